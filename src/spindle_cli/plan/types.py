@@ -1,0 +1,169 @@
+"""The plan file: waves of placed slices, and the predictions they rest on.
+
+A plan is complete in itself: with the cluster and the summary of every MetaOp inside, it can be checked, drawn, simulated and
+turned into each rank's program without the profile or the workload.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_serializer, field_validator, model_validator
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.cluster import Cluster
+from spindle_cli.profile.metagraph import check_metagraph
+from spindle_cli.profile.types import Bytes, CurvePoint, Seconds, WorkloadRef
+
+StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
+
+
+def parse_devices(value: Any) -> tuple[int, ...]:
+    """Device numbers from numbers and inclusive ranges: [0, '2-4'] -> (0, 2, 3, 4). Order is kept.
+
+    Raises:
+        ValueError: not a list, or an item that is neither a number nor an ascending 'first-last'.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("expected a list of device numbers and 'first-last' ranges")
+    devices: list[int] = []
+    for item in value:
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+            devices.append(item)
+            continue
+        first, dash, last = item.partition("-") if isinstance(item, str) else ("", "", "")
+        if not (first.isdigit() and dash and last.isdigit() and int(first) <= int(last) < 10**7):
+            raise ValueError(f"expected a device number or a 'first-last' range, found {item!r}")
+        devices.extend(range(int(first), int(last) + 1))
+    return tuple(devices)
+
+
+def format_devices(devices: tuple[int, ...]) -> list[int | str]:
+    """The inverse of `parse_devices`: runs of three or more consecutive numbers become 'first-last'."""
+    items: list[int | str] = []
+    start = 0
+    while start < len(devices):
+        end = start
+        while end + 1 < len(devices) and devices[end + 1] == devices[end] + 1:
+            end += 1
+        if end - start >= 2:
+            items.append(f"{devices[start]}-{devices[end]}")
+        else:
+            items.extend(devices[start : end + 1])
+        start = end + 1
+    return items
+
+
+class Slice(Model):
+    """Consecutive ops [first, last) of one MetaOp on a list of devices, from start to end (forward and backward together).
+
+    Each consecutive `tp` devices of the list hold one batch share; the dp shares go in the order of the list.
+    """
+
+    metaop: str
+    ops: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]]
+    devices: tuple[int, ...]
+    dp: Annotated[int, Field(ge=1)]
+    tp: Annotated[int, Field(ge=1)] = 1
+    start_s: Seconds
+    end_s: Seconds
+    recompute: bool = False  # activations are recomputed in the backward pass instead of kept
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _parse_devices(cls, value: Any) -> tuple[int, ...]:
+        return parse_devices(value)
+
+    @field_serializer("devices")
+    def _format_devices(self, devices: tuple[int, ...]) -> list[int | str]:
+        return format_devices(devices)
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops in the slice."""
+        return self.ops[1] - self.ops[0]
+
+    @property
+    def label(self) -> str:
+        """For people and programs: 'image_text/vision[0:6]'."""
+        return f"{self.metaop}[{self.ops[0]}:{self.ops[1]}]"
+
+
+class Wave(Model):
+    """Slices that run side by side on disjoint devices."""
+
+    index: Annotated[int, Field(ge=0)]
+    start_s: Seconds
+    end_s: Seconds
+    slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
+
+
+class Predicted(Model):
+    """What the plan is expected to do. See docs/contracts for each key; the breakdown adds up to `iteration_s`."""
+
+    iteration_s: Seconds
+    compute_s: Seconds
+    lower_bound_s: Seconds
+    peak_memory_bytes: tuple[Bytes, ...]
+    transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
+    gradient_sum_s: Seconds = 0.0  # the same for gradient sums
+
+
+class PlanMetaOp(Model):
+    """A MetaOp as the plan needs it: the profile's entry, with only the curve points that the plan uses."""
+
+    name: str
+    task: str
+    num_ops: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)]
+    inputs: tuple[str, ...] = ()
+    inputs_of_every_op: tuple[str, ...] = ()
+    parameters: str | None = None
+    parameter_blocks: tuple[int, ...] | None = None
+    param_bytes_per_op: Bytes = 0
+    extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
+    trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    activation_bytes_per_op: Bytes = 0
+    output_bytes: Bytes = 0
+    inner_output_bytes: Bytes | None = None
+    component: str | None = None
+    curve: tuple[CurvePoint, ...] = ()
+
+
+class ProfileRef(Model):
+    """Which profile the plan was made from: sha256 of its canonical JSON."""
+
+    sha256: str
+
+
+class Plan(Artifact):
+    """The plan file."""
+
+    KIND: ClassVar[str] = "plan"
+
+    schema_: Annotated[Literal["spindle.plan/1"], Field(alias="schema")] = "spindle.plan/1"
+    strategy: StrategyName
+    workload: WorkloadRef
+    profile: ProfileRef
+    cluster: Cluster
+    optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
+    notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
+    predicted: Predicted
+    metaops: Annotated[tuple[PlanMetaOp, ...], Field(min_length=1)]
+    waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _metagraph_is_a_dag(self) -> Plan:
+        check_metagraph(self.metaops)
+        return self
+
+    @cached_property
+    def slices(self) -> tuple[Slice, ...]:
+        """All slices in the order of their waves."""
+        return tuple(piece for wave in self.waves for piece in wave.slices)
+
+    @cached_property
+    def by_name(self) -> dict[str, PlanMetaOp]:
+        """MetaOps by their unique names, in file order."""
+        return {metaop.name: metaop for metaop in self.metaops}

@@ -1,0 +1,175 @@
+"""The profile file: the MetaGraph of a workload with the scaling curve of every MetaOp.
+
+It is all that planning needs: no workload code, no torch, no device. Times are seconds per op over the whole batch, sizes are
+bytes over the whole batch, unless a key says otherwise.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from spindle_cli.artifact import Artifact, Model
+
+Source = Literal["measured", "composed", "fitted", "estimated"]
+Seconds = Annotated[float, Field(ge=0)]
+Bytes = Annotated[int, Field(ge=0)]
+
+
+class WorkloadRef(Model):
+    """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again (a workload file or function)."""
+
+    name: str
+    fingerprint: str
+    source: str
+
+
+class Device(Model):
+    """What the curves were measured on or estimated for. `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'."""
+
+    type: str
+    name: str
+    memory_bytes: Bytes
+
+
+class CurvePoint(Model):
+    """One valid allocation of a MetaOp: dp x tp = num_devices, and the seconds one op takes over the whole batch.
+
+    `spread`: interquartile range of the repeats over their median.
+    """
+
+    num_devices: Annotated[int, Field(ge=1)]
+    dp: Annotated[int, Field(ge=1)]
+    tp: Annotated[int, Field(ge=1)] = 1
+    forward_s: Seconds
+    backward_s: Seconds
+    source: Source
+    spread: Annotated[float, Field(ge=0)] | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+    communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+
+    @model_validator(mode="after")
+    def _degrees_multiply(self) -> CurvePoint:
+        if self.dp * self.tp != self.num_devices:
+            raise ValueError(f"dp {self.dp} x tp {self.tp} is not num_devices {self.num_devices}")
+        return self
+
+    @property
+    def op_s(self) -> float:
+        """Seconds of one op, forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+class FitSegment(Model):
+    """One segment of the piecewise alpha-beta fit: T(n) = alpha_s + beta_s + gamma_s / n for from_n <= n <= to_n."""
+
+    from_n: int
+    to_n: int
+    alpha_s: float
+    beta_s: float
+    gamma_s: float
+
+
+class Fit(Model):
+    """The fitted curve and how far it is off: leave a measured point out, predict it, relative error."""
+
+    segments: tuple[FitSegment, ...]
+    leave_one_out_error: float | None = None  # median over the points; None with too few points to leave one out
+    worst_error: float | None = None
+
+
+class MetaOpProfile(Model):
+    """A MetaOp and its scaling curve."""
+
+    name: Annotated[str, Field(min_length=1)]
+    task: str
+    num_ops: Annotated[int, Field(ge=1)]
+    batch_size: Annotated[int, Field(ge=1)]
+    inputs: tuple[str, ...] = ()
+    # of `inputs`, those that every op consumes and not only the first (e.g. the encoder's output in a decoder)
+    inputs_of_every_op: tuple[str, ...] = ()
+    parameters: str | None = None
+    # which block of `parameters` each op uses, length num_ops; absent: op k uses block k
+    parameter_blocks: tuple[int, ...] | None = None
+    param_bytes_per_op: Bytes = 0
+    # parameters of neighbouring glue held with an op, {op index: bytes}, beyond param_bytes_per_op
+    extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
+    # of param_bytes_per_op (and the extra), the share that is trained: frozen parameters need no gradient or optimizer state
+    trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    activation_bytes_per_op: Bytes = 0
+    output_bytes: Bytes = 0
+    # what an inner op hands to the next op of the same MetaOp; output_bytes if absent
+    inner_output_bytes: Bytes | None = None
+    component: str | None = None
+    op_kind: str | None = None
+    coupled: bool = False
+    flops_per_op: Annotated[float, Field(ge=0)] | None = None  # forward, whole batch
+    curve: Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
+    fit: Fit | None = None
+
+    @field_validator("curve")
+    @classmethod
+    def _curve_ascends(cls, curve: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
+        order = [(point.num_devices, point.tp) for point in curve]
+        if order != sorted(set(order)):
+            raise ValueError("expected ascending num_devices (then tp), each allocation once")
+        if all(point.op_s == 0 for point in curve):
+            raise ValueError("every point of the curve takes zero seconds; expected positive forward_s or backward_s")
+        return curve
+
+    @model_validator(mode="after")
+    def _points_divide_the_batch(self) -> MetaOpProfile:
+        for point in self.curve:
+            if self.batch_size % point.dp:
+                raise ValueError(f"curve: dp {point.dp} does not divide batch_size {self.batch_size} of {self.name!r}")
+        missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
+        if missing:
+            raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
+        return self
+
+    @cached_property
+    def best_points(self) -> tuple[CurvePoint, ...]:
+        """The fastest mix of dp and tp for each number of devices, ascending."""
+        best: dict[int, CurvePoint] = {}
+        for point in self.curve:
+            held = best.get(point.num_devices)
+            if held is None or point.op_s < held.op_s:
+                best[point.num_devices] = point
+        return tuple(best[n] for n in sorted(best))
+
+
+class MeasuredLink(Model):
+    """A link as measured between two processes: seconds and bytes per second by message size."""
+
+    kind: Literal["intra_node", "inter_node"]
+    latency_s: Seconds
+    points: tuple[tuple[int, float], ...]  # (bytes, bytes per second)
+
+
+class Profile(Artifact):
+    """The profile file."""
+
+    KIND: ClassVar[str] = "profile"
+
+    schema_: Annotated[Literal["spindle.profile/1"], Field(alias="schema")] = "spindle.profile/1"
+    workload: WorkloadRef
+    device: Device
+    environment: dict[str, Any] = Field(default_factory=dict)
+    # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train settings say
+    optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
+    links: tuple[MeasuredLink, ...] = ()
+    metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _metagraph_is_a_dag(self) -> Profile:
+        from spindle_cli.profile.metagraph import check_metagraph
+
+        check_metagraph(self.metaops)
+        return self
+
+    @cached_property
+    def by_name(self) -> dict[str, MetaOpProfile]:
+        """MetaOps by their unique names, in file order."""
+        return {metaop.name: metaop for metaop in self.metaops}

@@ -1,0 +1,39 @@
+"""Conversions between what is stored (seconds, bytes, bytes per second) and what people read.
+
+GB is 10**9 bytes and GiB is 2**30 bytes, always.
+"""
+
+from __future__ import annotations
+
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+GB = 10**9
+US = 1e-6
+MS = 1e-3
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration for people: '12.3 us', '4.56 ms', '1.23 s', '2 min 03 s'."""
+    if seconds < 0:
+        return "-" + format_seconds(-seconds)
+    if seconds == 0:
+        return "0 s"
+    if seconds < MS:
+        return f"{seconds / US:.3g} us"
+    if seconds < 1:
+        return f"{seconds / MS:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def format_bytes(count: float) -> str:
+    """A size for people, in binary units: '512 B', '1.5 KiB', '3.2 GiB'."""
+    if count < 0:
+        return "-" + format_bytes(-count)
+    for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
+    return f"{count:.0f} B"

@@ -1,0 +1,125 @@
+"""A traced workload: operators, the values between them, and the MetaOps they contract into.
+
+An `Op` is one operator with the glue around it, as a small `fx.GraphModule`-ready graph; a *value* is a tensor that one op hands to
+another. Everything here but the graphs themselves is plain data.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import fx
+
+    from spindle_cli.workload.types import FlowTask, Task, Workload
+
+
+@dataclass(frozen=True)
+class ValueSpec:
+    """A tensor between two ops, for the task's whole batch.
+
+    Attributes:
+        name: unique within its task (the fx node's name).
+        shape, dtype: for the whole batch.
+        batch_dim: the dimension that the batch is split over, or None for a value without one (then its producer is never split).
+        rows_per_sample: size of that dimension over the batch size (2 if two rows belong to each sample).
+        requires_grad: whether a gradient flows back through it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_dim: int | None
+    rows_per_sample: int
+    requires_grad: bool
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes for the whole batch."""
+        count = self.dtype.itemsize
+        for size in self.shape:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operator of one task, with its neighbouring glue.
+
+    Attributes:
+        index: position in its task's execution order.
+        kind: what makes two ops equal: the layer class and the structure of the glue.
+        target: dotted name of the operator module inside the task's module, or None for glue of its own (a loss).
+        graph: placeholders are `fields` then `inputs`, in order; the output is the tuple of `outputs`
+            (for the task's last op: the scalar loss alone).
+        fields: names of the batch fields it reads.
+        inputs: names of the values it consumes; `outputs`: of those it hands on.
+        parameters, buffers: dotted names inside the task's module of all it uses, glue included.
+        layer_parameters: of `parameters`, those of the operator module itself.
+        coupled: its samples depend on each other; it is never split over the batch.
+    """
+
+    index: int
+    kind: str
+    target: str | None
+    graph: fx.Graph
+    fields: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    layer_parameters: tuple[str, ...]
+    coupled: bool
+    is_loss: bool
+
+
+@dataclass(frozen=True)
+class TaskGraph:
+    """One traced task. `root`: the module that all dotted names are relative to. `fields`: specs of the batch's fields."""
+
+    task: Task | FlowTask
+    root: torch.nn.Module
+    ops: tuple[Op, ...]
+    values: dict[str, ValueSpec]
+    fields: dict[str, ValueSpec]
+
+    @cached_property
+    def producer(self) -> dict[str, int]:
+        """Index of the op that produces each value."""
+        return {value: op.index for op in self.ops for value in op.outputs}
+
+
+@dataclass(frozen=True)
+class MetaOp:
+    """A run of consecutive equal ops of one task, `ops` being their indices in the task's graph.
+
+    `parameters` and `parameter_blocks` are the profile file's: same key and block, same parameters.
+    """
+
+    name: str
+    task: str
+    ops: tuple[int, ...]
+    inputs: tuple[str, ...]
+    inputs_of_every_op: tuple[str, ...]
+    parameters: str | None
+    parameter_blocks: tuple[int, ...] | None
+    component: str
+    coupled: bool
+
+
+@dataclass(frozen=True)
+class WorkloadGraph:
+    """A workload with its traced tasks and its MetaGraph; `fingerprint` identifies the MetaGraph and every shape in it."""
+
+    workload: Workload
+    tasks: dict[str, TaskGraph]
+    metaops: tuple[MetaOp, ...]
+    fingerprint: str
+
+    @cached_property
+    def by_name(self) -> dict[str, MetaOp]:
+        """MetaOps by name."""
+        return {metaop.name: metaop for metaop in self.metaops}

@@ -1,0 +1,90 @@
+"""What a user writes: tasks over plain `nn.Module`s, gathered in a `Workload`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import nn
+
+Reduction = Literal["mean", "sum"]
+
+
+@dataclass(eq=False)
+class Task:
+    """A path through components that ends in a loss.
+
+    Attributes:
+        name: unique among the tasks.
+        module: `forward(**batch)` returns a scalar loss, or a dict with the scalar under "loss".
+        batch_size: samples per iteration, over all devices.
+        dataset: map-style torch Dataset; an item is a dict of tensors (or numbers) named like forward's arguments.
+        weight: of this task's loss in the total.
+        reduction: whether the loss is the mean or the sum over the batch's samples.
+        collate: turns a list of items into a batch; torch's default_collate if None. The batch's first dimension is the sample.
+    """
+
+    name: str
+    module: nn.Module
+    batch_size: int
+    dataset: Any
+    weight: float = 1.0
+    reduction: Reduction = "mean"
+    collate: Callable[[list[Any]], dict[str, Any]] | None = None
+
+
+@dataclass(eq=False)
+class Flow:
+    """One edge of a `FlowTask`: the output of `producer` (a module, or a batch field's name) is an argument of `consumer`."""
+
+    producer: nn.Module | str
+    consumer: nn.Module
+    argument: str | None  # the consumer's keyword; None: its next positional argument, in the order of the add_flow calls
+
+
+@dataclass(eq=False)
+class FlowTask:
+    """A task given as an explicit graph of modules, for what cannot be traced; the paper's `add_flow` form.
+
+    Every module is run as one operator, but an `nn.Sequential` is run as the chain of its children. The one module whose output
+    no other consumes returns the loss (or a dict with "loss").
+
+        task = FlowTask(name="caption", batch_size=8, dataset=pairs)
+        task.add_flow("image", vision)
+        task.add_flow(vision, decoder, argument="context")
+        task.add_flow("tokens", decoder, argument="tokens")
+        task.add_flow(decoder, loss)
+    """
+
+    name: str
+    batch_size: int
+    dataset: Any
+    weight: float = 1.0
+    reduction: Reduction = "mean"
+    collate: Callable[[list[Any]], dict[str, Any]] | None = None
+    flows: list[Flow] = field(default_factory=list)
+
+    def add_flow(self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None) -> FlowTask:
+        """Let `consumer` take `producer`'s output (or the batch field of that name); returns self, so that calls chain."""
+        self.flows.append(Flow(producer, consumer, argument))
+        return self
+
+
+@dataclass(eq=False)
+class Workload:
+    """Several tasks that train one model together.
+
+    Attributes:
+        name: of the workload.
+        tasks: at least one; parameters are shared by using the same module object.
+        operators: classes run as one operator each; what is between them is traced.
+        coupled: operators whose samples depend on each other (contrastive losses, batch norm): never split over the batch.
+        tp_plans: how a layer class is split for tensor parallelism: {class: {submodule: "colwise" | "rowwise" | ...}}.
+    """
+
+    name: str
+    tasks: Sequence[Task | FlowTask]
+    operators: tuple[type[nn.Module], ...] = ()
+    coupled: tuple[type[nn.Module], ...] = ()
+    tp_plans: Mapping[type[nn.Module], Mapping[str, Any]] = field(default_factory=dict)
