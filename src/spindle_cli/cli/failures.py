@@ -1,0 +1,68 @@
+"""The one place where an exception becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from spindle_cli.errors import SpindleError
+
+# Beyond the contract's codes, by the shells' and sysexits.h's conventions.
+INTERRUPTED = 130  # 128 + SIGINT
+READER_GONE = 141  # 128 + SIGPIPE: `spindle show ... | head`
+OUR_BUG = 70  # EX_SOFTWARE
+
+
+@contextmanager
+def end_with(*, debug: bool) -> Iterator[None]:
+    """Turn what the block raises into one message on standard error and `typer.Exit` with the exit code.
+
+    Usage errors (typer's own) and `typer.Exit` pass. `debug` adds the traceback.
+    """
+    try:
+        yield
+    except (SpindleError, KeyboardInterrupt, OSError) as error:
+        if debug:
+            traceback.print_exc()
+        raise typer.Exit(_report(error)) from error
+    except Exception as error:
+        if _is_typers_own(error):
+            raise
+        if debug:
+            traceback.print_exc()
+        raise typer.Exit(_report(error)) from error
+
+
+def _is_typers_own(error: Exception) -> bool:
+    """Usage errors and exits, whose base classes moved between modules from one typer version to the next."""
+    return type(error).__module__.split(".")[0] in ("typer", "click")
+
+
+def _report(error: BaseException) -> int:
+    """Say what happened; the exit code."""
+    if isinstance(error, SpindleError):
+        _say(f"error: {error}")
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        _say("interrupted")
+        return INTERRUPTED
+    if isinstance(error, BrokenPipeError):
+        # What is still buffered must not fail again when the interpreter flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    _say(
+        f"internal error: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})\n"
+        "  This is a bug in spindle. Run the same command as `spindle --debug ...` and report what it prints."
+    )
+    return OUR_BUG
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

@@ -1,0 +1,38 @@
+"""Parameters that several commands have, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="A plan file.", show_default=False)]
+ProfileArgument = Annotated[
+    Path, typer.Argument(metavar="PROFILE.json", help="A profile file.", show_default=False)
+]
+WorkloadArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="A workload YAML file, package.module:function, or path/to/file.py:function.",
+        show_default=False,
+    ),
+]
+ClusterOption = Annotated[
+    Path,
+    typer.Option("--cluster", metavar="CLUSTER.yaml", help="The cluster to plan for.", show_default=False),
+]
+WorkloadOption = Annotated[
+    str | None,
+    typer.Option(
+        "--workload",
+        metavar="WORKLOAD",
+        help="Where the workload is now, if not where the plan says.",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[
+    Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.", show_default=False)
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

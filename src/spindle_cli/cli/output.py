@@ -1,0 +1,50 @@
+"""Where output goes: a report on standard output (text, or one JSON document); all else on standard error."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+
+def print_json(document: BaseModel) -> None:
+    """One JSON document on standard output."""
+    from spindle_cli.artifact import to_json
+
+    sys.stdout.write(to_json(document))
+
+
+def report(as_json: bool, document: BaseModel, *text: RenderableType) -> None:
+    """What a command reports: `document` with `--json`, else each `text` (a string, or what rich can draw)."""
+    if as_json:
+        print_json(document)
+        return
+    console = out()
+    for part in text:
+        console.print(part)
+
+
+def note(text: str) -> None:
+    """A message, warning or sign of progress for people, on standard error."""
+    print(text, file=sys.stderr)
+
+
+def out() -> Console:
+    """Standard output for text and tables: coloured on a terminal only, never cut off in a file or pipe."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
+    if not sys.stdout.isatty():
+        console.width = max(console.width, 100)
+    return console
+
+
+def err() -> Console:
+    """Standard error for progress bars; draws them only when it is a terminal (`err().is_terminal`)."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, markup=False)
