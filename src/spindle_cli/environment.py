@@ -1,0 +1,51 @@
+"""The one file that reads the process environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spindle_cli.errors import UsageError
+
+
+@dataclass(frozen=True)
+class WorkerEnvironment:
+    """What torchrun tells a worker: its rank among all, its rank on its node, and where the workers meet."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    master_address: str
+    master_port: int
+
+    @classmethod
+    def read(cls) -> WorkerEnvironment:
+        """This process's own.
+
+        Raises:
+            UsageError: the process was not started by torchrun.
+        """
+        missing = [name for name in _TORCHRUN_VARIABLES if name not in os.environ]
+        if missing:
+            raise UsageError(
+                f"{missing[0]} is not set: a worker is started by torchrun, not by hand",
+                hint="Use `spindle launch PLAN.yaml`; with --dry-run it prints the command.",
+            )
+        return cls(
+            rank=int(os.environ["RANK"]),
+            local_rank=int(os.environ["LOCAL_RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
+            master_address=os.environ["MASTER_ADDR"],
+            master_port=int(os.environ["MASTER_PORT"]),
+        )
+
+
+_TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
+    """This process's environment with `additions`, for a child process."""
+    return {**os.environ, **additions}

@@ -1,0 +1,101 @@
+"""What `launch` hands to every worker, and what a dying worker hands back.
+
+`launch` writes one `RunRequest` per node and starts `python -m <worker module> REQUEST.json` once per device;
+nothing else passes between the two but the files named here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact
+
+CaptureStage = Literal["initial", "gradients", "final"]
+DtypeName = Literal["float32", "float64"]
+
+
+class RunRequest(Artifact):
+    """One run of a plan, as every worker of it reads it. All paths are absolute.
+
+    Attributes:
+        plan: the plan file.
+        workload: source of the workload (file or function), as `workload.load` takes it.
+        steps: iterations to train; None: as many as the workload's train settings say.
+        run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
+        resume: go on from the newest checkpoint in `run_dir`.
+        device_type: torch device type of every worker, 'cpu' or 'cuda'.
+        backend: of torch.distributed, 'gloo' or 'nccl'.
+        threads: torch threads of each process.
+        timeout_s: seconds without an answer after which a collective or transfer fails.
+        dtype: convert every floating-point parameter, buffer and batch field to this; None: leave them be.
+        capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
+    """
+
+    KIND: ClassVar[str] = "run-request"
+
+    schema_: Annotated[Literal["spindle.run-request/1"], Field(alias="schema")] = "spindle.run-request/1"
+    plan: Path
+    workload: str
+    steps: Annotated[int, Field(ge=1)] | None = None
+    run_dir: Path
+    resume: bool = False
+    device_type: str = "cpu"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    threads: Annotated[int, Field(ge=1)] = 1
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    dtype: DtypeName | None = None
+    capture_dir: Path | None = None
+
+
+class WorkerError(Artifact):
+    """The error that ended one worker, written to `error_path` before it exits.
+
+    Attributes:
+        rank: of the worker.
+        type: name of the exception's class.
+        message: for people; with `hint` it is all that is shown of a `SpindleError`.
+        traceback: the whole of it, for the log; None for a user's mistake.
+        user_mistake: the exception is a `SpindleError`, so its message stands without a traceback.
+        exit_code: what the command should end with.
+        time_s: seconds since the epoch, to tell the first error from those that follow from it.
+    """
+
+    KIND: ClassVar[str] = "worker-error"
+
+    schema_: Annotated[Literal["spindle.worker-error/1"], Field(alias="schema")] = "spindle.worker-error/1"
+    rank: Annotated[int, Field(ge=0)]
+    type: str
+    message: str
+    hint: str | None = None
+    traceback: str | None = None
+    user_mistake: bool = False
+    exit_code: int = 1
+    time_s: Annotated[float, Field(ge=0)]
+
+
+def workers_dir(run_dir: Path) -> Path:
+    """Folder of the workers' output and errors."""
+    return run_dir / "workers"
+
+
+def log_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker's standard output and standard error go."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.log"
+
+
+def error_path(run_dir: Path, rank: int) -> Path:
+    """Where a dying worker writes its `WorkerError`."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.error.json"
+
+
+def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:
+    """A safetensors file {canonical name: tensor} of *every* parameter that `rank` holds.
+
+    Not only of those that it is the first to hold: every copy is written, so that a stale one can be told.
+    Stages: 'initial' before the first step; 'gradients' of the first step after the gradient sums, without the
+    parameters that have none; 'final' after the last step.
+    """
+    return capture_dir / f"rank-{rank:05d}.{stage}.safetensors"

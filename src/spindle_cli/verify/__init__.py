@@ -1,0 +1,1 @@
+"""Prove that a plan trains the same model as one plain process."""

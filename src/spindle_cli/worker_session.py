@@ -1,0 +1,76 @@
+"""A worker's life as `launch` sees it: its output in a log of its own, and its error, if any, in a file.
+
+Any worker module runs its work inside `worker_session`, so that `launch` can show the error that ended it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from spindle_cli.artifact import write_json
+from spindle_cli.errors import SpindleError
+from spindle_cli.request import WorkerError, error_path, log_path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+@contextmanager
+def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
+    """Redirect this process's output to its log; on an exception write its `WorkerError` and exit by it.
+
+    The worker also dies with its parent (Linux), so that no run outlives its launcher.
+    """
+    redirect_output(log_path(run_dir, rank))
+    die_with_parent(signal.SIGKILL)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:  # every error of a worker has to reach the user
+        traceback.print_exc()
+        report = describe_error(error, rank)
+        write_json(error_path(run_dir, rank), report)
+        sys.stderr.flush()
+        # Threads of a half-closed communicator can hang the interpreter's shutdown: leave without it.
+        os._exit(report.exit_code)
+
+
+def redirect_output(path: Path) -> None:
+    """Send file descriptors 1 and 2 of this process, native code's output included, to the end of `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()  # a crash in native code leaves the Python stack in the log
+
+
+def die_with_parent(signal_number: signal.Signals) -> None:
+    """Ask the kernel to send this process `signal_number` when its parent ends; does nothing but on Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def describe_error(error: Exception, rank: int) -> WorkerError:
+    """An exception as what the worker hands back."""
+    known = isinstance(error, SpindleError)
+    return WorkerError(
+        rank=rank,
+        type=type(error).__name__,
+        message=error.message if isinstance(error, SpindleError) else str(error),
+        hint=error.hint if isinstance(error, SpindleError) else None,
+        traceback=None if known else "".join(traceback.format_exception(error)),
+        user_mistake=known,
+        exit_code=int(error.exit_code) if isinstance(error, SpindleError) else 1,
+        time_s=time.time(),
+    )
