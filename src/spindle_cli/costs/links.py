@@ -1,0 +1,127 @@
+"""How long messages and collectives take over a cluster's links.
+
+Latency plus bytes over bandwidth, as NCCL models it (`src/graph/tuning.cc`). Bytes and seconds throughout.
+The one definition: profile, planner, program simulator and report call it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from math import ceil, log, log2
+
+from spindle_cli.cluster import Cluster, Link
+from spindle_cli.units import GB
+
+
+def bandwidth_bytes_per_s(num_bytes: float, link: Link) -> float:
+    """One-way bandwidth for a message of this size: the link's curve over log(bytes), constant outside it."""
+    curve = link.curve
+    if curve is None:
+        return link.bandwidth_bytes_per_s
+    if num_bytes <= curve[0][0]:
+        return curve[0][1] * GB
+    if num_bytes >= curve[-1][0]:
+        return curve[-1][1] * GB
+    above = bisect_right(curve, num_bytes, key=lambda pair: pair[0])
+    (low_bytes, low), (high_bytes, high) = curve[above - 1], curve[above]
+    share = log(num_bytes / low_bytes) / log(high_bytes / low_bytes)
+    return (low + share * (high - low)) * GB
+
+
+def transfer_s(num_bytes: float, link: Link) -> float:
+    """Seconds for one message between two devices; nothing takes no time."""
+    if num_bytes <= 0:
+        return 0.0
+    return link.latency_s + num_bytes / bandwidth_bytes_per_s(num_bytes, link)
+
+
+def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
+    """Seconds to sum `num_bytes` held by each of `devices` so that each has the sum.
+
+    The fastest of what the library can choose from: a ring over all devices; on several nodes with equally
+    many of the devices each, a reduce-scatter inside every node, a ring over the nodes for each of the shares
+    at once, an all-gather inside; a tree (small messages). Gloo, which runs CPU devices, only has the ring.
+    """
+    if len(devices) < 2 or num_bytes <= 0:
+        return 0.0
+    shape = _Shape(devices, cluster)
+    ring_s = shape.ring_s(num_bytes, rounds=2)
+    if cluster.device_type == "cpu":
+        return ring_s
+    return min(ring_s, shape.tree_s(num_bytes), shape.hierarchical_s(num_bytes, rounds=2))
+
+
+def all_gather_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
+    """Seconds until each of `devices`, holding an equal share of `num_bytes`, holds all of it."""
+    if len(devices) < 2 or num_bytes <= 0:
+        return 0.0
+    shape = _Shape(devices, cluster)
+    ring_s = shape.ring_s(num_bytes, rounds=1)
+    if cluster.device_type == "cpu":
+        return ring_s
+    return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
+
+
+def reduce_scatter_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
+    """Seconds until each of `devices`, holding `num_bytes` of addends, holds an equal share of the sum.
+
+    An all-gather run backwards.
+    """
+    return all_gather_s(num_bytes, devices, cluster)
+
+
+class _Shape:
+    """How a set of devices lies on the nodes."""
+
+    def __init__(self, devices: Sequence[int], cluster: Cluster) -> None:
+        per_node = Counter(cluster.node_of[device] for device in devices)
+        self.num_devices = len(devices)
+        self.num_nodes = len(per_node)
+        self.most_per_node = max(per_node.values())
+        self.is_even = len(set(per_node.values())) == 1
+        self.intra = cluster.links.intra_node
+        self.inter = cluster.links.inter_node
+
+    def ring_s(self, num_bytes: float, rounds: int) -> float:
+        """A ring of n devices: rounds x (n - 1) steps, each of 1/n of the bytes; every node boundary is
+        crossed once.
+
+        A step is as slow as its slowest hop; the latency of a hop is paid where the ring has one.
+        """
+        n, crossings = self.num_devices, self.num_nodes if self.num_nodes > 1 else 0
+        steps = rounds * (n - 1)
+        latency_s = steps * ((n - crossings) * self.intra.latency_s + crossings * self.inter.latency_s) / n
+        slowest = min(
+            ([bandwidth_bytes_per_s(num_bytes, self.intra)] if n > crossings else [])
+            + ([bandwidth_bytes_per_s(num_bytes, self.inter)] if crossings else [])
+        )
+        return latency_s + steps * num_bytes / n / slowest
+
+    def tree_s(self, num_bytes: float) -> float:
+        """A chain inside each node and a binary tree over the nodes, up and down, pipelined."""
+        hops_s = (self.most_per_node - 1) * self.intra.latency_s + ceil(
+            log2(self.num_nodes)
+        ) * self.inter.latency_s
+        links = [self.intra] * (self.most_per_node > 1) + [self.inter] * (self.num_nodes > 1)
+        slowest = min(bandwidth_bytes_per_s(num_bytes, link) for link in links)
+        return 2 * hops_s + 2 * num_bytes / slowest
+
+    def hierarchical_s(self, num_bytes: float, rounds: int) -> float:
+        """A ring inside every node, and one over the nodes for each device's share, all shares at once."""
+        if self.num_nodes == 1 or not self.is_even or self.most_per_node == 1:
+            return float("inf")
+        local, nodes = self.most_per_node, self.num_nodes
+        share = num_bytes / local
+        inside_s = (
+            rounds
+            * (local - 1)
+            * (self.intra.latency_s + num_bytes / local / bandwidth_bytes_per_s(num_bytes, self.intra))
+        )
+        between_s = (
+            rounds
+            * (nodes - 1)
+            * (self.inter.latency_s + share / nodes / bandwidth_bytes_per_s(share, self.inter))
+        )
+        return inside_s + between_s

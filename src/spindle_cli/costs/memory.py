@@ -1,0 +1,204 @@
+"""What a plan holds on each device: the one definition that planner, checker, simulator and report call.
+
+Parameters, gradients and optimizer state of every op the device ever runs (once, however many slices use
+them), activations kept from forward to backward, and transfer buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+# Of a transformer layer's activations, what tensor parallelism does not split: 10 of 34 bytes per token and
+# channel (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation
+# 2, without scores).
+UNSPLIT_ACTIVATION_SHARE = 10 / 34
+
+
+class MetaOpSizes(Protocol):
+    """What is needed of a MetaOp; `MetaOpProfile` and `PlanMetaOp` have it. Bytes are for the whole batch."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def inputs(self) -> tuple[str, ...]: ...
+    @property
+    def inputs_of_every_op(self) -> tuple[str, ...]: ...
+    @property
+    def parameters(self) -> str | None: ...
+    @property
+    def parameter_blocks(self) -> tuple[int, ...] | None: ...
+    @property
+    def param_bytes_per_op(self) -> int: ...
+    @property
+    def extra_param_bytes(self) -> dict[int, int]: ...
+    @property
+    def trainable_fraction(self) -> float: ...
+    @property
+    def activation_bytes_per_op(self) -> int: ...
+    @property
+    def output_bytes(self) -> int: ...
+    @property
+    def inner_output_bytes(self) -> int | None: ...
+
+
+class SliceShape(Protocol):
+    """What is needed of a slice; `plan.types.Slice` has it."""
+
+    @property
+    def metaop(self) -> str: ...
+    @property
+    def ops(self) -> tuple[int, int]: ...
+    @property
+    def devices(self) -> tuple[int, ...]: ...
+    @property
+    def dp(self) -> int: ...
+    @property
+    def tp(self) -> int: ...
+    @property
+    def recompute(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Peak bytes of one device, by what takes them."""
+
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """All of them together."""
+        return (
+            self.parameter_bytes
+            + self.gradient_bytes
+            + self.optimizer_bytes
+            + self.activation_bytes
+            + self.buffer_bytes
+        )
+
+
+def parameter_block(metaop: MetaOpSizes, op: int) -> tuple[str, int]:
+    """Identity of an op's parameters: ops with the same pair hold the same parameters."""
+    block = metaop.parameter_blocks[op] if metaop.parameter_blocks is not None else op
+    return (metaop.name if metaop.parameters is None else metaop.parameters), block
+
+
+def op_param_bytes(metaop: MetaOpSizes, op: int) -> int:
+    """Bytes of the parameters of one op, unsharded, with those of its glue."""
+    return metaop.param_bytes_per_op + metaop.extra_param_bytes.get(op, 0)
+
+
+def inner_bytes(metaop: MetaOpSizes) -> int:
+    """Bytes that an inner op hands to the next one, whole batch."""
+    return metaop.output_bytes if metaop.inner_output_bytes is None else metaop.inner_output_bytes
+
+
+def activation_bytes(
+    metaop: MetaOpSizes, num_ops: int, dp: int, tp: int, *, recompute: bool = False
+) -> float:
+    """Bytes that one device keeps from forward to backward for `num_ops` ops of its share.
+
+    With `recompute` only each op's input is kept, and one op's activations while its backward pass runs.
+    """
+    one_op = (
+        metaop.activation_bytes_per_op / dp * (UNSPLIT_ACTIVATION_SHARE + (1 - UNSPLIT_ACTIVATION_SHARE) / tp)
+    )
+    if recompute:
+        return one_op + num_ops * inner_bytes(metaop) / dp
+    return num_ops * one_op
+
+
+def input_bytes(metaop: MetaOpSizes, first_op: int, by_name: Mapping[str, MetaOpSizes]) -> int:
+    """Bytes that a slice starting at `first_op` takes in from other slices, whole batch."""
+    if first_op == 0:
+        return sum(by_name[name].output_bytes for name in metaop.inputs)
+    return inner_bytes(metaop) + sum(by_name[name].output_bytes for name in metaop.inputs_of_every_op)
+
+
+def slice_output_bytes(metaop: MetaOpSizes, last_op: int, num_ops: int) -> int:
+    """Bytes that a slice ending before `last_op` hands on, whole batch; `num_ops` is the MetaOp's."""
+    return metaop.output_bytes if last_op == num_ops else inner_bytes(metaop)
+
+
+def device_memory(
+    metaops: Iterable[MetaOpSizes],
+    slices: Sequence[SliceShape],
+    num_devices: int,
+    optimizer_state_per_param: float,
+) -> tuple[DeviceMemory, ...]:
+    """Peak memory of every device under a plan; length `num_devices`.
+
+    Gradients take the bytes of the trained parameters; optimizer state `optimizer_state_per_param` times
+    that. Buffers: what each slice received stays until its backward pass; on top, of the largest slice, the
+    gradients of its output and its inputs.
+    """
+    by_name = {metaop.name: metaop for metaop in metaops}
+    held: list[dict[tuple[str, int], _Held]] = [{} for _ in range(num_devices)]
+    activations = [0.0] * num_devices
+    received = [0.0] * num_devices
+    largest = [0.0] * num_devices
+    for piece in slices:
+        metaop = by_name[piece.metaop]
+        first, last = piece.ops
+        kept = activation_bytes(metaop, last - first, piece.dp, piece.tp, recompute=piece.recompute)
+        taken = input_bytes(metaop, first, by_name) / piece.dp
+        handed = max(metaop.output_bytes, inner_bytes(metaop)) / piece.dp
+        blocks = [(parameter_block(metaop, op), op_param_bytes(metaop, op)) for op in range(first, last)]
+        for position, device in enumerate(piece.devices):
+            activations[device] += kept
+            received[device] += taken
+            largest[device] = max(largest[device], taken + handed)
+            shard = (position % piece.tp / piece.tp, (position % piece.tp + 1) / piece.tp)
+            for block, num_bytes in blocks:
+                if num_bytes:
+                    holding = held[device].setdefault(block, _Held())
+                    holding.add(num_bytes, metaop.trainable_fraction, shard)
+    return tuple(
+        _sum_up(held[d].values(), activations[d], received[d] + largest[d], optimizer_state_per_param)
+        for d in range(num_devices)
+    )
+
+
+class _Held:
+    """What a device holds of one block of parameters: the union of the shards that its slices use."""
+
+    __slots__ = ("num_bytes", "shards", "trainable_fraction")
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self.trainable_fraction = 0.0
+        self.shards: set[tuple[float, float]] = set()
+
+    def add(self, num_bytes: int, trainable_fraction: float, shard: tuple[float, float]) -> None:
+        self.num_bytes = max(self.num_bytes, num_bytes)
+        self.trainable_fraction = max(self.trainable_fraction, trainable_fraction)
+        self.shards.add(shard)
+
+    def bytes_held(self) -> float:
+        covered, end = 0.0, 0.0
+        for first, last in sorted(self.shards):
+            covered += max(0.0, last - max(first, end))
+            end = max(end, last)
+        return self.num_bytes * covered
+
+
+def _sum_up(
+    held: Iterable[_Held], activations: float, buffers: float, state_per_param: float
+) -> DeviceMemory:
+    parameters = trained = 0.0
+    for holding in held:
+        num_bytes = holding.bytes_held()
+        parameters += num_bytes
+        trained += num_bytes * holding.trainable_fraction
+    return DeviceMemory(
+        parameter_bytes=round(parameters),
+        gradient_bytes=round(trained),
+        optimizer_bytes=round(trained * state_per_param),
+        activation_bytes=round(activations),
+        buffer_bytes=round(buffers),
+    )
