@@ -1,7 +1,7 @@
 """Files that one stage hands to the next: versioned, validated, written whole or not at all.
 
-Every file is JSON or YAML with a key `schema: spindle.<kind>/<major>`. Its Python type is a frozen pydantic model derived from
-`Artifact`; the JSON Schemas under `schemas/` are generated from those types.
+Every file is JSON or YAML with a key `schema: spindle.<kind>/<major>`. Its Python type is a frozen pydantic model
+derived from `Artifact`; the JSON Schemas under `schemas/` are generated from those types.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spindle_cli.errors import InputError
-
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+from spindle_cli.parsing import parse_json, parse_yaml
 
 
 class Model(BaseModel):
@@ -61,6 +59,10 @@ class Artifact(Model):
         check_schema(data, cls.schema_name(), where=where)
         return validate(cls, data, where=where)
 
+    def sha256(self) -> str:
+        """'sha256:...' of the content: the same for any spelling of the same values."""
+        return sha256_of(self.model_dump(mode="json", by_alias=True))
+
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -76,32 +78,17 @@ def read_data(path: Path) -> Any:
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file", hint="Check the path, or make the file first.") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})") from error
+        raise InputError(
+            f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     if not text.strip():
-        raise InputError(f"{path}: the file is empty", hint="It may have been cut off while being written; make it again.")
-    if path.suffix == ".json":
-        return _parse_json(text, path)
-    return _parse_yaml(text, path)
-
-
-def _parse_json(text: str, path: Path) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from error
-
-
-def _parse_yaml(text: str, path: Path) -> Any:
-    try:
-        return yaml.load(text, Loader=_Loader)  # noqa: S506 - a safe loader, the C one where there is one
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise InputError(f"{place}: not valid YAML: {error.problem}") from error
-    except yaml.YAMLError as error:
-        raise InputError(f"{path}: not valid YAML: {error}") from error
+        raise InputError(
+            f"{path}: the file is empty", hint="It may have been cut off while being written; make it again."
+        )
+    parse = parse_json if path.suffix == ".json" else parse_yaml
+    return parse(text, where=str(path))
 
 
 def check_schema(data: Any, expected: str, *, where: str) -> None:
@@ -119,18 +106,21 @@ def check_schema(data: Any, expected: str, *, where: str) -> None:
         raise InputError(f"{where}: the key 'schema' is missing", hint=f"Expected schema: {expected}")
     kind = expected.rsplit("/", 1)[0]
     if isinstance(found, str) and found.rsplit("/", 1)[0] == kind:
+        version = found.rsplit("/", 1)[-1]
         raise InputError(
-            f"{where}: schema: version {found.rsplit('/', 1)[-1]!r} is not known; this spindle reads {expected}",
+            f"{where}: schema: version {version!r} is not known; this spindle reads {expected}",
             hint="Upgrade spindle, or make the file again with this version.",
         )
-    raise InputError(f"{where}: schema: found {found!r}, expected {expected!r}", hint="Is this the right file?")
+    raise InputError(
+        f"{where}: schema: found {found!r}, expected {expected!r}", hint="Is this the right file?"
+    )
 
 
 def validate(model: type[T], data: Any, *, where: str) -> T:
     """Turn parsed data into its type.
 
     Raises:
-        InputError: the first few wrong places, each with its path inside the file, its value and what was expected.
+        InputError: the first few wrong places, each with its path in the file, its value and what was expected.
     """
     try:
         return model.model_validate(data)
@@ -155,13 +145,17 @@ def _describe_problem(problem: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: to a temporary file beside it, then rename.
+    """Write a file whole: to a temporary file beside it, then rename. Devices and pipes are written to directly.
 
     Raises:
-        InputError: the folder is missing or not writable, or the disk is full; the old file, if any, is untouched.
+        InputError: the folder is missing or not writable, or the disk is full; an old file is untouched.
     """
     temporary: str | None = None
+    path = path.resolve()  # a link keeps pointing at the file
     try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, encoding="utf-8")
+            return
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
@@ -194,7 +188,12 @@ def write_json(path: Path, model: BaseModel) -> None:
 
 def to_json(model: BaseModel) -> str:
     """A model as indented JSON text with a trailing newline; `None` values are kept."""
-    return json.dumps(model.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return (
+        json.dumps(
+            model.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False
+        )
+        + "\n"
+    )
 
 
 def sha256_of(data: Any) -> str:

@@ -16,8 +16,8 @@ stage, and prints:
         if violations:
             raise typer.Exit(ExitCode.FAILED)                    <- or raise a SpindleError with its message
 
-It catches nothing: `cli/failures.py` maps exceptions to messages. Parameters that several commands have are in
-`cli/options.py`. A line in `COMMANDS` is what makes the command exist; its module is imported only when the command is used.
+It catches nothing: `cli/failures.py` maps exceptions to messages. What several commands take is declared
+once, in `cli/options.py`. A line in `COMMANDS` makes the command exist; its module is imported only when used.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def print_json(document: BaseModel) -> None:
 
 
 def report(as_json: bool, document: BaseModel, *text: RenderableType) -> None:
-    """What a command reports: `document` with `--json`, else each `text` (a string, or what rich can draw)."""
+    """What a command reports: `document` with `--json`, else each `text` (a string or what rich draws)."""
     if as_json:
         print_json(document)
         return
