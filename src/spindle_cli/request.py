@@ -95,7 +95,7 @@ def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:
     """A safetensors file {canonical name: tensor} of *every* parameter that `rank` holds.
 
     Not only of those that it is the first to hold: every copy is written, so that a stale one can be told.
-    Stages: 'initial' before the first step; 'gradients' of the first step after the gradient sums, without the
-    parameters that have none; 'final' after the last step.
+    Stages: 'initial' before the first step; 'gradients' of the first step after the gradient sums (parameters
+    that have none are left out); 'final' after the last step.
     """
     return capture_dir / f"rank-{rank:05d}.{stage}.safetensors"

@@ -1,0 +1,95 @@
+"""What a run leaves in its folder: a line per step, and at its end predicted against measured.
+
+Rank 0 of the runtime writes both; `launch`, `verify` and `report` read them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import ConfigDict, Field
+
+from spindle_cli.artifact import Artifact, Model, validate
+from spindle_cli.errors import InputError
+
+METRICS_FILE = "metrics.jsonl"
+PREDICTED_FILE = "predicted.json"
+
+
+class StepMetrics(Model):
+    """A line of metrics.jsonl. `step` counts from 1.
+
+    `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch; not finite
+    where training went wrong. `iteration_s`: wall-clock seconds of the step.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
+
+    step: Annotated[int, Field(ge=1)]
+    loss: float
+    task_losses: dict[str, float] = Field(default_factory=dict)
+    iteration_s: Annotated[float, Field(ge=0)]
+
+    def to_line(self) -> str:
+        """One line of JSON with its newline; every number reads back as it was."""
+        return json.dumps(self.model_dump(mode="python")) + "\n"
+
+    @classmethod
+    def from_line(cls, line: str, *, where: str) -> StepMetrics:
+        """The inverse of `to_line`.
+
+        Raises:
+            InputError: not JSON, or a key missing or wrong.
+        """
+        try:
+            data: Any = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{where}: not a line of JSON: {error.msg}") from error
+        return validate(cls, data, where=where)
+
+
+def read_metrics(run_dir: Path) -> Iterator[StepMetrics]:
+    """Every whole line of a run's metrics.jsonl, in file order; none where the file is not there yet.
+
+    Raises:
+        InputError: a line that is not one.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.endswith("\n"):
+                yield StepMetrics.from_line(line, where=f"{path}:{number}")
+
+
+class Comparison(Model):
+    """One time as the plan predicts it and as the run took it (median over the measured steps)."""
+
+    predicted_s: Annotated[float, Field(ge=0)]
+    measured_s: Annotated[float, Field(ge=0)]
+
+    @property
+    def error(self) -> float | None:
+        """(measured - predicted) / predicted; None where the prediction is zero."""
+        return None if self.predicted_s == 0 else (self.measured_s - self.predicted_s) / self.predicted_s
+
+
+class MetaOpComparison(Comparison):
+    """Forward and backward of all ops of a MetaOp: the sum over its slices of the slowest device of each."""
+
+    metaop: str
+
+
+class PredictedVsMeasured(Artifact):
+    """predicted.json. `steps`: how many are behind each median; the first, warming up, is left out if it can be."""
+
+    KIND: ClassVar[str] = "predicted"
+
+    schema_: Annotated[Literal["spindle.predicted/1"], Field(alias="schema")] = "spindle.predicted/1"
+    steps: Annotated[int, Field(ge=1)]
+    iteration: Comparison
+    metaops: tuple[MetaOpComparison, ...] = ()
