@@ -6,11 +6,12 @@ Rank 0 of the runtime writes both; `launch`, `verify` and `report` read them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from spindle_cli.artifact import Artifact, Model, validate
 from spindle_cli.errors import InputError
@@ -19,23 +20,34 @@ METRICS_FILE = "metrics.jsonl"
 PREDICTED_FILE = "predicted.json"
 
 
+def _null_to_nan(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+def _not_finite_to_null(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+Loss = Annotated[float, BeforeValidator(_null_to_nan), PlainSerializer(_not_finite_to_null)]
+
+
 class StepMetrics(Model):
     """A line of metrics.jsonl. `step` counts from 1.
 
-    `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch; not finite
-    where training went wrong. `iteration_s`: wall-clock seconds of the step.
+    `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch. Where
+    training went wrong they are not finite: null in the file, NaN here. `iteration_s`: wall-clock seconds.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
 
     step: Annotated[int, Field(ge=1)]
-    loss: float
-    task_losses: dict[str, float] = Field(default_factory=dict)
+    loss: Loss
+    task_losses: dict[str, Loss] = Field(default_factory=dict)
     iteration_s: Annotated[float, Field(ge=0)]
 
     def to_line(self) -> str:
-        """One line of JSON with its newline; every number reads back as it was."""
-        return json.dumps(self.model_dump(mode="python")) + "\n"
+        """One line of JSON with its newline; every finite number reads back as it was."""
+        return json.dumps(self.model_dump(mode="json"), allow_nan=False) + "\n"
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> StepMetrics:
@@ -85,7 +97,7 @@ class MetaOpComparison(Comparison):
 
 
 class PredictedVsMeasured(Artifact):
-    """predicted.json. `steps`: how many are behind each median; the first, warming up, is left out if it can be."""
+    """predicted.json. `steps`: how many are behind each median; the first is left out where there are more."""
 
     KIND: ClassVar[str] = "predicted"
 
