@@ -1,7 +1,7 @@
 """Files that one stage hands to the next: versioned, validated, written whole or not at all.
 
-Every file is JSON or YAML with a key `schema: spindle.<kind>/<major>`. Its Python type is a frozen pydantic model
-derived from `Artifact`; the JSON Schemas under `schemas/` are generated from those types.
+Every file is JSON or YAML with a key `schema: spindle.<kind>/<major>`. Its Python type is a frozen pydantic
+model derived from `Artifact`; the JSON Schemas under `schemas/` are generated from those types.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ def validate(model: type[T], data: Any, *, where: str) -> T:
     """Turn parsed data into its type.
 
     Raises:
-        InputError: the first few wrong places, each with its path in the file, its value and what was expected.
+        InputError: the first few wrong places, each with its path in the file, its value and what was
+            expected.
     """
     try:
         return model.model_validate(data)
@@ -145,7 +146,8 @@ def _describe_problem(problem: Any) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file whole: to a temporary file beside it, then rename. Devices and pipes are written to directly.
+    """Write a file whole: to a temporary file beside it, then rename. Devices and pipes are written to
+    directly.
 
     Raises:
         InputError: the folder is missing or not writable, or the disk is full; an old file is untouched.

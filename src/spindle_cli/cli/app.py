@@ -17,7 +17,8 @@ stage, and prints:
             raise typer.Exit(ExitCode.FAILED)                    <- or raise a SpindleError with its message
 
 It catches nothing: `cli/failures.py` maps exceptions to messages. What several commands take is declared
-once, in `cli/options.py`. A line in `COMMANDS` makes the command exist; its module is imported only when used.
+once, in `cli/options.py`. A line in `COMMANDS` makes the command exist; its module is imported only when
+used.
 """
 
 from __future__ import annotations
