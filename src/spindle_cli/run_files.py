@@ -34,8 +34,9 @@ Loss = Annotated[float, BeforeValidator(_null_to_nan), PlainSerializer(_not_fini
 class StepMetrics(Model):
     """A line of metrics.jsonl. `step` counts from 1.
 
-    `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch. Where
-    training went wrong they are not finite: null in the file, NaN here. `iteration_s`: wall-clock seconds.
+    `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch.
+    Where training went wrong they are not finite: null in the file, NaN here. `iteration_s`: wall clock.
+    `samples_per_s`: of all tasks together.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
@@ -44,6 +45,7 @@ class StepMetrics(Model):
     loss: Loss
     task_losses: dict[str, Loss] = Field(default_factory=dict)
     iteration_s: Annotated[float, Field(ge=0)]
+    samples_per_s: Annotated[float, Field(ge=0)] = 0.0
 
     def to_line(self) -> str:
         """One line of JSON with its newline; every finite number reads back as it was."""
@@ -94,10 +96,25 @@ class MetaOpComparison(Comparison):
     """Forward and backward of all ops of a MetaOp: the sum over its slices of the slowest device of each."""
 
     metaop: str
+    forward: Comparison | None = None
+    backward: Comparison | None = None
+
+
+class DeviceTimes(Model):
+    """Where one device's measured iteration went (medians over the measured steps).
+
+    `compute_s`: in slices, forward and backward. `wait_s`: held up by transfers, gradient sums and losses of
+    other devices. `data_s`: held up by the input pipeline.
+    """
+
+    device: Annotated[int, Field(ge=0)]
+    compute_s: Annotated[float, Field(ge=0)]
+    wait_s: Annotated[float, Field(ge=0)]
+    data_s: Annotated[float, Field(ge=0)]
 
 
 class PredictedVsMeasured(Artifact):
-    """predicted.json. `steps`: how many are behind each median; the first is left out where there are more."""
+    """predicted.json. `steps`: how many each median is over; the first is left out where there are more."""
 
     KIND: ClassVar[str] = "predicted"
 
@@ -105,3 +122,4 @@ class PredictedVsMeasured(Artifact):
     steps: Annotated[int, Field(ge=1)]
     iteration: Comparison
     metaops: tuple[MetaOpComparison, ...] = ()
+    devices: tuple[DeviceTimes, ...] = ()
