@@ -1,0 +1,1 @@
+"""`digits`: handwritten digits, their names in sixteen languages, and speech of the names."""

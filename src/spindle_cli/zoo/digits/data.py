@@ -1,0 +1,142 @@
+"""The data of `digits`: handwritten images, names as text, and speech; split into samples to train on and held-out ones.
+
+Images: scikit-learn's 1,797 handwritten digits; every fifth is held out. Speech: `speech.npz` beside this file (see
+scripts/make_speech_digits.py); held out are two voices never trained on and one at another speed. Text: the names themselves.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.zoo.digits.names import DIGIT_NAMES
+
+IMAGE_SHAPE = (8, 8)
+SPEECH_SHAPE = (40, 24)  # frames of 15 ms, mel bands
+TEXT_BYTES = 24  # the longest name in UTF-8 fits; padded with byte 0
+HELD_OUT_EVERY = 5
+SPEECH_FILE = Path(__file__).with_name("speech.npz")
+
+
+@dataclass(frozen=True)
+class Clips:
+    """Samples of one modality with the digit that each shows. `values`: [n, ...]; `digits`: int64 [n]."""
+
+    values: Tensor
+    digits: Tensor
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+@dataclass(frozen=True)
+class Split:
+    """The three modalities of one split."""
+
+    images: Clips  # float32 [n, 8, 8] in [-1, 1]
+    speech: Clips  # float32 [n, 40, 24] in [-1, 1]
+    texts: Clips  # int64 [160, 24]: bytes; every name in every language, the same in both splits
+
+
+@cache
+def load_split(held_out: bool) -> Split:
+    """The samples to train on, or the held-out ones.
+
+    Raises:
+        WorkloadError: scikit-learn is not installed.
+    """
+    return Split(images=_images(held_out), speech=_speech(held_out), texts=_texts())
+
+
+def _images(held_out: bool) -> Clips:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise WorkloadError(
+            "the workload `digits` takes its images from scikit-learn, which is not installed",
+            hint="pip install 'spindle-cli[demo]'",
+        ) from error
+    pixels, digits = load_digits(return_X_y=True)
+    chosen = (np.arange(len(pixels)) % HELD_OUT_EVERY == 0) == held_out
+    images = torch.from_numpy(pixels[chosen]).float().unflatten(1, IMAGE_SHAPE) / 8 - 1
+    return Clips(images, torch.from_numpy(digits[chosen]).long())
+
+
+def _speech(held_out: bool) -> Clips:
+    with np.load(SPEECH_FILE) as file:
+        chosen = file["held_out"] == held_out
+        features, digits = file["features"][chosen], file["digits"][chosen]
+    return Clips(torch.from_numpy(features).float() / 127.5 - 1, torch.from_numpy(digits).long())
+
+
+def _texts() -> Clips:
+    rows = [(encode(name), digit) for names in DIGIT_NAMES.values() for digit, name in enumerate(names)]
+    return Clips(torch.stack([row for row, _ in rows]), torch.tensor([digit for _, digit in rows]))
+
+
+def encode(name: str) -> Tensor:
+    """A name as its UTF-8 bytes, int64 [TEXT_BYTES], padded with 0.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    data = name.encode()
+    if len(data) > TEXT_BYTES:
+        raise ValueError(f"{name!r} has {len(data)} bytes; at most {TEXT_BYTES} fit")
+    return torch.tensor(list(data.ljust(TEXT_BYTES, b"\0")))
+
+
+class DigitPairs(Dataset[dict[str, Tensor]]):
+    """Samples of one or more modalities that show the same digit, with that digit as `label`.
+
+    Sample i takes item i (modulo their number) of the first modality; the others' items of that digit are drawn from i alone, so
+    that a sample is the same wherever and whenever it is loaded.
+
+    Args:
+        modalities: 'image', 'text' or 'speech'; the first decides the digit.
+        repeats: how often each item of the first modality occurs, with other partners each time.
+    """
+
+    def __init__(self, modalities: Sequence[str], *, held_out: bool = False, repeats: int = 1) -> None:
+        self.modalities = tuple(modalities)
+        self.held_out = held_out
+        self.repeats = repeats
+
+    def __len__(self) -> int:
+        return len(self._clips(self.modalities[0])) * self.repeats
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of a data set of {len(self)}")
+        first = self._clips(self.modalities[0])
+        own = index % len(first)
+        digit = int(first.digits[own])
+        item = {self.modalities[0]: first.values[own], "label": first.digits[own]}
+        for modality in self.modalities[1:]:
+            partners = _items_of_digit(modality, self.held_out)[digit]
+            drawn = zlib.crc32(f"{modality} {index}".encode()) % len(partners)
+            item[modality] = self._clips(modality).values[partners[drawn]]
+        return item
+
+    def _clips(self, modality: str) -> Clips:
+        return _clips_of(modality, load_split(self.held_out))
+
+
+def _clips_of(modality: str, split: Split) -> Clips:
+    return {"image": split.images, "text": split.texts, "speech": split.speech}[modality]
+
+
+@cache
+def _items_of_digit(modality: str, held_out: bool) -> tuple[Tensor, ...]:
+    """Indices of a modality's items that show each digit."""
+    digits = _clips_of(modality, load_split(held_out)).digits
+    return tuple(torch.nonzero(digits == digit).flatten() for digit in range(10))

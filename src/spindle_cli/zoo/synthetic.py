@@ -1,0 +1,53 @@
+"""Synthetic data sets: item i is always the same numbers, made when it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+
+@dataclass(frozen=True)
+class FloatField:
+    """A tensor of normally distributed numbers."""
+
+    shape: tuple[int, ...]
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """One sample's tensor, float32."""
+        return torch.randn(self.shape, generator=generator)
+
+
+@dataclass(frozen=True)
+class TokenField:
+    """`length` token numbers below `vocabulary`."""
+
+    length: int
+    vocabulary: int
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """One sample's tokens, int64 [length]."""
+        return torch.randint(self.vocabulary, (self.length,), generator=generator)
+
+
+Field = FloatField | TokenField
+
+
+class SyntheticDataset(Dataset[dict[str, Tensor]]):
+    """`size` samples with the given fields; costs nothing until an item is taken."""
+
+    def __init__(self, fields: Mapping[str, Field], size: int = 1_000_000) -> None:
+        self.fields = dict(fields)
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if not 0 <= index < self.size:
+            raise IndexError(f"sample {index} of a data set of {self.size}")
+        generator = torch.Generator().manual_seed(index)
+        return {name: field.draw(generator) for name, field in self.fields.items()}
