@@ -1,0 +1,128 @@
+"""From placed pieces to a plan: times in whole ticks, waves, and what the plan must know of each MetaOp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor, log10
+
+from spindle_cli.artifact import sha256_of
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Piece
+from spindle_cli.plan.types import (
+    Plan,
+    PlanMetaOp,
+    Predicted,
+    ProfileRef,
+    Slice,
+    StrategyName,
+    Wave,
+)
+from spindle_cli.profile.types import MetaOpProfile, Profile
+
+SIGNIFICANT_DIGITS = 10
+
+
+def exact_slices(
+    problem: Problem, pieces: Sequence[Piece], devices: Sequence[tuple[int, ...]]
+) -> tuple[Slice, ...]:
+    """Slices in order of start, each as early as its devices, its inputs and its MetaOp's slice before allow.
+
+    Times are whole ticks of a decimal fraction of a second, durations rounded up, so that no sum of floats
+    can make a slice too short or let two overlap. `pieces` must be in order of start.
+    """
+    ticks_per_s = 10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(problem.serial_s)))
+    device_free = [0] * problem.num_devices
+    node_end = [0] * len(problem.nodes)
+    slices: list[tuple[int, Slice]] = []
+    for piece, members in zip(pieces, devices, strict=True):
+        node = problem.nodes[piece.node]
+        ready = max((node_end[j] for j in node.inputs), default=0)
+        start = max(ready, node_end[piece.node], *(device_free[d] for d in members))
+        # One tick on top: the difference of two rounded decimals may fall short of the product by a float's
+        # last bit.
+        end = start + ceil(piece.num_ops * piece.point.op_s * ticks_per_s) + 1
+        node_end[piece.node] = end
+        for device in members:
+            device_free[device] = end
+        slices.append(
+            (
+                start,
+                Slice.model_construct(
+                    metaop=node.metaop.name,
+                    ops=(piece.first, piece.last),
+                    devices=members,
+                    dp=piece.point.dp,
+                    tp=piece.point.tp,
+                    start_s=start / ticks_per_s,
+                    end_s=end / ticks_per_s,
+                    recompute=False,
+                ),
+            )
+        )
+    slices.sort(key=lambda item: item[0])
+    return tuple(piece for _, piece in slices)
+
+
+def make_waves(slices: Sequence[Slice]) -> tuple[Wave, ...]:
+    """Group slices, in order of start, into waves: a slice opens a new one when it cannot run beside the
+    wave's.
+
+    That is when it shares a device with it or starts when one of its slices has already ended.
+    """
+    waves: list[Wave] = []
+    members: list[Slice] = []
+    busy: set[int] = set()
+    for piece in slices:
+        if members and (
+            piece.start_s >= min(other.end_s for other in members) or not busy.isdisjoint(piece.devices)
+        ):
+            waves.append(_wave(len(waves), members))
+            members, busy = [], set()
+        members.append(piece)
+        busy.update(piece.devices)
+    waves.append(_wave(len(waves), members))
+    return tuple(waves)
+
+
+def _wave(index: int, members: Sequence[Slice]) -> Wave:
+    return Wave.model_construct(
+        index=index,
+        start_s=min(piece.start_s for piece in members),
+        end_s=max(piece.end_s for piece in members),
+        slices=tuple(members),
+    )
+
+
+def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice]) -> PlanMetaOp:
+    """The profile's entry with only the curve points that `slices` use."""
+    used = {(piece.dp, piece.tp) for piece in slices if piece.metaop == metaop.name}
+    fields = {name: getattr(metaop, name) for name in PlanMetaOp.model_fields if name != "curve"}
+    return PlanMetaOp.model_construct(
+        **fields, curve=tuple(point for point in metaop.curve if (point.dp, point.tp) in used)
+    )
+
+
+def profile_ref(profile: Profile) -> ProfileRef:
+    """Identity of a profile: the hash of its canonical JSON."""
+    return ProfileRef(sha256=sha256_of(profile.model_dump(mode="json", by_alias=True)))
+
+
+def make_plan_file(
+    problem: Problem,
+    strategy: StrategyName,
+    slices: Sequence[Slice],
+    predicted: Predicted,
+    notes: tuple[str, ...] = (),
+) -> Plan:
+    """The plan, validated as a whole."""
+    return Plan(
+        strategy=strategy,
+        workload=problem.profile.workload,
+        profile=profile_ref(problem.profile),
+        cluster=problem.cluster,
+        optimizer_state_per_param=problem.profile.optimizer_state_per_param,
+        notes=notes,
+        predicted=predicted,
+        metaops=tuple(plan_metaop(metaop, slices) for metaop in problem.profile.metaops),
+        waves=make_waves(slices),
+    )

@@ -1,0 +1,1 @@
+"""The strategies that make a schedule: one file each."""

@@ -1,0 +1,21 @@
+"""`sequential`: one MetaOp after another, each on the fastest of its allocations.
+
+How DeepSpeed and Megatron run such models, every MetaOp with the parallelism that suits it best.
+"""
+
+from __future__ import annotations
+
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Piece
+
+
+def sequential(problem: Problem) -> tuple[Piece, ...]:
+    """The schedule, in the order of the tasks as far as the edges allow."""
+    pieces: list[Piece] = []
+    now_s = 0.0
+    for i in problem.order:
+        node = problem.nodes[i]
+        end_s = now_s + node.shortest_s
+        pieces.append(Piece(i, 0, node.num_ops, node.points[-1], now_s, end_s))
+        now_s = end_s
+    return tuple(pieces)
