@@ -5,13 +5,16 @@ Used for activations on the way forward and, with the roles swapped, for their g
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A batch of `batch_size` samples over `devices`: `dp` shares, each held whole by `tp` consecutive devices of the list."""
+    """A batch of `batch_size` samples over `devices`: `dp` shares, each held whole by `tp` consecutive
+    devices of the list.
+    """
 
     devices: tuple[int, ...]
     dp: int
@@ -35,10 +38,25 @@ class Layout:
         """The `tp` devices that hold a share."""
         return self.devices[share * self.tp : (share + 1) * self.tp]
 
+    def overlaps(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
+        """The shares that hold some of the samples [first, last): (share, first, last) of what each holds of
+        them, in order.
+        """
+        share = max(0, first * self.dp // self.batch_size - 1)
+        while share < self.dp:
+            low, high = self.rows(share)
+            if low >= last:
+                return
+            if high > first:
+                yield share, max(low, first), min(high, last)
+            share += 1
+
 
 @dataclass(frozen=True, order=True)
 class Chunk:
-    """Samples [first, last) that `destination` takes from `source`; where both are the same device nothing is sent."""
+    """Samples [first, last) that `destination` takes from `source`; where both are the same device nothing is
+    sent.
+    """
 
     destination: int
     first: int
@@ -49,17 +67,21 @@ class Chunk:
 def route(source: Layout, destination: Layout) -> tuple[Chunk, ...]:
     """Every chunk that turns one layout into another, ordered by destination, then by row.
 
-    A device that holds the rows itself is its own source; otherwise the holder at the same position of the share's devices,
-    so that the load spreads over them.
+    A device that holds the rows itself is its own source; otherwise the holders of a share take turns over
+    the destination's devices, so that the load spreads over them. Takes time in proportion to the number of
+    chunks.
     """
     chunks: list[Chunk] = []
-    for position, device in enumerate(destination.devices):
-        first, last = destination.rows_of(device)
-        for share in range(source.dp):
-            low, high = source.rows(share)
-            low, high = max(low, first), min(high, last)
-            if low < high:
-                holders = source.holders(share)
-                taken_from = device if device in holders else holders[position % destination.tp % source.tp]
-                chunks.append(Chunk(device, low, high, taken_from))
-    return tuple(sorted(chunks))
+    for share in range(destination.dp):
+        pieces = [
+            (source.holders(piece), first, last)
+            for piece, first, last in source.overlaps(*destination.rows(share))
+        ]
+        for index, device in enumerate(destination.holders(share)):
+            turn = (share * destination.tp + index) % source.tp
+            chunks.extend(
+                Chunk(device, first, last, device if device in holders else holders[turn])
+                for holders, first, last in pieces
+            )
+    chunks.sort(key=lambda chunk: (chunk.destination, chunk.first))
+    return tuple(chunks)

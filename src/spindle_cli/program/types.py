@@ -1,6 +1,7 @@
 """A rank's program: what one device does in one iteration, in order, as data.
 
-Derived from the plan alone (no torch, no workload), so that it can be printed, proved deadlock-free, simulated, and run.
+Derived from the plan alone (no torch, no workload), so that it can be printed, proved deadlock-free,
+simulated, and run.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.layout import Layout
 
 
 class Kind(StrEnum):
-    """What an action does. Sends and receives are posted without waiting; compute waits for the receives it needs."""
+    """What an action does. Sends and receives are posted without waiting; compute waits for the receives it
+    needs.
+    """
 
     RECV = "RECV"  # post the receive of an activation chunk
     FORWARD = "F"  # wait for the chunks of every input, run the slice forward
@@ -24,13 +28,13 @@ class Kind(StrEnum):
     STEP = "STEP"  # wait for all sums, step the optimizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """A chunk that one slice hands to another: an activation, or (`is_gradient`) its gradient going back.
 
-    `key` orders all transfers of an iteration; both ends of a pair of devices post theirs in the order of `key`. `producer` and
-    `consumer` are indices into `Plan.slices`, of the forward direction. Samples [first, last). For a value without a batch
-    dimension the whole value is sent.
+    `key` orders all transfers of an iteration; both ends of a pair of devices post theirs in the order of
+    `key`. `producer` and `consumer` are indices into `Plan.slices`, of the forward direction. Samples [first,
+    last). For a value without a batch dimension the whole value is sent.
     """
 
     key: int
@@ -46,20 +50,34 @@ class Transfer:
 
 @dataclass(frozen=True)
 class ParameterGroup:
-    """The parameters held by the same set of devices, whose gradients are summed together.
+    """Parameters held by the same set of devices, whose gradients become complete together and are summed in
+    one go.
 
-    `blocks`: (parameters key, block) pairs; `last_slices`: for each of `devices`, the slice whose backward completes its share.
+    Several groups may have the same devices (they share one communicator): what is complete earlier is summed
+    while backward still runs. `index` is also the order in which every device starts its sums. A group of one
+    device needs no sum.
+
+    Attributes:
+        index: position in `Program.groups`.
+        devices: ascending.
+        blocks: (parameters key, block) pairs.
+        num_bytes: of the gradients that each device brings to the sum.
+        fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
+            all of it. Slices with different tp that share parameters meet in the finest common fragments.
     """
 
     index: int
     devices: tuple[int, ...]
     blocks: tuple[tuple[str, int], ...]
     num_bytes: int
+    fragment: tuple[int, int] = (0, 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Action:
-    """One step of a rank's program. `piece` is an index into `Plan.slices` (F, B), `transfer` (sends, receives), `group` (SUM)."""
+    """One step of a rank's program. `piece` is an index into `Plan.slices` (F, B), `transfer` (sends,
+    receives), `group` (SUM).
+    """
 
     kind: Kind
     piece: int | None = None
@@ -78,10 +96,21 @@ class Edge:
 
 @dataclass(frozen=True)
 class Program:
-    """Every device's actions for one iteration of a plan."""
+    """Every device's actions for one iteration of a plan.
+
+    Attributes:
+        slices: `plan.slices`; everything else names slices by their index in it.
+        layouts: who holds which samples, of each slice.
+        order: indices of the slices in the order in which they run forward; backward is the reverse.
+        edges: which slice takes whose output.
+        groups: in the order of their sums.
+        actions: by device, for every device of the cluster.
+    """
 
     plan: Plan
     slices: tuple[Slice, ...]
+    layouts: tuple[Layout, ...]
+    order: tuple[int, ...]
     edges: tuple[Edge, ...]
     groups: tuple[ParameterGroup, ...]
-    actions: dict[int, tuple[Action, ...]]  # by device
+    actions: dict[int, tuple[Action, ...]]

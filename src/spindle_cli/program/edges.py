@@ -1,0 +1,65 @@
+"""Which slice takes whose output, who holds which samples, and the one order in which all slices run."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import pairwise
+
+from spindle_cli.plan.types import Plan
+from spindle_cli.program.layout import Layout
+from spindle_cli.program.types import Edge
+
+
+def slice_layouts(plan: Plan) -> tuple[Layout, ...]:
+    """Who holds which samples, of each of `plan.slices`."""
+    return tuple(
+        Layout(piece.devices, piece.dp, piece.tp, plan.by_name[piece.metaop].batch_size)
+        for piece in plan.slices
+    )
+
+
+def slice_edges(plan: Plan) -> tuple[Edge, ...]:
+    """Edges between slices, ordered by consumer, then producer.
+
+    Inside a MetaOp from each slice to the next. Between MetaOps from the slice with the producer's last op to
+    the slice with the consumer's first op; or to each of the consumer's slices, where every one of its ops
+    takes that input.
+    """
+    pieces: dict[str, list[int]] = {name: [] for name in plan.by_name}
+    for index, piece in enumerate(plan.slices):
+        pieces[piece.metaop].append(index)
+    for indices in pieces.values():
+        indices.sort(key=lambda index: plan.slices[index].ops)
+
+    edges: list[Edge] = []
+    for metaop in plan.metaops:
+        own = pieces[metaop.name]
+        edges.extend(Edge(producer, consumer, inner=True) for producer, consumer in pairwise(own))
+        for name in metaop.inputs:
+            consumers = own if name in metaop.inputs_of_every_op else own[:1]
+            edges.extend(Edge(pieces[name][-1], consumer, inner=False) for consumer in consumers)
+    return tuple(sorted(edges, key=lambda edge: (edge.consumer, edge.producer)))
+
+
+def execution_order(plan: Plan, edges: tuple[Edge, ...]) -> tuple[int, ...]:
+    """Indices of the slices, producers first, otherwise by start, then wave, then place in the wave.
+
+    Every device runs its slices in this order, so that all devices agree on it without asking each other.
+    """
+    consumers: dict[int, list[int]] = {}
+    missing = [0] * len(plan.slices)
+    for edge in edges:
+        consumers.setdefault(edge.producer, []).append(edge.consumer)
+        missing[edge.consumer] += 1
+    ready = [(piece.start_s, index) for index, piece in enumerate(plan.slices) if not missing[index]]
+    heapq.heapify(ready)
+    order: list[int] = []
+    while ready:
+        _, index = heapq.heappop(ready)
+        order.append(index)
+        for consumer in consumers.get(index, ()):
+            missing[consumer] -= 1
+            if not missing[consumer]:
+                heapq.heappush(ready, (plan.slices[consumer].start_s, consumer))
+    assert len(order) == len(plan.slices), "the MetaGraph of a plan has no cycle, so its slices have none"
+    return tuple(order)

@@ -1,0 +1,150 @@
+"""Derive every device's program from a plan.
+
+1. edges: which slice takes whose output; one order of all slices           (edges.py)
+2. transfers: the chunks that cross devices, forward and back, in one order  (transfers.py)
+3. groups: parameters summed together, in the order they are complete        (groups.py)
+4. actions: each device's own slices, with its posts and sums between them   (here)
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from spindle_cli.plan.types import Plan
+from spindle_cli.program.edges import execution_order, slice_edges, slice_layouts
+from spindle_cli.program.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.program.transfers import plan_transfers
+from spindle_cli.program.types import Action, Kind, ParameterGroup, Program, Transfer
+
+Compute = tuple[Kind, int]  # F or B, and the slice
+
+
+def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
+    """Every device's actions for one iteration.
+
+    Args:
+        plan: a plan that passes `check`.
+        parameters: the trained parameters of each op, from who knows them exactly; every rank must give the
+            same. Without them, what the plan says (`planned_parameters`).
+    """
+    layouts = slice_layouts(plan)
+    edges = slice_edges(plan)
+    order = execution_order(plan, edges)
+    transfers = plan_transfers(plan, layouts, order, edges)
+    uses = planned_parameters(plan) if parameters is None else parameters
+    groups = parameter_groups(plan.slices, order, uses)
+
+    drafts = {device: _Draft(device) for device in range(plan.cluster.num_devices)}
+    for index in order:
+        for device in plan.slices[index].devices:
+            drafts[device].computes.append((Kind.FORWARD, index))
+    for index in reversed(order):
+        for device in plan.slices[index].devices:
+            drafts[device].computes.append((Kind.BACKWARD, index))
+    for transfer in transfers:
+        drafts[transfer.source].add(transfer)
+        drafts[transfer.destination].add(transfer)
+    _place_sums(drafts, plan, uses, groups)
+    return Program(
+        plan=plan,
+        slices=plan.slices,
+        layouts=layouts,
+        order=order,
+        edges=edges,
+        groups=groups,
+        actions={device: tuple(draft.write()) for device, draft in drafts.items()},
+    )
+
+
+def _place_sums(
+    drafts: dict[int, _Draft], plan: Plan, uses: ParameterUses, groups: Sequence[ParameterGroup]
+) -> None:
+    """Each sum right after the device's last backward slice that adds to it, but never before an earlier
+    group's sum.
+    """
+    users: dict[tuple[str, int], set[int]] = {}
+    for index, piece in enumerate(plan.slices):
+        for op in range(*piece.ops):
+            for block in uses[piece.metaop, op]:
+                users.setdefault((block.key, block.block), set()).add(index)
+    for group in groups:
+        if len(group.devices) == 1:
+            continue
+        slices = set().union(*(users[block] for block in group.blocks))
+        for device in group.devices:
+            drafts[device].add_sum(group.index, slices)
+
+
+@dataclass
+class _Draft:
+    """A device's program in the making: `write` merges its computes with its posts and sums."""
+
+    device: int
+    computes: list[Compute] = field(default_factory=list)  # in program order
+    incoming: dict[Compute, list[Transfer]] = field(default_factory=dict)  # what a compute waits for
+    outgoing: dict[Compute, list[Transfer]] = field(default_factory=dict)  # what it makes
+    unposted: dict[int, deque[Transfer]] = field(default_factory=dict)  # by peer, in the order of keys
+    sums_after: dict[int, list[int]] = field(default_factory=dict)  # groups, by position in `computes`
+    last_sum: int = 0  # position of the latest sum
+    backward_place: dict[int, int] = field(default_factory=dict)  # slice -> position of its B in `computes`
+
+    def add(self, transfer: Transfer) -> None:
+        """Register a transfer of which this device is one end; to be called in the order of keys."""
+        kind = Kind.BACKWARD if transfer.is_gradient else Kind.FORWARD
+        if transfer.source == self.device:
+            maker = transfer.consumer if transfer.is_gradient else transfer.producer
+            self.outgoing.setdefault((kind, maker), []).append(transfer)
+            peer = transfer.destination
+        else:
+            taker = transfer.producer if transfer.is_gradient else transfer.consumer
+            self.incoming.setdefault((kind, taker), []).append(transfer)
+            peer = transfer.source
+        self.unposted.setdefault(peer, deque()).append(transfer)
+
+    def add_sum(self, group: int, slices: set[int]) -> None:
+        """Register the sum of a group to which `slices` add; to be called in the order of groups, after all
+        computes.
+        """
+        if not self.backward_place:
+            self.backward_place = {slice_: place for place, (_, slice_) in enumerate(self.computes)}
+        own = max(self.backward_place[index] for index in slices if index in self.backward_place)
+        self.last_sum = max(self.last_sum, own)
+        self.sums_after.setdefault(self.last_sum, []).append(group)
+
+    def write(self) -> list[Action]:
+        """The device's actions. Receives are posted one compute ahead of the one that waits for them, so that
+        the data can come while that one runs, yet few buffers are held at a time.
+        """
+        actions: list[Action] = []
+        upcoming: list[Compute | None] = [*self.computes[1:], None]
+        for place, (compute, after) in enumerate(zip(self.computes, upcoming, strict=True)):
+            for transfer in self.incoming.get(compute, ()):
+                self._post_through(transfer, actions, must=True)
+            for transfer in self.incoming.get(after, ()) if after is not None else ():
+                self._post_through(transfer, actions, must=False)
+            actions.append(Action(compute[0], piece=compute[1]))
+            for transfer in self.outgoing.get(compute, ()):
+                self._post_through(transfer, actions, must=True)
+            actions.extend(Action(Kind.SUM, group=group) for group in self.sums_after.get(place, ()))
+        actions.append(Action(Kind.STEP))
+        return actions
+
+    def _post_through(self, transfer: Transfer, actions: list[Action], *, must: bool) -> None:
+        """Post everything between this device and the transfer's peer up to and including it.
+
+        Without `must`, stop at a send whose data is not computed yet.
+        """
+        peer = transfer.destination if transfer.source == self.device else transfer.source
+        queue = self.unposted[peer]
+        while queue and queue[0].key <= transfer.key:
+            head = queue[0]
+            if head.source == self.device:
+                if head is not transfer:
+                    assert not must, "a sender has run everything that comes before its transfer"
+                    return
+                kind = Kind.SEND_GRAD if head.is_gradient else Kind.SEND
+            else:
+                kind = Kind.RECV_GRAD if head.is_gradient else Kind.RECV
+            actions.append(Action(kind, transfer=queue.popleft()))
