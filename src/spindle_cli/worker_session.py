@@ -10,6 +10,7 @@ import faulthandler
 import os
 import signal
 import sys
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -69,8 +70,48 @@ def describe_error(error: Exception, rank: int) -> WorkerError:
         type=type(error).__name__,
         message=error.message if isinstance(error, SpindleError) else str(error),
         hint=error.hint if isinstance(error, SpindleError) else None,
+        place=None if known else _place_of(error),
         traceback=None if known else "".join(traceback.format_exception(error)),
+        lost_peer=is_lost_peer(error),
         user_mistake=known,
         exit_code=int(error.exit_code) if isinstance(error, SpindleError) else 1,
         time_s=time.time(),
     )
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception, or what it follows from, is a connection that another worker's end has broken.
+
+    torch raises plain RuntimeErrors for these; only their text tells them apart.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, ConnectionError) or any(sign in str(seen) for sign in _LOST_PEER_SIGNS):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
+
+
+_LOST_PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection was likely closed",
+    "Broken pipe",
+    "Socket closed",
+    "Socket Timeout",
+    "Timed out waiting",
+    "pair closure",
+    "failed to recv, got 0 bytes",
+    "remote process exited",
+)
+
+
+def _place_of(error: Exception) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    if not frames:
+        return None
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"

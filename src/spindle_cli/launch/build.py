@@ -1,0 +1,77 @@
+"""From a plan and what the user asks to the exact command of one node; nothing is written or started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
+from spindle_cli.plan.types import Plan
+from spindle_cli.request import RunRequest, workers_dir
+
+# Seconds that a worker has to end by itself once it is asked to; after that it is killed.
+SHUTDOWN_S = 3
+
+
+def build_launch(
+    plan: Plan, plan_path: Path, workload: str, run_dir: Path, share: NodeShare, options: LaunchOptions
+) -> Launch:
+    """The launch of one node. Paths in the result are absolute."""
+    run_dir = run_dir.absolute()
+    request = RunRequest(
+        plan=plan_path.absolute(),
+        workload=workload,
+        steps=options.steps,
+        run_dir=run_dir,
+        resume=options.resume,
+        device_type="cpu" if plan.cluster.device_type == "cpu" else "cuda",
+        backend="gloo" if plan.cluster.device_type == "cpu" else "nccl",
+        threads=options.threads,
+        timeout_s=options.timeout_s,
+        dtype=options.dtype,
+        capture_dir=options.capture_dir,
+    )
+    folder = workers_dir(run_dir)
+    request_file = folder / f"node-{share.rank}.request.json"
+    exits_file = folder / f"node-{share.rank}.exits.json"
+    return Launch(
+        num_nodes=share.num_nodes,
+        node_rank=share.rank,
+        processes=share.processes,
+        run_dir=run_dir,
+        request_file=request_file,
+        request=request,
+        environment=_environment(request, share),
+        argv=_argv(share, options.worker_module, request_file, exits_file),
+        log=folder / f"node-{share.rank}.log",
+        exits_file=exits_file,
+    )
+
+
+def _environment(request: RunRequest, share: NodeShare) -> dict[str, str]:
+    additions = {
+        "OMP_NUM_THREADS": str(request.threads),
+        "GLOO_SOCKET_IFNAME": share.interface,
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
+    }
+    if request.backend == "nccl":
+        additions["NCCL_SOCKET_IFNAME"] = share.interface
+    return additions
+
+
+def _argv(share: NodeShare, worker_module: str, request_file: Path, exits_file: Path) -> tuple[str, ...]:
+    return (
+        sys.executable,
+        "-m",
+        "spindle_cli.launch.torchrun",
+        str(exits_file),
+        f"--nnodes={share.num_nodes}",
+        f"--nproc-per-node={share.processes}",
+        "--rdzv-backend=spindle",
+        f"--rdzv-endpoint={share.master}",
+        f"--rdzv-conf=rank={share.rank}",
+        "--max-restarts=0",
+        "-m",
+        worker_module,
+        str(request_file),
+    )

@@ -1,0 +1,94 @@
+"""What `launch` is about to run, as data: it is printed by `--dry-run`, or started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.request import DtypeName, RunRequest
+
+RUNTIME_WORKER = "spindle_cli.runtime.worker"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the nodes meet: on node 0. Port 0 lets the kernel choose a free one (one node only)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """This node among the nodes of a run, and the network interface that its workers use."""
+
+    rank: int
+    num_nodes: int
+    processes: int
+    master: Address
+    interface: str
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """What the user, or `verify`, asks of a run beyond its plan. See `RunRequest` for the shared fields."""
+
+    steps: int | None = None
+    resume: bool = False
+    threads: int = 1
+    timeout_s: float = 600.0
+    dtype: DtypeName | None = None
+    capture_dir: Path | None = None
+    worker_module: str = RUNTIME_WORKER
+
+
+class Launch(Artifact):
+    """One node's part of a run: the file to write, the command to start, and what its environment adds.
+
+    Attributes:
+        num_nodes, node_rank: of the run; this is node `node_rank`.
+        processes: workers on this node, one per device.
+        run_dir: the run's folder; made if missing.
+        request_file: where `request` is written for the workers.
+        environment: variables added to the launcher's own.
+        argv: the command; its output goes to `log`, each worker's to a log of its own beside it.
+        exits_file: where the command tells which workers died, and how.
+    """
+
+    KIND: ClassVar[str] = "launch"
+
+    schema_: Annotated[Literal["spindle.launch/1"], Field(alias="schema")] = "spindle.launch/1"
+    num_nodes: Annotated[int, Field(ge=1)]
+    node_rank: Annotated[int, Field(ge=0)]
+    processes: Annotated[int, Field(ge=1)]
+    run_dir: Path
+    request_file: Path
+    request: RunRequest
+    environment: dict[str, str]
+    argv: tuple[str, ...]
+    log: Path
+    exits_file: Path
+
+
+class WorkerExit(Model):
+    """How one worker of this node ended badly. `exit_code`: minus the signal's number where one killed it."""
+
+    rank: Annotated[int, Field(ge=0)]
+    exit_code: int
+    time_s: Annotated[float, Field(ge=0)]  # since the epoch, when it was noticed
+
+
+class WorkerExits(Artifact):
+    """Every worker of this node that ended badly; written by the command that starts them."""
+
+    KIND: ClassVar[str] = "worker-exits"
+
+    schema_: Annotated[Literal["spindle.worker-exits/1"], Field(alias="schema")] = "spindle.worker-exits/1"
+    exits: tuple[WorkerExit, ...]
