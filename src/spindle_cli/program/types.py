@@ -62,6 +62,7 @@ class ParameterGroup:
         devices: ascending.
         blocks: (parameters key, block) pairs.
         num_bytes: of the gradients that each device brings to the sum.
+        slices: indices of the slices whose backward adds to these gradients, ascending.
         fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
             all of it. Slices with different tp that share parameters meet in the finest common fragments.
     """
@@ -70,6 +71,7 @@ class ParameterGroup:
     devices: tuple[int, ...]
     blocks: tuple[tuple[str, int], ...]
     num_bytes: int
+    slices: tuple[int, ...]
     fragment: tuple[int, int] = (0, 1)
 
 

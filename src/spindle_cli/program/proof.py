@@ -1,0 +1,127 @@
+"""Prove that a program does what its plan says and always comes to its end, before anything starts.
+
+Shares with `link` the types and the layouts only: edges, rows and orders are worked out here a second time.
+
+1. computes: every slice forward and backward once on each of its devices, the step last
+2. sums: each has all its devices, in one order everywhere
+3. channels: each send has its receive; both ends of every pair of devices post in one order
+4. rows: each device gets every sample of every input, and of every gradient, once   (proof_rows.py)
+5. a run to the end: nothing waits for ever                                          (proof_run.py)
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+from spindle_cli.program.faults import fault
+from spindle_cli.program.proof_rows import check_rows
+from spindle_cli.program.proof_run import check_run
+from spindle_cli.program.types import Action, Kind, Program, Transfer
+
+_COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
+
+
+def prove(program: Program) -> None:
+    """Check a whole program; takes time in proportion to its actions.
+
+    Raises:
+        ProgramError: what is wrong, with the actions around it as a grid of devices by steps, the place
+            marked.
+    """
+    check_computes(program)
+    check_sums(program)
+    check_channels(program)
+    check_rows(program)
+    check_run(program)
+
+
+def check_computes(program: Program) -> None:
+    """Each device runs its own slices once forward, then once backward in reverse, and ends with its one
+    STEP.
+
+    Raises:
+        ProgramError: naming the first device that does not.
+    """
+    own: dict[int, set[int]] = {device: set() for device in program.actions}
+    for index, piece in enumerate(program.slices):
+        for device in piece.devices:
+            own[device].add(index)
+    for device, actions in program.actions.items():
+        computes = [(step, action) for step, action in enumerate(actions) if action.kind in _COMPUTES]
+        expected = [Kind.FORWARD] * len(own[device]) + [Kind.BACKWARD] * len(own[device])
+        for (step, action), kind in zip(computes, expected, strict=False):
+            if action.kind is not kind:
+                raise fault(program, f"device {device}: expected {kind} here", (device, step))
+        ran = [action.piece for _, action in computes]
+        forward, backward = ran[: len(own[device])], ran[len(own[device]) :]
+        if Counter(forward) != Counter(own[device]):
+            raise fault(program, f"device {device} does not run each of its slices forward once", (device, 0))
+        if backward != forward[::-1]:
+            raise fault(program, f"device {device}: backward does not mirror forward", (device, 0))
+        if [step for step, action in enumerate(actions) if action.kind is Kind.STEP] != [len(actions) - 1]:
+            place = (device, max(0, len(actions) - 1))
+            raise fault(program, f"device {device} does not end with its one STEP", place)
+
+
+def check_sums(program: Program) -> None:
+    """All devices of a group start its sum once, after their last use of its parameters, in the order of
+    groups.
+
+    Raises:
+        ProgramError: naming the first device that does not.
+    """
+    members: dict[int, list[int]] = {group.index: [] for group in program.groups}
+    for device, actions in program.actions.items():
+        sums = [(step, action) for step, action in enumerate(actions) if action.kind is Kind.SUM]
+        for (_, earlier), (step, later) in pairwise(sums):
+            if _group(earlier) >= _group(later):
+                raise fault(program, f"device {device} starts its sums out of order", (device, step))
+        for _, action in sums:
+            members[_group(action)].append(device)
+    for group in program.groups:
+        wanted = sorted(group.devices) if len(group.devices) > 1 else []
+        if sorted(members[group.index]) != wanted:
+            device = min(set(wanted) ^ set(members[group.index]))
+            message = f"device {device} starts SUM {group.index}, or should and does not"
+            raise fault(program, message, (device, len(program.actions[device]) - 1))
+
+
+def _group(action: Action) -> int:
+    assert action.group is not None, "a SUM has a group"
+    return action.group
+
+
+def check_channels(program: Program) -> None:
+    """Both ends of each pair of devices post the same transfers, sends against receives, in the same order.
+
+    Raises:
+        ProgramError: naming the first transfer that does not fit.
+    """
+    posts: dict[tuple[int, int], dict[int, list[tuple[int, Transfer]]]] = {}
+    for device, actions in program.actions.items():
+        for step, action in enumerate(actions):
+            if action.transfer is None:
+                continue
+            if not _own_end(device, action, action.transfer):
+                raise fault(program, f"device {device} posts what is not its own", (device, step))
+            low, high = sorted((action.transfer.source, action.transfer.destination))
+            posts.setdefault((low, high), {low: [], high: []})[device].append((step, action.transfer))
+    for (low, high), ends in posts.items():
+        for (step, one), (other_step, other) in zip(ends[low], ends[high], strict=False):
+            if one is not other and one != other:
+                message = f"devices {low} and {high} post their transfers in different orders"
+                raise fault(program, message, (low, step), (high, other_step))
+        matched = min(len(ends[low]), len(ends[high]))
+        for device in (low, high):
+            if len(ends[device]) > matched:
+                message = f"device {device} posts a transfer that its peer does not"
+                raise fault(program, message, (device, ends[device][matched][0]))
+
+
+def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
+    """Whether a post is the device's own end of a transfer of that phase, to another device."""
+    sends = action.kind in (Kind.SEND, Kind.SEND_GRAD)
+    gradient = action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
+    end, other = (transfer.source, transfer.destination) if sends else (transfer.destination, transfer.source)
+    return end == device != other and transfer.is_gradient == gradient

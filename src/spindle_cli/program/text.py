@@ -1,0 +1,97 @@
+"""Actions as text and back, and one rank's program for people.
+
+    F 4                                        run slice 4 forward
+    SEND #12 2->5 slice 4>6 rows 0:8 4096 B    post transfer 12, device 2 to 5, from slice 4 to slice 6
+    SUM 3                                      start the sum of parameter group 3
+    STEP
+
+A gradient's transfer keeps the forward direction of its slices: `SEND_GRAD #40 5->2 slice 4>6` goes from
+slice 6 back to 4.
+"""
+
+from __future__ import annotations
+
+import re
+
+from spindle_cli.program.types import Action, Kind, Program, Transfer
+from spindle_cli.units import format_bytes, format_seconds
+
+_TRANSFER = re.compile(
+    r"(?P<kind>SEND|RECV|SEND_GRAD|RECV_GRAD) #(?P<key>\d+) (?P<source>\d+)->(?P<destination>\d+)"
+    r" slice (?P<producer>\d+)>(?P<consumer>\d+) rows (?P<first>\d+):(?P<last>\d+) (?P<num_bytes>\d+) B"
+)
+_NUMBERED = re.compile(r"(?P<kind>F|B|SUM) (?P<number>\d+)")
+
+
+def format_action(action: Action) -> str:
+    """The text form; `parse_action` is its inverse."""
+    if action.transfer is not None:
+        transfer = action.transfer
+        return (
+            f"{action.kind} #{transfer.key} {transfer.source}->{transfer.destination}"
+            f" slice {transfer.producer}>{transfer.consumer} rows {transfer.first}:{transfer.last}"
+            f" {transfer.num_bytes} B"
+        )
+    if action.kind is Kind.STEP:
+        return str(action.kind)
+    return f"{action.kind} {action.group if action.kind is Kind.SUM else action.piece}"
+
+
+def parse_action(text: str) -> Action:
+    """The action that a line of text says.
+
+    Raises:
+        ValueError: not the text form of an action.
+    """
+    if text == Kind.STEP:
+        return Action(Kind.STEP)
+    if match := _NUMBERED.fullmatch(text):
+        kind, number = Kind(match["kind"]), int(match["number"])
+        return Action(kind, group=number) if kind is Kind.SUM else Action(kind, piece=number)
+    match = _TRANSFER.fullmatch(text)
+    if match is None:
+        example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B'"
+        raise ValueError(f"expected an action such as {example}, found {text!r}")
+    kind = Kind(match["kind"])
+    numbers = {name: int(value) for name, value in match.groupdict().items() if name != "kind"}
+    return Action(kind, transfer=Transfer(**numbers, is_gradient=kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)))
+
+
+def format_rank(program: Program, rank: int) -> str:
+    """One device's program, an action a line, with what each one means; ends with a newline.
+
+    Raises:
+        ValueError: the cluster has no such device.
+    """
+    if rank not in program.actions:
+        raise ValueError(f"rank {rank}: expected one of the plan's devices, 0 to {len(program.actions) - 1}")
+    actions = program.actions[rank]
+    width = len(str(len(actions)))
+    texts = [format_action(action) for action in actions]
+    column = max(map(len, texts))
+    lines = [
+        f"{step:>{width}}  {text:<{column}}  {_explain(program, rank, action)}".rstrip()
+        for step, (text, action) in enumerate(zip(texts, actions, strict=True))
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _explain(program: Program, rank: int, action: Action) -> str:
+    if action.piece is not None:
+        piece = program.slices[action.piece]
+        first, last = program.layouts[action.piece].rows_of(rank)
+        shard = f", shard {piece.devices.index(rank) % piece.tp} of {piece.tp}" if piece.tp > 1 else ""
+        way = "forward" if action.kind is Kind.FORWARD else "backward"
+        return f"{piece.label} {way}, samples {first}:{last}{shard}, planned {format_seconds(piece.start_s)}"
+    if action.transfer is not None:
+        transfer = action.transfer
+        ends = (program.slices[transfer.producer].label, program.slices[transfer.consumer].label)
+        what = "gradient of " if transfer.is_gradient else ""
+        return f"{what}{ends[0]}, for {ends[1]}, {format_bytes(transfer.num_bytes)}"
+    if action.group is not None:
+        group = program.groups[action.group]
+        keys = dict.fromkeys(key for key, _ in group.blocks)
+        names = ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        size = format_bytes(group.num_bytes)
+        return f"{names}: {len(group.blocks)} blocks, {size}, over {len(group.devices)} devices"
+    return "wait for all sums, then the optimizer"
