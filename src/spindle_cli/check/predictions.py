@@ -1,0 +1,95 @@
+"""Rules of the plan's predictions: the end of the schedule, the lower bound, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s, slack_s
+from spindle_cli.costs.memory import DeviceMemory, device_memory
+from spindle_cli.plan.types import Plan
+from spindle_cli.units import format_bytes
+
+
+def times(plan: Plan) -> Iterator[Violation]:
+    """compute_s is the end of the schedule, iteration_s is not less, lower_bound_s is not more."""
+    slack = slack_s(plan)
+    predicted = plan.predicted
+    end_s = max(piece.end_s for piece in plan.slices)
+    if abs(predicted.compute_s - end_s) > slack:
+        yield Violation(
+            rule="compute",
+            where="predicted.compute_s",
+            value=exact_s(predicted.compute_s),
+            expected=f"{exact_s(end_s)}, the end of the last slice",
+        )
+    if predicted.lower_bound_s > predicted.compute_s + slack:
+        yield Violation(
+            rule="lower-bound",
+            where="predicted.lower_bound_s",
+            value=exact_s(predicted.lower_bound_s),
+            expected=f"at most compute_s, {exact_s(predicted.compute_s)}",
+        )
+    if predicted.iteration_s < predicted.compute_s - slack:
+        yield Violation(
+            rule="iteration",
+            where="predicted.iteration_s",
+            value=exact_s(predicted.iteration_s),
+            expected=f"at least compute_s, {exact_s(predicted.compute_s)}",
+        )
+
+
+def memory(plan: Plan) -> Iterator[Violation]:
+    """Every device holds what it needs, and peak_memory_bytes says so."""
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param)
+    capacity = plan.cluster.memory_bytes
+    # Devices that need the same and have the same are one violation.
+    overflowing: dict[tuple[DeviceMemory, int], list[int]] = {}
+    for device, need in enumerate(needs):
+        if need.total_bytes > capacity[device]:
+            overflowing.setdefault((need, capacity[device]), []).append(device)
+    for (need, limit), devices in overflowing.items():
+        yield Violation(
+            rule="memory",
+            where="memory",
+            devices=tuple(devices),
+            value=f"needs {_breakdown(need)}",
+            expected=f"at most {format_bytes(limit)}",
+        )
+    yield from _stated_memory(plan, tuple(need.total_bytes for need in needs))
+
+
+def _breakdown(need: DeviceMemory) -> str:
+    parts = {
+        "parameters": need.parameter_bytes,
+        "gradients": need.gradient_bytes,
+        "optimizer": need.optimizer_bytes,
+        "activations": need.activation_bytes,
+        "buffers": need.buffer_bytes,
+    }
+    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    return f"{format_bytes(need.total_bytes)} ({listed})"
+
+
+def _stated_memory(plan: Plan, needs_bytes: tuple[int, ...]) -> Iterator[Violation]:
+    stated = plan.predicted.peak_memory_bytes
+    if len(stated) != len(needs_bytes):
+        yield Violation(
+            rule="peak-memory",
+            where="predicted.peak_memory_bytes",
+            value=f"{len(stated)} entries",
+            expected=f"one for each of the {len(needs_bytes)} devices",
+        )
+        return
+    wrong = tuple(
+        device
+        for device, (said, need) in enumerate(zip(stated, needs_bytes, strict=True))
+        if abs(said - need) > RELATIVE_SLACK * need + 1
+    )
+    if wrong:
+        yield Violation(
+            rule="peak-memory",
+            where="predicted.peak_memory_bytes",
+            devices=wrong,
+            value=f"{stated[wrong[0]]} bytes on device {wrong[0]}",
+            expected=f"{needs_bytes[wrong[0]]} bytes, what its slices need",
+        )

@@ -1,0 +1,143 @@
+"""Rules without time: known MetaOps and devices, every op once and in order, allocations that are valid.
+
+The other rules can only be judged on a plan whose parts exist; see `spindle_cli.check.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spindle_cli.check.types import Violation, located, place_of
+from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
+
+
+def names_and_ranges(plan: Plan) -> Iterator[Violation]:
+    """Slices name MetaOps, ops and devices that exist; waves are numbered 0, 1, 2, ..."""
+    for position, wave in enumerate(plan.waves):
+        if wave.index != position:
+            yield Violation(
+                rule="wave-index",
+                where=f"waves[{position}]",
+                value=f"index is {wave.index}",
+                expected=f"{position}, its position",
+            )
+    for index, piece in located(plan):
+        yield from _names_of(index, piece, plan)
+    for metaop in plan.metaops:
+        yield from _table_sizes(metaop)
+
+
+def _names_of(wave: int, piece: Slice, plan: Plan) -> Iterator[Violation]:
+    where = place_of(wave, piece)
+    metaop = plan.by_name.get(piece.metaop)
+    if metaop is None:
+        yield Violation(
+            rule="unknown-metaop",
+            where=where,
+            value=f"{piece.metaop!r} is not among the plan's metaops",
+            expected="one of " + ", ".join(list(plan.by_name)[:8]),
+        )
+    elif not 0 <= piece.ops[0] < piece.ops[1] <= metaop.num_ops:
+        yield Violation(
+            rule="ops-range",
+            where=where,
+            value=f"ops {list(piece.ops)}",
+            expected=f"[first, last] with 0 <= first < last <= {metaop.num_ops}, its number of ops",
+        )
+    outside = tuple(device for device in piece.devices if device >= plan.cluster.num_devices)
+    if outside:
+        yield Violation(
+            rule="unknown-device",
+            where=where,
+            devices=outside,
+            value="not in the cluster",
+            expected=f"devices 0 to {plan.cluster.num_devices - 1} of {plan.cluster.name!r}",
+        )
+
+
+def _table_sizes(metaop: PlanMetaOp) -> Iterator[Violation]:
+    if metaop.parameter_blocks is not None and len(metaop.parameter_blocks) != metaop.num_ops:
+        yield Violation(
+            rule="parameter-blocks",
+            where=f"metaops, {metaop.name}",
+            value=f"{len(metaop.parameter_blocks)} parameter_blocks",
+            expected=f"one for each of its {metaop.num_ops} ops",
+        )
+
+
+def every_op_once(plan: Plan) -> Iterator[Violation]:
+    """A MetaOp's slices, in the order of their ops, cover [0, num_ops) without gap or overlap."""
+    pieces: dict[str, list[tuple[int, Slice]]] = {metaop.name: [] for metaop in plan.metaops}
+    for wave, piece in located(plan):
+        pieces[piece.metaop].append((wave, piece))
+    for metaop in plan.metaops:
+        covered = 0
+        for wave, piece in sorted(pieces[metaop.name], key=lambda entry: entry[1].ops):
+            first, last = piece.ops
+            if first > covered:
+                yield _lost(metaop.name, covered, first)
+            elif first < covered:
+                yield Violation(
+                    rule="coverage",
+                    where=place_of(wave, piece),
+                    value=f"runs ops [{first}, {min(covered, last)}) a second time",
+                    expected=f"a slice that starts at op {covered}",
+                )
+            covered = max(covered, last)
+        if covered < metaop.num_ops:
+            yield _lost(metaop.name, covered, metaop.num_ops)
+
+
+def _lost(metaop: str, first: int, last: int) -> Violation:
+    return Violation(
+        rule="coverage",
+        where=f"metaops, {metaop}",
+        value=f"no slice runs ops [{first}, {last})",
+        expected="every op in exactly one slice",
+    )
+
+
+def valid_allocations(plan: Plan) -> Iterator[Violation]:
+    """Each slice has dp x tp different devices, dp divides the batch, and its curve has a point for both."""
+    for wave, piece in located(plan):
+        metaop = plan.by_name[piece.metaop]
+        where = place_of(wave, piece)
+        repeated = tuple(sorted({d for d in piece.devices if piece.devices.count(d) > 1}))
+        if repeated:
+            yield Violation(
+                rule="device-twice",
+                where=where,
+                devices=repeated,
+                value="listed twice in one slice",
+                expected="each device once",
+            )
+        if len(piece.devices) != piece.dp * piece.tp:
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"{len(piece.devices)} devices",
+                expected=f"dp {piece.dp} x tp {piece.tp} = {piece.dp * piece.tp} devices",
+            )
+        if metaop.batch_size % piece.dp:
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"dp {piece.dp}",
+                expected=f"a divisor of the batch of {metaop.batch_size} samples",
+            )
+        elif curve_point(metaop, piece) is None:
+            points = ", ".join(f"{point.dp}x{point.tp}" for point in metaop.curve) or "none"
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"dp {piece.dp} x tp {piece.tp} has no point on the curve",
+                expected=f"one of the curve's dp x tp: {points}",
+            )
+
+
+def curve_point(metaop: PlanMetaOp, piece: Slice) -> tuple[float, float] | None:
+    """(forward_s, backward_s) of one op under the slice's dp and tp; None if the curve has no such point."""
+    for point in metaop.curve:
+        if (point.dp, point.tp) == (piece.dp, piece.tp):
+            return point.forward_s, point.backward_s
+    return None

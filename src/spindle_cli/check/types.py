@@ -1,0 +1,58 @@
+"""What a check finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spindle_cli.artifact import Model
+from spindle_cli.plan.types import Plan, Slice, format_devices
+from spindle_cli.units import format_seconds
+
+# Times in files are decimal roundings: what is later by less than this share of the schedule counts as equal.
+RELATIVE_SLACK = 1e-6
+
+
+class Violation(Model):
+    """One rule that a plan breaks, and where.
+
+    Attributes:
+        rule: short name of the rule, for scripts: 'coverage', 'order', 'device-busy', ...
+        where: 'wave 3, image_text/vision[0:6]', or the key of the plan file that is wrong.
+        devices: those concerned; empty where the rule is not about devices.
+        value: what the plan says.
+        expected: what the rule asks for.
+    """
+
+    rule: str
+    where: str
+    devices: tuple[int, ...] = ()
+    value: str
+    expected: str
+
+    def __str__(self) -> str:
+        place = self.where
+        if self.devices:
+            shown = [str(item) for item in format_devices(self.devices)]
+            listed = ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
+            place += f", device{'s' if len(self.devices) > 1 else ''} {listed}"
+        return f"{place}: {self.value}; expected {self.expected} [{self.rule}]"
+
+
+def slack_s(plan: Plan) -> float:
+    """Seconds by which two times of this plan may differ and still count as equal."""
+    return RELATIVE_SLACK * max((piece.end_s for piece in plan.slices), default=0.0)
+
+
+def place_of(wave: int, piece: Slice) -> str:
+    """A slice by its wave and its ops, for messages."""
+    return f"wave {wave}, {piece.label}"
+
+
+def located(plan: Plan) -> Iterable[tuple[int, Slice]]:
+    """Every slice with its wave's index, in file order."""
+    return ((wave.index, piece) for wave in plan.waves for piece in wave.slices)
+
+
+def exact_s(seconds: float) -> str:
+    """A time that can be compared with the file's digits, and read: '0.012345678 s (12.3 ms)'."""
+    return f"{seconds:.9g} s ({format_seconds(seconds)})"
