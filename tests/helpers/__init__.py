@@ -1,0 +1,1 @@
+"""What tests of several packages build their cases from."""
