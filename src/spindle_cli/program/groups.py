@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from spindle_cli.plan.types import Plan, Slice
@@ -84,12 +84,13 @@ def parameter_groups(
     for same_users, names in together.items():
         num_bytes = sum(size[name] for name in names)
         for fragment, devices in _fragment_holders([slices[index] for index in same_users]):
-            parts.append(
-                _Part(position[same_users[0]], devices, fragment, names, -(-num_bytes // fragment[1]))
-            )
+            first_use, share = position[same_users[0]], -(-num_bytes // fragment[1])
+            parts.append(_Part(first_use, devices, fragment, tuple(names), share, frozenset(same_users)))
     parts.sort(key=lambda part: (-part.first_use, part.devices, part.fragment))
     return tuple(
-        ParameterGroup(index, part.devices, tuple(part.blocks), part.num_bytes, part.fragment)
+        ParameterGroup(
+            index, part.devices, part.blocks, part.num_bytes, tuple(sorted(part.slices)), part.fragment
+        )
         for index, part in enumerate(_join_small(parts))
     )
 
@@ -101,8 +102,9 @@ class _Part:
     first_use: int
     devices: tuple[int, ...]
     fragment: tuple[int, int]
-    blocks: list[tuple[str, int]]
+    blocks: tuple[tuple[str, int], ...]
     num_bytes: int
+    slices: frozenset[int]
 
 
 def _fragment_holders(users: list[Slice]) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
@@ -129,8 +131,12 @@ def _join_small(parts: list[_Part]) -> list[_Part]:
         key = (part.devices, part.fragment)
         earlier = waiting.pop(key, None)
         if earlier is not None:
-            num_bytes = earlier.num_bytes + part.num_bytes
-            part = _Part(part.first_use, part.devices, part.fragment, earlier.blocks + part.blocks, num_bytes)
+            part = replace(
+                part,
+                blocks=earlier.blocks + part.blocks,
+                num_bytes=earlier.num_bytes + part.num_bytes,
+                slices=earlier.slices | part.slices,
+            )
         if part.num_bytes < MIN_SUM_BYTES:
             waiting[key] = part
         else:

@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spindle_cli.plan.types import Plan
@@ -33,8 +32,9 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
     edges = slice_edges(plan)
     order = execution_order(plan, edges)
     transfers = plan_transfers(plan, layouts, order, edges)
-    uses = planned_parameters(plan) if parameters is None else parameters
-    groups = parameter_groups(plan.slices, order, uses)
+    groups = parameter_groups(
+        plan.slices, order, planned_parameters(plan) if parameters is None else parameters
+    )
 
     drafts = {device: _Draft(device) for device in range(plan.cluster.num_devices)}
     for index in order:
@@ -46,7 +46,9 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
     for transfer in transfers:
         drafts[transfer.source].add(transfer)
         drafts[transfer.destination].add(transfer)
-    _place_sums(drafts, plan, uses, groups)
+    for group in groups:
+        for device in group.devices if len(group.devices) > 1 else ():
+            drafts[device].add_sum(group)
     return Program(
         plan=plan,
         slices=plan.slices,
@@ -56,25 +58,6 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
         groups=groups,
         actions={device: tuple(draft.write()) for device, draft in drafts.items()},
     )
-
-
-def _place_sums(
-    drafts: dict[int, _Draft], plan: Plan, uses: ParameterUses, groups: Sequence[ParameterGroup]
-) -> None:
-    """Each sum right after the device's last backward slice that adds to it, but never before an earlier
-    group's sum.
-    """
-    users: dict[tuple[str, int], set[int]] = {}
-    for index, piece in enumerate(plan.slices):
-        for op in range(*piece.ops):
-            for block in uses[piece.metaop, op]:
-                users.setdefault((block.key, block.block), set()).add(index)
-    for group in groups:
-        if len(group.devices) == 1:
-            continue
-        slices = set().union(*(users[block] for block in group.blocks))
-        for device in group.devices:
-            drafts[device].add_sum(group.index, slices)
 
 
 @dataclass
@@ -103,15 +86,15 @@ class _Draft:
             peer = transfer.source
         self.unposted.setdefault(peer, deque()).append(transfer)
 
-    def add_sum(self, group: int, slices: set[int]) -> None:
-        """Register the sum of a group to which `slices` add; to be called in the order of groups, after all
-        computes.
+    def add_sum(self, group: ParameterGroup) -> None:
+        """Register a sum: right after the device's last backward slice that adds to it, but never before the
+        sum of an earlier group. To be called in the order of groups, when all computes are there.
         """
         if not self.backward_place:
             self.backward_place = {slice_: place for place, (_, slice_) in enumerate(self.computes)}
-        own = max(self.backward_place[index] for index in slices if index in self.backward_place)
+        own = max(self.backward_place[index] for index in group.slices if index in self.backward_place)
         self.last_sum = max(self.last_sum, own)
-        self.sums_after.setdefault(self.last_sum, []).append(group)
+        self.sums_after.setdefault(self.last_sum, []).append(group.index)
 
     def write(self) -> list[Action]:
         """The device's actions. Receives are posted one compute ahead of the one that waits for them, so that

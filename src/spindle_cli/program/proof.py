@@ -4,9 +4,10 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
 
 1. computes: every slice forward and backward once on each of its devices, the step last
 2. sums: each has all its devices, in one order everywhere
-3. channels: each send has its receive; both ends of every pair of devices post in one order
-4. rows: each device gets every sample of every input, and of every gradient, once   (proof_rows.py)
-5. a run to the end: nothing waits for ever                                          (proof_run.py)
+3. sources: nothing is sent or summed before it is computed
+4. channels: each send has its receive; both ends of every pair of devices post in one order
+5. rows: each device gets every sample of every input, and of every gradient, once   (proof_rows.py)
+6. a run to the end: nothing waits for ever                                          (proof_run.py)
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def prove(program: Program) -> None:
     """
     check_computes(program)
     check_sums(program)
+    check_sources(program)
     check_channels(program)
     check_rows(program)
     check_run(program)
@@ -65,8 +67,7 @@ def check_computes(program: Program) -> None:
 
 
 def check_sums(program: Program) -> None:
-    """All devices of a group start its sum once, after their last use of its parameters, in the order of
-    groups.
+    """All devices of a group, and no others, start its sum once, in the order of groups.
 
     Raises:
         ProgramError: naming the first device that does not.
@@ -90,6 +91,32 @@ def check_sums(program: Program) -> None:
 def _group(action: Action) -> int:
     assert action.group is not None, "a SUM has a group"
     return action.group
+
+
+def check_sources(program: Program) -> None:
+    """Each send comes after the compute that makes its data, each sum after all that the device adds to it.
+
+    Raises:
+        ProgramError: naming the first that does not.
+    """
+    for device, actions in program.actions.items():
+        own = {action.piece for action in actions if action.kind is Kind.BACKWARD}
+        done: set[tuple[Kind, int | None]] = set()
+        for step, action in enumerate(actions):
+            needed: list[tuple[Kind, int | None]] = []
+            if action.kind in _COMPUTES:
+                done.add((action.kind, action.piece))
+            elif action.kind is Kind.SEND and action.transfer is not None:
+                needed = [(Kind.FORWARD, action.transfer.producer)]
+            elif action.kind is Kind.SEND_GRAD and action.transfer is not None:
+                needed = [(Kind.BACKWARD, action.transfer.consumer)]
+            elif action.kind is Kind.SUM:
+                slices = program.groups[_group(action)].slices
+                needed = [(Kind.BACKWARD, piece) for piece in slices if piece in own]
+            missing = [item for item in needed if item not in done]
+            if missing:
+                kind, piece = missing[0]
+                raise fault(program, f"device {device} needs {kind} {piece} before this", (device, step))
 
 
 def check_channels(program: Program) -> None:
