@@ -49,3 +49,8 @@ _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `additions`, for a child process."""
     return {**os.environ, **additions}
+
+
+def chosen_interface() -> str | None:
+    """The network interface that the user has chosen for the workers, if any; the name is gloo's own."""
+    return os.environ.get("GLOO_SOCKET_IFNAME") or None

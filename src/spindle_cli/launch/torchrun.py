@@ -1,7 +1,7 @@
 """torchrun with two additions: `python -m spindle_cli.launch.torchrun EXITS.json <torchrun's arguments>`.
 
-* `--rdzv-backend=spindle`: the store that all processes meet at listens on the address it is given alone, not on
-  every interface of the machine as torch's own does; port 0 takes a free one.
+* `--rdzv-backend=spindle`: the store that all processes meet at listens on the address it is given alone, not
+  on every interface of the machine as torch's own does; port 0 takes a free one.
 * Which workers died, and how, is written to EXITS.json instead of being printed over a page.
 """
 

@@ -1,0 +1,108 @@
+"""Start the launch's command, wait for it, and end it with everything it has started."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from collections.abc import Callable
+
+import psutil
+
+from spindle_cli.artifact import write_json
+from spindle_cli.environment import child_environment
+from spindle_cli.launch.build import SHUTDOWN_S
+from spindle_cli.launch.types import Launch
+from spindle_cli.request import workers_dir
+
+POLL_S = 0.1
+# After the first worker's error: time for the others' errors and torchrun's own end to come in.
+AFTERMATH_S = 2.0
+
+
+def run_launch(launch: Launch, on_poll: Callable[[], None]) -> int:
+    """Run the command to its end; its exit code. `on_poll` is called every `POLL_S` seconds and at the end.
+
+    A worker's error file ends everything within `AFTERMATH_S`. On any exception, Ctrl-C among them,
+    everything that was started is ended before it passes on.
+    """
+    write_json(launch.request_file, launch.request)
+    with launch.log.open("wb") as log:
+        command = subprocess.Popen(
+            launch.argv,
+            env=child_environment(launch.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone, which then ends the rest
+        )
+    tree = ProcessTree(command)
+    try:
+        code = _wait(launch, command, tree, on_poll)
+    except BaseException:
+        tree.end(patience_s=SHUTDOWN_S)
+        raise
+    tree.end(patience_s=0)
+    on_poll()
+    return code
+
+
+def _wait(
+    launch: Launch, command: subprocess.Popen[bytes], tree: ProcessTree, on_poll: Callable[[], None]
+) -> int:
+    give_up_at: float | None = None
+    while (code := command.poll()) is None:
+        tree.look()
+        on_poll()
+        if give_up_at is None and any(workers_dir(launch.run_dir).glob("rank-*.error.json")):
+            give_up_at = time.monotonic() + AFTERMATH_S
+        if give_up_at is not None and time.monotonic() > give_up_at:
+            return 1
+        time.sleep(POLL_S)
+    return code
+
+
+class ProcessTree:
+    """A process and all it has started, however they group themselves.
+
+    torchrun gives each worker a session of its own, so no signal to a group reaches them all; and a process
+    whose parent has died can no longer be found from the root. So the tree is remembered as it is seen.
+    """
+
+    def __init__(self, root: subprocess.Popen[bytes]) -> None:
+        self._root = root
+        self._seen: dict[int, psutil.Process] = {}
+        self._looked_at = 0.0
+
+    def look(self) -> None:
+        """Remember what has been started, at most once a second: it reads all of /proc."""
+        if time.monotonic() - self._looked_at < 1.0:
+            return
+        self._looked_at = time.monotonic()
+        self._remember()
+
+    def _remember(self) -> None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self._root.pid).children(recursive=True):
+                self._seen.setdefault(child.pid, child)
+
+    def end(self, *, patience_s: float) -> None:
+        """Ask the root to end, wait up to `patience_s` (Ctrl-C cuts it short), then kill whatever is left."""
+        self._remember()
+        try:
+            if self._root.poll() is None and patience_s > 0:
+                self._root.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._root.wait(patience_s)
+        finally:
+            self._kill()
+
+    def _kill(self) -> None:
+        self._remember()
+        if self._root.poll() is None:
+            self._root.kill()
+        self._root.wait()
+        for process in self._seen.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()  # psutil makes sure that it is still the same process
+        psutil.wait_procs(list(self._seen.values()), timeout=SHUTDOWN_S)
