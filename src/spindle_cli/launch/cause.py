@@ -63,7 +63,7 @@ def _of_death(launch: Launch, died: WorkerExit) -> RunFailedError:
     if died.exit_code == -signal.SIGKILL:
         return RunFailedError(
             f"worker {died.rank} was killed by signal 9 (out of memory?)",
-            hint="The kernel kills a process that takes too much memory (see `dmesg`); so may a job scheduler.",
+            hint="The kernel kills what takes too much memory (see `dmesg`), and so may a job scheduler.",
         )
     if died.exit_code < 0:
         name = signal.Signals(-died.exit_code).name

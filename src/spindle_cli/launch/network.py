@@ -1,4 +1,4 @@
-"""Which address and network interface the workers use: loopback unless the user says where other nodes are."""
+"""Which address and network interface the workers use: loopback, unless the user names other nodes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def share_of_node(cluster: Cluster, node_rank: int | None, master: str | None) -
     """This node's share of a run over the cluster's nodes.
 
     Raises:
-        UsageError: `node_rank` and `master` missing where there are several nodes, given where there is one,
-            or wrong.
+        UsageError: `node_rank` and `master` are missing for several nodes, given for one, or wrong.
     """
     sizes = cluster.node_sizes
     if len(sizes) == 1:
@@ -54,9 +53,9 @@ def share_of_node(cluster: Cluster, node_rank: int | None, master: str | None) -
         return whole_cluster_here(cluster)
     if node_rank is None or master is None:
         raise UsageError(
-            f"the plan's cluster {cluster.name!r} has {len(sizes)} nodes: --node-rank and --master are needed",
-            hint=f"Run the same command on each node, with --node-rank 0 to {len(sizes) - 1} and --master HOST:PORT, "
-            "HOST being an address of node 0.",
+            f"the plan's cluster {cluster.name!r} has {len(sizes)} nodes; expected --node-rank and --master",
+            hint=f"Run the same command on each node, with --node-rank 0 to {len(sizes) - 1} and "
+            "--master HOST:PORT, HOST being an address of node 0.",
         )
     if not 0 <= node_rank < len(sizes):
         raise UsageError(f"--node-rank {node_rank}: the plan's nodes are 0 to {len(sizes) - 1}")

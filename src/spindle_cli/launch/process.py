@@ -34,7 +34,7 @@ def run_launch(launch: Launch, on_poll: Callable[[], None]) -> int:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone, which then ends the rest
+            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone; it ends the rest
         )
     tree = ProcessTree(command)
     try:

@@ -49,7 +49,7 @@ def _last_run(name: str, node_rank: int) -> Path | None:
 
 
 def is_taken(run_dir: Path, node_rank: int) -> bool:
-    """Whether this node must not start a run here: it has one, or the folder holds what no other node put there."""
+    """Whether this node must not start a run here: it has one, or the folder holds something else."""
     if not run_dir.exists():
         return False
     if not run_dir.is_dir() or (workers_dir(run_dir) / f"node-{node_rank}.request.json").exists():
@@ -74,7 +74,7 @@ def prepare_run_dir(run_dir: Path) -> None:
 
 
 def forget_errors(run_dir: Path) -> None:
-    """Remove the error files of an earlier part of a resumed run, so that they are not taken for this one's."""
+    """Remove the error files of an earlier part of a resumed run: they are not this one's."""
     for pattern in ("rank-*.error.json", "node-*.exits.json"):
         for path in workers_dir(run_dir).glob(pattern):
             path.unlink(missing_ok=True)
