@@ -10,6 +10,8 @@ from pydantic import BaseModel
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+PIPE_WIDTH = 120  # characters in a line where there is no terminal to ask
+
 
 def print_json(document: BaseModel) -> None:
     """One JSON document on standard output."""
@@ -33,14 +35,17 @@ def note(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def out() -> Console:
-    """Standard output for text and tables: coloured on a terminal only, never cut off in a file or pipe."""
+def out(width: int | None = None) -> Console:
+    """Standard output for text and tables: coloured on a terminal only, lines never wrapped in a file or pipe.
+
+    `width`: characters in a line; by default the terminal's, or `PIPE_WIDTH`.
+    """
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, soft_wrap=not sys.stdout.isatty())
-    if not sys.stdout.isatty():
-        console.width = max(console.width, 100)
-    return console
+    is_terminal = sys.stdout.isatty()
+    if width is None and not is_terminal:
+        width = PIPE_WIDTH
+    return Console(highlight=False, markup=False, soft_wrap=not is_terminal, width=width)
 
 
 def err() -> Console:

@@ -1,0 +1,105 @@
+"""A plan's schedule as a grid: rows of devices, columns of time, the slice that each cell shows. Plain data."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spindle_cli.plan.types import Plan
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the picture.
+
+    Attributes:
+        devices: that it stands for, ascending.
+        exact: all of them run exactly these slices; otherwise the cells show what most of them run.
+        cells: index into `plan.slices` per column, None where the devices are idle.
+        used: share of the schedule in which the devices are busy, their mean, 0 to 1.
+    """
+
+    devices: tuple[int, ...]
+    exact: bool
+    cells: tuple[int | None, ...]
+    used: float
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The picture: `columns` columns of `column_s` seconds each."""
+
+    rows: tuple[Row, ...]
+    columns: int
+    column_s: float
+
+
+def make_grid(plan: Plan, columns: int, max_rows: int) -> Grid:
+    """The schedule in `columns` columns and at most `max_rows` rows.
+
+    Devices that run the same slices share a row. Where that leaves more than `max_rows`, neighbouring rows
+    are merged into rows of about equally many devices, each cell showing the slice that runs for most of its
+    device-seconds.
+    """
+    end_s = max(piece.end_s for piece in plan.slices)
+    column_s = end_s / columns if end_s > 0 else 1.0
+    alike = _devices_alike(plan)
+    merged = _merge(alike, max_rows, plan.cluster.num_devices)
+    rows = tuple(_row(plan, groups, columns, column_s) for groups in merged)
+    return Grid(rows, columns, column_s)
+
+
+Alike = tuple[tuple[int, ...], tuple[int, ...]]  # devices, and the slices that each of them runs
+
+
+def _devices_alike(plan: Plan) -> list[Alike]:
+    """Devices grouped by what they run, ordered by their first device."""
+    runs: list[list[int]] = [[] for _ in range(plan.cluster.num_devices)]
+    for index, piece in enumerate(plan.slices):
+        for device in piece.devices:
+            runs[device].append(index)
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for device, slices in enumerate(runs):
+        groups[tuple(slices)].append(device)
+    return [(tuple(devices), slices) for slices, devices in groups.items()]
+
+
+def _merge(alike: Sequence[Alike], max_rows: int, num_devices: int) -> list[list[Alike]]:
+    """Neighbouring groups gathered into at most `max_rows` rows of about equally many devices."""
+    if len(alike) <= max_rows:
+        return [[group] for group in alike]
+    rows: list[list[Alike]] = [[] for _ in range(max_rows)]
+    before = 0
+    for group in alike:
+        rows[before * max_rows // num_devices].append(group)
+        before += len(group[0])
+    return [row for row in rows if row]
+
+
+def _row(plan: Plan, groups: Sequence[Alike], columns: int, column_s: float) -> Row:
+    devices = tuple(sorted(device for members, _ in groups for device in members))
+    # Device-seconds of each slice in each column.
+    shares: list[dict[int, float]] = [defaultdict(float) for _ in range(columns)]
+    busy_s = 0.0
+    for members, slices in groups:
+        for index in slices:
+            piece = plan.slices[index]
+            busy_s += len(members) * (piece.end_s - piece.start_s)
+            first = min(int(piece.start_s / column_s), columns - 1)
+            for column in range(first, min(int(piece.end_s / column_s) + 1, columns)):
+                overlap_s = min(piece.end_s, (column + 1) * column_s) - max(piece.start_s, column * column_s)
+                if overlap_s > 0:
+                    shares[column][index] += len(members) * overlap_s
+    cells = tuple(_winner(share, len(devices) * column_s) for share in shares)
+    used = busy_s / (len(devices) * columns * column_s)
+    return Row(devices, len(groups) == 1, cells, used)
+
+
+def _winner(share: dict[int, float], cell_s: float) -> int | None:
+    """The slice with most device-seconds of a cell of `cell_s`, if it has more than idleness."""
+    if not share:
+        return None
+    best = max(share, key=lambda index: (share[index], -index))
+    idle_s = cell_s - sum(share.values())
+    return best if share[best] >= idle_s else None

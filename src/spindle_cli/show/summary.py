@@ -1,0 +1,116 @@
+"""What `spindle show` says in numbers: the prediction, the use of each device, the allocation of each MetaOp."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.plan.types import Plan
+
+
+class Allocation(Model):
+    """`num_ops` ops of a MetaOp on `dp` x `tp` devices."""
+
+    num_ops: int
+    dp: int
+    tp: int
+
+
+class MetaOpSummary(Model):
+    """A MetaOp as planned. `busy_s`: its slices' seconds; `device_s`: those times their devices."""
+
+    name: str
+    task: str
+    num_ops: int
+    batch_size: int
+    allocations: tuple[Allocation, ...]
+    start_s: float
+    end_s: float
+    busy_s: float
+    device_s: float
+
+
+class ShowReport(Artifact):
+    """The document of `spindle show --json`.
+
+    Attributes:
+        gap: how far the schedule is above the lower bound, as a share of the bound; None if the bound is
+            zero.
+        device_use: share of the schedule in which each device runs a slice.
+    """
+
+    KIND: ClassVar[str] = "show"
+
+    schema_: Annotated[Literal["spindle.show/1"], Field(alias="schema")] = "spindle.show/1"
+    strategy: str
+    workload: str
+    cluster: str
+    num_devices: int
+    num_waves: int
+    num_slices: int
+    iteration_s: float
+    compute_s: float
+    lower_bound_s: float
+    gap: float | None
+    device_use: tuple[float, ...]
+    peak_memory_bytes: tuple[int, ...]
+    metaops: tuple[MetaOpSummary, ...]
+    notes: tuple[str, ...]
+
+
+def summarise(plan: Plan) -> ShowReport:
+    """The numbers of a plan."""
+    predicted = plan.predicted
+    bound_s = predicted.lower_bound_s
+    return ShowReport(
+        strategy=plan.strategy,
+        workload=plan.workload.name,
+        cluster=plan.cluster.name,
+        num_devices=plan.cluster.num_devices,
+        num_waves=len(plan.waves),
+        num_slices=len(plan.slices),
+        iteration_s=predicted.iteration_s,
+        compute_s=predicted.compute_s,
+        lower_bound_s=bound_s,
+        gap=predicted.compute_s / bound_s - 1 if bound_s > 0 else None,
+        device_use=_device_use(plan),
+        peak_memory_bytes=predicted.peak_memory_bytes,
+        metaops=_metaops(plan),
+        notes=plan.notes,
+    )
+
+
+def _device_use(plan: Plan) -> tuple[float, ...]:
+    busy_s = [0.0] * plan.cluster.num_devices
+    for piece in plan.slices:
+        for device in piece.devices:
+            busy_s[device] += piece.end_s - piece.start_s
+    end_s = max(piece.end_s for piece in plan.slices)
+    return tuple(seconds / end_s if end_s > 0 else 0.0 for seconds in busy_s)
+
+
+def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
+    summaries = []
+    for metaop in plan.metaops:
+        pieces = [piece for piece in plan.slices if piece.metaop == metaop.name]
+        ops: Counter[tuple[int, int]] = Counter()
+        for piece in pieces:
+            ops[piece.dp, piece.tp] += piece.num_ops
+        widest_first = sorted(ops.items(), key=lambda entry: (-entry[0][0] * entry[0][1], entry[0]))
+        summaries.append(
+            MetaOpSummary(
+                name=metaop.name,
+                task=metaop.task,
+                num_ops=metaop.num_ops,
+                batch_size=metaop.batch_size,
+                allocations=tuple(Allocation(num_ops=n, dp=dp, tp=tp) for (dp, tp), n in widest_first),
+                start_s=min((piece.start_s for piece in pieces), default=0.0),
+                end_s=max((piece.end_s for piece in pieces), default=0.0),
+                busy_s=sum(piece.end_s - piece.start_s for piece in pieces),
+                device_s=sum((piece.end_s - piece.start_s) * len(piece.devices) for piece in pieces),
+            )
+        )
+    return tuple(summaries)

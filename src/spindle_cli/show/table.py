@@ -1,0 +1,74 @@
+"""The numbers of a plan as text and as a table for people."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from spindle_cli.plan.types import Plan
+from spindle_cli.show.summary import Allocation, ShowReport
+from spindle_cli.show.symbols import Symbols
+from spindle_cli.units import format_bytes, format_seconds
+
+
+def headline(report: ShowReport) -> str:
+    """Two lines: what the plan is, and what it predicts."""
+    gap = (
+        ""
+        if report.gap is None
+        else f", {report.gap:.1%} above the lower bound {format_seconds(report.lower_bound_s)}"
+    )
+    return (
+        f"{report.workload} on {report.cluster}: {report.num_devices} devices, strategy {report.strategy}, "
+        f"{report.num_slices} slices in {report.num_waves} waves\n"
+        f"iteration {format_seconds(report.iteration_s)} predicted; compute {format_seconds(report.compute_s)}{gap}"
+    )
+
+
+def footer(report: ShowReport) -> str:
+    """The use of the devices and of their memory, and the planner's notes."""
+    use, memory = report.device_use, report.peak_memory_bytes
+    lines = [
+        f"devices busy {sum(use) / len(use):.0%} of the schedule (least {min(use):.0%} on device "
+        f"{use.index(min(use))}, most {max(use):.0%} on device {use.index(max(use))})",
+    ]
+    if memory:
+        lines.append(
+            f"memory per device {format_bytes(min(memory))} to {format_bytes(max(memory))} "
+            f"(most on device {memory.index(max(memory))})"
+        )
+    return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
+
+
+def allocation_table(plan: Plan, report: ShowReport) -> Table:
+    """A row for each MetaOp: its letter in the picture, and how many of its ops run on how many devices."""
+    symbols = Symbols.of(plan)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("")
+    table.add_column("MetaOp", no_wrap=True)
+    for name in ("ops", "batch"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("ops on devices (dp x tp)")
+    for name in ("start", "end", "device time"):
+        table.add_column(name, justify="right", no_wrap=True)
+    total_s = sum(metaop.device_s for metaop in report.metaops)
+    for metaop in report.metaops:
+        share = metaop.device_s / total_s if total_s > 0 else 0.0
+        table.add_row(
+            Text(symbols.letter[metaop.name], style=f"black on {symbols.colour[metaop.task]}"),
+            metaop.name,
+            str(metaop.num_ops),
+            str(metaop.batch_size),
+            ", ".join(map(_allocation, metaop.allocations)),
+            format_seconds(metaop.start_s),
+            format_seconds(metaop.end_s),
+            f"{share:.0%}",
+        )
+    return table
+
+
+def _allocation(allocation: Allocation) -> str:
+    devices = allocation.dp * allocation.tp
+    mix = f" ({allocation.dp}x{allocation.tp})" if allocation.tp > 1 else ""
+    return f"{allocation.num_ops} on {devices}{mix}"

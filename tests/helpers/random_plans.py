@@ -1,0 +1,135 @@
+"""Random valid plans: random MetaGraphs, cut into slices on varying devices with varying dp and tp."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
+from spindle_cli.profile.types import CurvePoint, WorkloadRef
+
+_BATCHES = (4, 6, 8, 12)
+_OP_S = 0.25  # forward and backward of an op together, on any devices: the schedule stays easy to make
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """1 to 8 devices on 1 to 3 equal nodes."""
+    nodes, per_node = draw(st.sampled_from([(1, 1), (1, 2), (1, 4), (2, 2), (2, 3), (3, 2), (2, 4)]))
+    return Cluster(
+        name="random",
+        nodes=(NodeGroup(count=nodes, devices=per_node, device="a800-80gb", memory_gib=80),),
+        links=Links(
+            intra_node=Link(latency_us=8, bandwidth_gb_per_s=160),
+            inter_node=Link(latency_us=14, bandwidth_gb_per_s=46),
+        ),
+    )
+
+
+@st.composite
+def metagraphs(draw: st.DrawFn) -> tuple[PlanMetaOp, ...]:
+    """1 to 5 MetaOps of one task; some share parameters, some take an input at every op."""
+    batch_size = draw(st.sampled_from(_BATCHES))
+    metaops: list[PlanMetaOp] = []
+    for index in range(draw(st.integers(1, 5))):
+        earlier = [metaop.name for metaop in metaops]
+        inputs = draw(st.lists(st.sampled_from(earlier), unique=True, max_size=3)) if earlier else []
+        metaops.append(
+            PlanMetaOp(
+                name=f"task/part{index}",
+                task="task",
+                num_ops=draw(st.integers(1, 4)),
+                batch_size=batch_size,
+                inputs=tuple(inputs),
+                inputs_of_every_op=tuple(name for name in inputs if draw(st.booleans())),
+                parameters=draw(st.sampled_from([None, "shared", "other"])),
+                param_bytes_per_op=draw(st.sampled_from([0, 400_000, 4_000_000])),
+                activation_bytes_per_op=batch_size * 1000,
+                output_bytes=batch_size * 500,
+                inner_output_bytes=draw(st.sampled_from([None, batch_size * 1000])),
+            )
+        )
+    return tuple(metaops)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """A plan that passes `check`, each slice a wave of its own."""
+    cluster = draw(clusters())
+    free_s = [0.0] * cluster.num_devices
+    ended_s: dict[str, float] = {}
+    slices: list[Slice] = []
+    metaops: list[PlanMetaOp] = []
+    for metaop in draw(metagraphs()):
+        degrees: set[tuple[int, int]] = set()
+        ready_s = max((ended_s[name] for name in metaop.inputs), default=0.0)
+        first = 0
+        while first < metaop.num_ops:
+            last = draw(st.integers(first + 1, metaop.num_ops))
+            dp, tp = draw(st.sampled_from(_degrees(metaop.batch_size, cluster.num_devices)))
+            devices = draw(st.permutations(range(cluster.num_devices)))[: dp * tp]
+            start_s = max(ready_s, *(free_s[device] for device in devices))
+            ready_s = start_s + (last - first) * _OP_S
+            for device in devices:
+                free_s[device] = ready_s
+            slices.append(
+                Slice(
+                    metaop=metaop.name,
+                    ops=(first, last),
+                    devices=tuple(devices),
+                    dp=dp,
+                    tp=tp,
+                    start_s=start_s,
+                    end_s=ready_s,
+                )
+            )
+            degrees.add((dp, tp))
+            first = last
+        ended_s[metaop.name] = ready_s
+        metaops.append(metaop.model_copy(update={"curve": _curve(degrees)}))
+    return _plan(cluster, tuple(metaops), sorted(slices, key=lambda piece: piece.start_s))
+
+
+def _degrees(batch_size: int, num_devices: int) -> list[tuple[int, int]]:
+    return [
+        (dp, tp)
+        for dp in range(1, num_devices + 1)
+        for tp in (1, 2, 4)
+        if dp * tp <= num_devices and batch_size % dp == 0
+    ]
+
+
+def _curve(degrees: set[tuple[int, int]]) -> tuple[CurvePoint, ...]:
+    points = [
+        CurvePoint(
+            num_devices=dp * tp,
+            dp=dp,
+            tp=tp,
+            forward_s=_OP_S / 4,
+            backward_s=3 * _OP_S / 4,
+            source="estimated",
+        )
+        for dp, tp in degrees
+    ]
+    return tuple(sorted(points, key=lambda point: (point.num_devices, point.tp)))
+
+
+def _plan(cluster: Cluster, metaops: tuple[PlanMetaOp, ...], slices: list[Slice]) -> Plan:
+    end_s = max(piece.end_s for piece in slices)
+    return Plan(
+        strategy="spindle",
+        workload=WorkloadRef(name="random", fingerprint="sha256:" + "0" * 64, source="tests:build"),
+        profile=ProfileRef(sha256="sha256:" + "0" * 64),
+        cluster=cluster,
+        predicted=Predicted(
+            iteration_s=end_s,
+            compute_s=end_s,
+            lower_bound_s=0.0,
+            peak_memory_bytes=(0,) * cluster.num_devices,
+        ),
+        metaops=metaops,
+        waves=tuple(
+            Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
+            for index, piece in enumerate(slices)
+        ),
+    )
