@@ -38,7 +38,13 @@ def curve_of(op_s: Mapping[int, float]) -> tuple[CurvePoint, ...]:
 
 def metaop_of(name: str, num_ops: int, op_s: Mapping[int, float], **more: Any) -> MetaOpProfile:
     """A MetaOp of the task before the '/' in its name, with a batch of 8 and 1 MiB of parameters an op."""
-    settings = {"batch_size": 8, "param_bytes_per_op": 2**20, "activation_bytes_per_op": 2**18, **more}
+    settings = {
+        "batch_size": 8,
+        "parameters": name,
+        "param_bytes_per_op": 2**20,
+        "activation_bytes_per_op": 2**18,
+        **more,
+    }
     return MetaOpProfile(
         name=name,
         task=name.split("/")[0],
@@ -115,7 +121,9 @@ def two_towers() -> tuple[Profile, Plan]:
     """
     vision = metaop_of("pairs/vision", 4, {1: 2.0, 2: 1.0, 4: 0.6})
     text = metaop_of("pairs/text", 3, {1: 1.0, 2: 0.5, 4: 0.3})
-    loss = metaop_of("pairs/loss", 1, {1: 0.2}, inputs=(vision.name, text.name), param_bytes_per_op=0)
+    loss = metaop_of(
+        "pairs/loss", 1, {1: 0.2}, inputs=(vision.name, text.name), parameters=None, param_bytes_per_op=0
+    )
     profile = profile_of(vision, text, loss)
     waves = (
         (slice_of(vision, (0, 3), (0, 1), 0.0), slice_of(text, (0, 3), (2, 3), 0.0)),

@@ -36,7 +36,7 @@ def note(text: str) -> None:
 
 
 def out(width: int | None = None) -> Console:
-    """Standard output for text and tables: coloured on a terminal only, lines never wrapped in a file or pipe.
+    """Standard output for text and tables: colours on a terminal only, lines unbroken in a file or pipe.
 
     `width`: characters in a line; by default the terminal's, or `PIPE_WIDTH`.
     """

@@ -1,4 +1,4 @@
-"""A plan's schedule as a grid: rows of devices, columns of time, the slice that each cell shows. Plain data."""
+"""A plan's schedule as a grid, plain data: rows of devices, columns of time, the slice in each cell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `spindle show` says in numbers: the prediction, the use of each device, the allocation of each MetaOp."""
+"""What `spindle show` says in numbers: the prediction, each device's use, each MetaOp's allocation."""
 
 from __future__ import annotations
 

@@ -14,15 +14,14 @@ from spindle_cli.units import format_bytes, format_seconds
 
 def headline(report: ShowReport) -> str:
     """Two lines: what the plan is, and what it predicts."""
-    gap = (
-        ""
-        if report.gap is None
-        else f", {report.gap:.1%} above the lower bound {format_seconds(report.lower_bound_s)}"
-    )
+    gap = ""
+    if report.gap is not None:
+        gap = f", {report.gap:.1%} above the lower bound {format_seconds(report.lower_bound_s)}"
     return (
         f"{report.workload} on {report.cluster}: {report.num_devices} devices, strategy {report.strategy}, "
         f"{report.num_slices} slices in {report.num_waves} waves\n"
-        f"iteration {format_seconds(report.iteration_s)} predicted; compute {format_seconds(report.compute_s)}{gap}"
+        f"iteration {format_seconds(report.iteration_s)} predicted; "
+        f"compute {format_seconds(report.compute_s)}{gap}"
     )
 
 
