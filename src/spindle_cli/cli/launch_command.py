@@ -1,0 +1,69 @@
+"""`spindle launch`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spindle_cli.cli import output
+from spindle_cli.cli.options import JsonOption, PlanArgument, WorkloadOption
+
+
+def launch(
+    plan: PlanArgument,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            "--steps", min=1, help="Iterations to train. [default: as the workload's train settings]"
+        ),
+    ] = None,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--run-dir",
+            metavar="DIR",
+            help="The run's folder. [default: runs/<workload>-<n>, the first free n]",
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    workload: WorkloadOption = None,
+    node_rank: Annotated[
+        int | None,
+        typer.Option("--node-rank", metavar="R", min=0, help="Which of the cluster's nodes this one is."),
+    ] = None,
+    master: Annotated[
+        str | None, typer.Option("--master", metavar="HOST:PORT", help="An address of node 0, to meet at.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; start nothing.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train by a plan.
+
+    One worker process per device. Where the plan's cluster has several nodes, run the same command on each with
+    --node-rank and --master. A worker's failure ends the run at once with that worker's error.
+    """
+    from spindle_cli.launch import run
+    from spindle_cli.launch.report import render_report
+    from spindle_cli.launch.shell import shell_script
+    from spindle_cli.launch.types import LaunchOptions
+
+    prepared = run.prepare(
+        plan,
+        workload=workload,
+        run_dir=run_dir,
+        node_rank=node_rank,
+        master=master,
+        options=LaunchOptions(steps=steps, resume=resume),
+    )
+    if dry_run:
+        output.report(as_json, prepared.launch, shell_script(prepared.launch))
+        return
+    for warning in run.require_machine(prepared):
+        output.note(f"warning: {warning}")
+    started = prepared.launch
+    workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
+    output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")
+    report = run.start(prepared, output.err())
+    output.report(as_json, report, render_report(report))

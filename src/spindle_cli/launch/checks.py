@@ -1,0 +1,100 @@
+"""What must be true before a plan is launched: it is valid, and the workload is the one it was made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spindle_cli.check.run import check_plan
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.workload.file import TrainSettings
+
+SHOWN_VIOLATIONS = 3
+
+
+@dataclass(frozen=True)
+class FoundWorkload:
+    """Where a plan's workload is now, whatever the current folder, and how it is trained."""
+
+    source: str
+    train: TrainSettings
+
+
+def require_valid(plan: Plan, plan_path: Path) -> None:
+    """Refuse a plan that breaks a rule, or that names parallelism which the runtime does not do.
+
+    Raises:
+        InputError: the first violations.
+    """
+    violations = check_plan(plan)
+    if violations:
+        shown = "".join(f"\n  {violation}" for violation in violations[:SHOWN_VIOLATIONS])
+        more = (
+            f"\n  and {len(violations) - SHOWN_VIOLATIONS} more" if len(violations) > SHOWN_VIOLATIONS else ""
+        )
+        raise InputError(
+            f"{plan_path}: the plan is not valid:{shown}{more}",
+            hint=f"`spindle check {plan_path}` lists everything; make the plan again with `spindle plan`.",
+        )
+    for piece in plan.slices:
+        if piece.tp > 1:
+            raise InputError(
+                f"{plan_path}: {piece.label} is split {piece.tp} ways by tensor parallelism, "
+                "which plans can name but workers cannot run yet",
+                hint="Plan from a profile whose curves have tp = 1 only.",
+            )
+
+
+def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorkload:
+    """Find the plan's workload and make sure that it is the same; its code runs here, parameters on meta.
+
+    Args:
+        given: where the user says it is; else where the plan says, from the current folder or else from the
+            plan's.
+
+    Raises:
+        InputError: it is not there, or is another workload (or another version of it).
+        WorkloadError: it cannot be built or traced.
+    """
+    from spindle_cli.workload.analyse import analyse
+    from spindle_cli.workload.load import load_abstract
+
+    source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
+    loaded = load_abstract(source)
+    found = analyse(loaded.workload)
+    if found.fingerprint != plan.workload.fingerprint:
+        raise InputError(
+            f"{plan_path}: the plan is for workload {plan.workload.name!r} "
+            f"({_short(plan.workload.fingerprint)}); {source} is {loaded.workload.name!r} "
+            f"({_short(found.fingerprint)})",
+            hint="Profile and plan this workload again, or name the right one with --workload.",
+        )
+    return FoundWorkload(source, loaded.train)
+
+
+def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:
+    """A workload's source with its path made absolute: looked for in the current folder, then in the others.
+
+    What is not a file, 'package.module:function', is left as it is.
+
+    Raises:
+        InputError: the file is in none of the folders.
+    """
+    name, colon, function = source.rpartition(":")
+    path, suffix = (Path(name), colon + function) if name.endswith(".py") else (Path(source), "")
+    if path.suffix not in (".py", ".yaml", ".yml", ".json"):
+        return source
+    folders = (Path.cwd(), *other_folders)
+    for folder in folders:
+        if (folder / path).is_file():
+            return str(folder / path) + suffix
+    looked = " or ".join(str(folder) for folder in dict.fromkeys(folders))
+    raise InputError(
+        f"the workload {source!r} is not there (looked in {looked})",
+        hint="Say where it is now with --workload.",
+    )
+
+
+def _short(fingerprint: str) -> str:
+    return fingerprint[: len("sha256:") + 12]

@@ -1,0 +1,86 @@
+"""The devices, memory and disk of this machine against what a launch needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.units import MIB, format_bytes
+
+# A worker process before it holds any tensor: the interpreter and torch's libraries (torch 2.13, CPU build).
+WORKER_BYTES = 250 * MIB
+# Logs, metrics and request files, with room to spare.
+RUN_FILES_BYTES = 64 * MIB
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def threads_per_worker(processes: int) -> int:
+    """Torch threads of each worker: the cores divided evenly, at least one."""
+    return max(1, usable_cores() // processes)
+
+
+def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
+    """What this node lacks, as lines for people; a CPU plan may have more workers than cores, only slower.
+
+    Raises:
+        InputError: the devices, or the memory for so many workers, are not there.
+    """
+    if plan.cluster.device_type != "cpu":
+        _require_gpus(plan, processes)
+        return ()
+    _require_memory(processes)
+    cores = usable_cores()
+    if processes > cores:
+        return (
+            f"{processes} workers on {cores} cores: they share them, and the predicted times do not hold",
+        )
+    return ()
+
+
+def _require_gpus(plan: Plan, processes: int) -> None:
+    import torch
+
+    found = torch.cuda.device_count()
+    if found < processes:
+        raise InputError(
+            f"the plan has {processes} devices ({plan.cluster.device_type}) on this node; found {found}",
+            hint="Launch where the devices are, or plan again for the devices at hand.",
+        )
+
+
+def _require_memory(processes: int) -> None:
+    total = psutil.virtual_memory().total
+    needed = processes * WORKER_BYTES
+    if needed > total:
+        raise InputError(
+            f"the plan has {processes} devices on this node, a worker process each: they need "
+            f"{format_bytes(needed)} before they hold any tensor; this machine has {format_bytes(total)}",
+            hint="Plan for fewer devices per node.",
+        )
+
+
+def require_disk(run_dir: Path, needed_bytes: int = 0) -> None:
+    """Refuse to start a run that would fill the disk.
+
+    Raises:
+        InputError: less is free where the run's folder is, or will be, than the run's files need.
+    """
+    existing = run_dir.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    needed = RUN_FILES_BYTES + needed_bytes
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise InputError(
+            f"{run_dir}: {format_bytes(free)} are free on its disk; the run needs {format_bytes(needed)}",
+            hint="Make room, or choose a folder on another disk with --run-dir.",
+        )

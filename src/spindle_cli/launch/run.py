@@ -1,0 +1,104 @@
+"""`spindle launch` in two steps: prepare everything as data, then start it and watch it to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+
+from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.cause import failure_of
+from spindle_cli.launch.checks import find_workload, require_valid
+from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.follow import MetricsFollower
+from spindle_cli.launch.network import share_of_node
+from spindle_cli.launch.process import run_launch
+from spindle_cli.launch.progress import live_progress
+from spindle_cli.launch.report import RunReport, report_run
+from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
+from spindle_cli.launch.types import Launch, LaunchOptions
+from spindle_cli.plan.file import read_plan
+from spindle_cli.plan.types import Plan
+from spindle_cli.run_files import StepMetrics
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A launch that is ready to start, and what its progress is measured against.
+
+    `total_steps`: at which the run ends. `samples_per_step`: of all tasks together.
+    """
+
+    launch: Launch
+    plan: Plan
+    total_steps: int
+    samples_per_step: int
+
+
+def prepare(
+    plan_path: Path,
+    *,
+    workload: str | None = None,
+    run_dir: Path | None = None,
+    node_rank: int | None = None,
+    master: str | None = None,
+    options: LaunchOptions | None = None,
+) -> Prepared:
+    """Check the plan and its workload, and build the launch of this node. Nothing is written.
+
+    Raises:
+        InputError: the plan is malformed or not valid, or its workload is missing or another.
+        UsageError: a run folder that is taken; nodes or master that do not fit the plan's cluster.
+    """
+    asked = options or LaunchOptions()
+    plan = read_plan(plan_path)
+    require_valid(plan, plan_path)
+    share = share_of_node(plan.cluster, node_rank, master)
+    chosen = choose_run_dir(plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank)
+    found = find_workload(plan, plan_path, workload)
+    full = replace(asked, steps=asked.steps or found.train.steps, threads=threads_per_worker(share.processes))
+    launch = build_launch(plan, plan_path, found.source, chosen, share, full)
+    return Prepared(launch, plan, full.steps or found.train.steps, samples_per_step(plan))
+
+
+def samples_per_step(plan: Plan) -> int:
+    """Samples of one iteration, all tasks together."""
+    return sum({metaop.task: metaop.batch_size for metaop in plan.metaops}.values())
+
+
+def require_machine(prepared: Prepared) -> tuple[str, ...]:
+    """Whether this machine can run its part; what it can do only slowly, as lines for people.
+
+    Raises:
+        InputError: devices, memory or disk are missing.
+    """
+    launch = prepared.launch
+    require_disk(launch.run_dir)
+    return missing_devices(prepared.plan, launch.processes)
+
+
+def start(prepared: Prepared, console: Console) -> RunReport:
+    """Run this node's workers to their end, with progress on `console` where it is a terminal.
+
+    Raises:
+        RunFailedError: a worker failed; with that worker's error.
+        InputError: the run's folder cannot be written.
+        KeyboardInterrupt: after everything that was started has ended.
+    """
+    launch = prepared.launch
+    prepare_run_dir(launch.run_dir)
+    forget_errors(launch.run_dir)
+    follower = MetricsFollower(launch.run_dir)
+    steps: list[StepMetrics] = []
+    with live_progress(console, prepared.total_steps, prepared.samples_per_step) as show:
+
+        def poll() -> None:
+            for metrics in follower.new():
+                steps.append(metrics)
+                show(metrics)
+
+        code = run_launch(launch, poll)
+    if code != 0:
+        raise failure_of(launch)
+    return report_run(launch, steps, prepared.samples_per_step)
