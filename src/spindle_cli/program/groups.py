@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
+from spindle_cli.costs.memory import op_param_bytes, parameter_block
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import ParameterGroup
 from spindle_cli.units import MIB
@@ -31,26 +32,17 @@ ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
 def planned_parameters(plan: Plan) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
-    """Which parameters each op trains, as far as the plan knows.
+    """Which parameters each op trains, as far as the plan knows: one block an op, its glue's parameters
+    included.
 
-    A plan gives the parameters of an op's glue only as bytes: those of ops that share a block and have
-    equally large glue are taken to be the same. A runtime that knows the parameters themselves gives `link`
-    its own.
+    A runtime that knows the parameters themselves gives `link` its own.
     """
     uses: dict[tuple[str, int], tuple[ParameterBlock, ...]] = {}
     for metaop in plan.metaops:
         for op in range(metaop.num_ops):
-            blocks: list[ParameterBlock] = []
-            block = metaop.parameter_blocks[op] if metaop.parameter_blocks is not None else op
-            own = round(metaop.param_bytes_per_op * metaop.trainable_fraction)
-            if metaop.parameters is not None and own:
-                blocks.append(ParameterBlock(metaop.parameters, block, own))
-            extra = round(metaop.extra_param_bytes.get(op, 0) * metaop.trainable_fraction)
-            if extra and metaop.parameters is not None:
-                blocks.append(ParameterBlock(f"{metaop.parameters}+{extra}", block, extra))
-            elif extra:
-                blocks.append(ParameterBlock(f"{metaop.name}+{extra}", op, extra))
-            uses[metaop.name, op] = tuple(blocks)
+            num_bytes = round(op_param_bytes(metaop, op) * metaop.trainable_fraction)
+            block = ParameterBlock(*parameter_block(metaop, op), num_bytes)
+            uses[metaop.name, op] = (block,) if num_bytes else ()
     return uses
 
 
@@ -70,7 +62,7 @@ def parameter_groups(
         for op in range(*piece.ops):
             for block in uses[piece.metaop, op]:
                 name = (block.key, block.block)
-                size[name] = block.num_bytes
+                size[name] = max(size.get(name, 0), block.num_bytes)
                 using = users.setdefault(name, [])
                 if not using or using[-1] != index:  # a block repeated inside a slice counts once
                     using.append(index)

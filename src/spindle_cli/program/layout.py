@@ -47,8 +47,9 @@ class Layout:
             low, high = self.rows(share)
             if low >= last:
                 return
-            if high > first:
-                yield share, max(low, first), min(high, last)
+            low, high = max(low, first), min(high, last)
+            if low < high:
+                yield share, low, high
             share += 1
 
 

@@ -101,12 +101,12 @@ class _Draft:
         the data can come while that one runs, yet few buffers are held at a time.
         """
         actions: list[Action] = []
-        upcoming: list[Compute | None] = [*self.computes[1:], None]
-        for place, (compute, after) in enumerate(zip(self.computes, upcoming, strict=True)):
+        for place, compute in enumerate(self.computes):
             for transfer in self.incoming.get(compute, ()):
                 self._post_through(transfer, actions, must=True)
-            for transfer in self.incoming.get(after, ()) if after is not None else ():
-                self._post_through(transfer, actions, must=False)
+            for after in self.computes[place + 1 : place + 2]:
+                for transfer in self.incoming.get(after, ()):
+                    self._post_through(transfer, actions, must=False)
             actions.append(Action(compute[0], piece=compute[1]))
             for transfer in self.outgoing.get(compute, ()):
                 self._post_through(transfer, actions, must=True)

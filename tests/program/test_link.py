@@ -1,0 +1,147 @@
+"""Programs solved by hand, and what holds for every program."""
+
+from __future__ import annotations
+
+import time
+
+from hypothesis import given, settings
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.random_plans import plans
+from spindle_cli.program.edges import execution_order, slice_edges
+from spindle_cli.program.link import link
+from spindle_cli.program.proof import prove
+from spindle_cli.program.text import format_action
+from spindle_cli.program.types import Edge, Kind, Program
+
+
+def texts(program: Program, device: int) -> list[str]:
+    return [format_action(action) for action in program.actions[device]]
+
+
+def test_one_slice_on_one_device_is_forward_backward_step() -> None:
+    whole = metaop_of("task/net", 2, {1: 1.0})
+    program = link(plan_of(profile_of(whole), cluster_of(1), [[slice_of(whole, (0, 2), (0,), 0.0)]]))
+    assert texts(program, 0) == ["F 0", "B 0", "STEP"]
+
+
+def test_two_slices_on_two_devices_hand_over_and_back() -> None:
+    net = metaop_of("task/net", 2, {1: 1.0})
+    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
+    program = link(plan_of(profile_of(net), cluster_of(2), waves))
+    there = "#0 0->1 slice 0>1 rows 0:8 65536 B"
+    back = "#1 1->0 slice 0>1 rows 0:8 65536 B"
+    assert texts(program, 0) == ["F 0", f"SEND {there}", f"RECV_GRAD {back}", "B 0", "STEP"]
+    assert texts(program, 1) == [f"RECV {there}", "F 1", "B 1", f"SEND_GRAD {back}", "STEP"]
+
+
+def test_data_parallel_slices_sum_their_shared_parameters_once() -> None:
+    net = metaop_of("task/net", 1, {2: 1.0})
+    program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]]))
+    assert texts(program, 0) == texts(program, 1) == ["F 0", "B 0", "SUM 0", "STEP"]
+    assert program.groups[0].num_bytes == 2**20
+
+
+def test_an_idle_device_only_steps() -> None:
+    net = metaop_of("task/net", 1, {1: 1.0})
+    program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0,), 0.0)]]))
+    assert texts(program, 1) == ["STEP"]
+
+
+def test_two_towers_have_the_edges_that_the_metagraph_asks_for() -> None:
+    _, plan = two_towers()
+    # slices: 0 vision[0:3], 1 text[0:3], 2 vision[3:4], 3 loss
+    edges = slice_edges(plan)
+    assert edges == (Edge(0, 2, inner=True), Edge(1, 3, inner=False), Edge(2, 3, inner=False))
+    assert execution_order(plan, edges) == (0, 1, 2, 3)
+
+
+def test_an_input_of_every_op_goes_to_every_slice() -> None:
+    encoder = metaop_of("task/encoder", 1, {1: 1.0})
+    decoder = metaop_of(
+        "task/decoder", 2, {1: 1.0}, inputs=(encoder.name,), inputs_of_every_op=(encoder.name,)
+    )
+    waves = [
+        [slice_of(encoder, (0, 1), (0,), 0.0)],
+        [slice_of(decoder, (0, 1), (0,), 1.0)],
+        [slice_of(decoder, (1, 2), (1,), 2.0)],
+    ]
+    edges = slice_edges(plan_of(profile_of(encoder, decoder), cluster_of(2), waves))
+    assert edges == (Edge(0, 1, inner=False), Edge(0, 2, inner=False), Edge(1, 2, inner=True))
+
+
+def test_slices_that_start_together_run_producers_first() -> None:
+    """A slice of no length starts with its consumer; whatever wave it is in, it runs first."""
+    net = metaop_of("task/net", 2, {1: 1.0})
+    late, early = slice_of(net, (1, 2), (0,), 0.0), slice_of(net, (0, 1), (1,), 0.0)
+    plan = plan_of(profile_of(net), cluster_of(2), [[late], [early]])
+    assert execution_order(plan, slice_edges(plan)) == (1, 0)
+
+
+def test_a_receive_is_posted_one_compute_ahead() -> None:
+    """Device 0 posts what its second slice takes before it runs its first, so that the data comes
+    meanwhile.
+    """
+    own = metaop_of("a/own", 1, {1: 1.0})
+    net = metaop_of("b/net", 2, {1: 1.0})
+    waves = [
+        [slice_of(own, (0, 1), (0,), 0.0), slice_of(net, (0, 1), (1,), 0.0)],
+        [slice_of(net, (1, 2), (0,), 1.0)],
+    ]
+    program = link(plan_of(profile_of(own, net), cluster_of(2), waves))
+    assert [text.split(" ")[0] for text in texts(program, 0)] == [
+        "RECV",
+        "F",
+        "F",
+        "B",
+        "SEND_GRAD",
+        "B",
+        "STEP",
+    ]
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans())
+def test_every_linked_program_is_proved(plan) -> None:
+    program = link(plan)
+    prove(program)
+    keys = [
+        action.transfer.key
+        for actions in program.actions.values()
+        for action in actions
+        if action.kind in (Kind.SEND, Kind.SEND_GRAD)
+    ]
+    assert sorted(keys) == list(range(len(keys)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans())
+def test_all_ranks_agree_on_the_order_of_sums(plan) -> None:
+    program = link(plan)
+    for group in program.groups:
+        for device in group.devices if len(group.devices) > 1 else ():
+            sums = [action.group for action in program.actions[device] if action.kind is Kind.SUM]
+            assert sums == sorted(set(sums))
+            assert group.index in sums
+
+
+def test_a_thousand_devices_link_and_prove_in_seconds() -> None:
+    """30 chains of 4 MetaOps whose slices change devices and degrees all the time."""
+    sizes = (16, 32, 48, 64)
+    metaops, slices = [], []
+    for chain in range(30):
+        for link_index in range(4):
+            inputs = (metaops[-1].name,) if link_index else ()
+            metaop = metaop_of(
+                f"task{chain}/part{link_index}", 4, dict.fromkeys(sizes, 1.0), batch_size=192, inputs=inputs
+            )
+            metaops.append(metaop)
+            for cut in range(2):
+                size = sizes[(chain + link_index + cut) % 4]
+                first = (chain * 37 + link_index * 331 + cut * 61) % (1024 - size)
+                start_s = 2.0 * (link_index * 2 + cut) + 100.0 * chain
+                slices.append([slice_of(metaop, (2 * cut, 2 * cut + 2), range(first, first + size), start_s)])
+    plan = plan_of(profile_of(*metaops), cluster_of(1024, devices_per_node=8), slices)
+    started = time.perf_counter()
+    prove(link(plan))
+    assert time.perf_counter() - started < 6

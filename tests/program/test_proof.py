@@ -1,0 +1,158 @@
+"""Whatever is broken in a program, the proof finds it and shows the place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from helpers.plans import two_towers
+from helpers.random_plans import plans
+from spindle_cli.errors import ExitCode
+from spindle_cli.program.faults import ProgramError
+from spindle_cli.program.link import link
+from spindle_cli.program.proof import prove
+from spindle_cli.program.types import Action, Kind, Program
+
+
+def changed(program: Program, device: int, change: Callable[[list[Action]], object]) -> Program:
+    actions = list(program.actions[device])
+    change(actions)
+    return replace(program, actions={**program.actions, device: tuple(actions)})
+
+
+def steps_of(program: Program, device: int, *kinds: Kind) -> list[int]:
+    return [step for step, action in enumerate(program.actions[device]) if action.kind in kinds]
+
+
+def last_before_step(step: int) -> Callable[[list[Action]], None]:
+    def change(actions: list[Action]) -> None:
+        action = actions.pop(step)
+        actions.insert(len(actions) - 1, action)
+
+    return change
+
+
+def swap(first: int, second: int) -> Callable[[list[Action]], None]:
+    def change(actions: list[Action]) -> None:
+        actions[first], actions[second] = actions[second], actions[first]
+
+    return change
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_any_action_removed_is_caught(plan, data: st.DataObject) -> None:
+    program = link(plan)
+    device = data.draw(
+        st.sampled_from([device for device, actions in program.actions.items() if len(actions) > 1])
+    )
+    step = data.draw(st.integers(0, len(program.actions[device]) - 1))
+    with pytest.raises(ProgramError):
+        prove(changed(program, device, lambda actions: actions.pop(step)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_both_ends_of_a_transfer_removed_is_caught(plan, data: st.DataObject) -> None:
+    program = link(plan)
+    transfers = [
+        action.transfer
+        for actions in program.actions.values()
+        for action in actions
+        if action.kind in (Kind.SEND, Kind.SEND_GRAD)
+    ]
+    assume(transfers)
+    lost = data.draw(st.sampled_from(transfers))
+    actions = {
+        device: tuple(action for action in own if action.transfer != lost)
+        for device, own in program.actions.items()
+    }
+    with pytest.raises(ProgramError, match="once for"):
+        prove(replace(program, actions=actions))
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_two_posts_of_a_pair_in_another_order_on_one_side_are_caught(plan, data: st.DataObject) -> None:
+    program = link(plan)
+    pairs = [
+        (device, first, second)
+        for device, actions in program.actions.items()
+        for first in range(len(actions))
+        for second in range(first + 1, len(actions))
+        if (one := actions[first].transfer) is not None
+        and (other := actions[second].transfer) is not None
+        and {one.source, one.destination} == {other.source, other.destination}
+    ]
+    assume(pairs)
+    device, first, second = data.draw(st.sampled_from(pairs))
+    with pytest.raises(ProgramError):
+        prove(changed(program, device, swap(first, second)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans(), st.data())
+def test_a_receive_posted_after_its_compute_is_caught(plan, data: st.DataObject) -> None:
+    program = link(plan)
+    places = [
+        (device, step)
+        for device in program.actions
+        for step in steps_of(program, device, Kind.RECV, Kind.RECV_GRAD)
+    ]
+    assume(places)
+    device, step = data.draw(st.sampled_from(places))
+    with pytest.raises(ProgramError):
+        prove(changed(program, device, last_before_step(step)))
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans(), st.data())
+def test_two_sums_in_another_order_on_one_device_are_caught(plan, data: st.DataObject) -> None:
+    program = link(plan)
+    devices = [device for device in program.actions if len(steps_of(program, device, Kind.SUM)) > 1]
+    assume(devices)
+    device = data.draw(st.sampled_from(devices))
+    first, second = steps_of(program, device, Kind.SUM)[:2]
+    with pytest.raises(ProgramError):
+        prove(changed(program, device, swap(first, second)))
+
+
+def test_a_send_before_its_compute_is_caught() -> None:
+    program = link(two_towers()[1])
+    send = steps_of(program, 0, Kind.SEND)[0]
+    with pytest.raises(ProgramError, match="needs F 0 before this"):
+        prove(changed(program, 0, lambda actions: actions.insert(0, actions.pop(send))))
+
+
+def test_samples_sent_by_who_does_not_hold_them_are_caught() -> None:
+    """Device 1 claims to send rows of the other half of the batch, and the receiver believes it."""
+    program = link(two_towers()[1])
+    send = steps_of(program, 1, Kind.SEND)[0]
+    honest = program.actions[1][send].transfer
+    assert honest is not None
+    lie = replace(honest, first=honest.first - 4, last=honest.last - 4)
+    actions = {
+        device: tuple(
+            replace(action, transfer=lie) if action.transfer == honest else action for action in own
+        )
+        for device, own in program.actions.items()
+    }
+    with pytest.raises(ProgramError, match="does not hold"):
+        prove(replace(program, actions=actions))
+
+
+def test_devices_that_wait_for_ever_are_shown_where_they_stand() -> None:
+    """Device 0 posts what its loss takes only at its very end: it never gets there, nor do those behind
+    it.
+    """
+    program = link(two_towers()[1])
+    last_receive = steps_of(program, 0, Kind.RECV)[-1]
+    late = changed(program, 0, last_before_step(last_receive))
+    with pytest.raises(ProgramError, match="4 of 4 devices wait for ever") as raised:
+        prove(late)
+    assert raised.value.exit_code == ExitCode.FAILED
+    assert ">>F 3<<" in str(raised.value)
