@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from helpers.plans import two_towers
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.errors import ExitCode
 from spindle_cli.program.faults import ProgramError
@@ -146,13 +146,12 @@ def test_samples_sent_by_who_does_not_hold_them_are_caught() -> None:
 
 
 def test_devices_that_wait_for_ever_are_shown_where_they_stand() -> None:
-    """Device 0 posts what its loss takes only at its very end: it never gets there, nor do those behind
-    it.
-    """
-    program = link(two_towers()[1])
-    last_receive = steps_of(program, 0, Kind.RECV)[-1]
-    late = changed(program, 0, last_before_step(last_receive))
-    with pytest.raises(ProgramError, match="4 of 4 devices wait for ever") as raised:
-        prove(late)
+    """Device 1 posts its receive after the compute that needs it; device 0 then waits for its gradient."""
+    net = metaop_of("task/net", 2, {1: 1.0})
+    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
+    program = link(plan_of(profile_of(net), cluster_of(2), waves))
+    with pytest.raises(ProgramError, match="2 of 2 devices wait for ever") as raised:
+        prove(changed(program, 1, swap(0, 1)))
     assert raised.value.exit_code == ExitCode.FAILED
-    assert ">>F 3<<" in str(raised.value)
+    assert "device 0, from step 0: F 0  SEND#0>1  RECV_GRAD#1<1  >>B 0<<  STEP" in str(raised.value)
+    assert "device 1, from step 0: >>F 1<<  RECV#0<0  B 1" in str(raised.value)
