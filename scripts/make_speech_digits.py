@@ -1,9 +1,11 @@
-"""Make the speech of the `digits` workload: every digit's name in every language, spoken by espeak-ng, as log-mel features.
+"""Make the speech of the `digits` workload: each digit's name in each language by espeak-ng, as log-mel
+features.
 
     apt-get install espeak-ng
     python scripts/make_speech_digits.py
 
-writes src/spindle_cli/zoo/digits/speech.npz (under 2 MB). The same espeak-ng gives the same file. Needs numpy only.
+writes src/spindle_cli/zoo/digits/speech.npz (under 2 MB). The same espeak-ng gives the same file. Needs numpy
+only.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Take:
 
 
 def takes() -> Iterator[Take]:
-    """Eight takes to train on; held out: two voices never heard in training, and a heard voice at a new speed and pitch."""
+    """Eight takes to train on; held out: two voices never trained on, and one at a new speed and pitch."""
     for (variant, pitch), speed in product([("m1", 45), ("m3", 30), ("f1", 55), ("f4", 70)], [140, 190]):
         yield Take(variant, speed, pitch, held_out=False)
     yield Take("m7", 170, 40, held_out=True)
@@ -76,7 +78,7 @@ def mel_filters() -> np.ndarray:
 
 
 def log_mel(samples: np.ndarray, filters: np.ndarray) -> np.ndarray:
-    """Log-mel features from the first sound on, uint8 [NUM_FRAMES, NUM_MELS]; cut off or padded with silence."""
+    """Log-mel features from the first sound on, uint8 [NUM_FRAMES, NUM_MELS]; cut or padded with silence."""
     loud = np.flatnonzero(np.abs(samples) > 0.02 * np.abs(samples).max())
     samples = np.pad(samples[loud[0] : loud[-1] + 1], (0, WINDOW + NUM_FRAMES * HOP))
     starts = HOP * np.arange(NUM_FRAMES)
@@ -91,7 +93,13 @@ def main() -> None:
     """Speak every name in every take and write the features with their digit, language, take and split."""
     filters = mel_filters()
     rows = [
-        (log_mel(speak(DIGIT_NAMES[language][digit], language, take), filters), digit, number, index, take.held_out)
+        (
+            log_mel(speak(DIGIT_NAMES[language][digit], language, take), filters),
+            digit,
+            number,
+            index,
+            take.held_out,
+        )
         for number, language in enumerate(LANGUAGES)
         for digit in range(10)
         for index, take in enumerate(takes())

@@ -1,1 +1,1 @@
-"""Workloads that come with Spindle: the paper's three (synthetic data), and `digits` (real data, for the demo)."""
+"""Workloads that come with Spindle: the paper's three on synthetic data, and `digits` on real data."""

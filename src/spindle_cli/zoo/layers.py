@@ -1,14 +1,14 @@
 """Transformer layers of the zoo, in plain PyTorch. Each layer class is one operator.
 
-Shapes: B samples, S tokens, W width, H heads of W / H. Keys have no bias: softmax ignores it, so its gradient is only rounding
-noise, which Adam would blow up to full-sized steps.
+Shapes: B samples, S tokens, W width, H heads of W / H. Keys have no bias: softmax ignores it, so its gradient
+is only rounding noise, which Adam would blow up to full-sized steps.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 
 class Attention(nn.Module):
@@ -33,11 +33,11 @@ class Attention(nn.Module):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, S, W] -> [B, H, S, W / H]."""
-        return x.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
+        return torch.unflatten(x, -1, (-1, self.head_width)).transpose(1, 2)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """[B, H, S, W / H], twice [B, H, T, W / H] -> [B, S, W]."""
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -52,7 +52,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., W] -> [..., W]."""
-        out: Tensor = self.down(F.gelu(self.up(x)))
+        out: Tensor = self.down(functional.gelu(self.up(x)))
         return out
 
 
@@ -74,7 +74,7 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Pre-norm layer of an encoder-decoder: causal self-attention, attention over the encoder's output, MLP."""
+    """Pre-norm layer of an encoder-decoder: causal self-attention, attention over the encoder, MLP."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def rotate(x: Tensor, angles: Tensor) -> Tensor:
 
 
 class LanguageLayer(nn.Module):
-    """Layer of a decoder-only language model: RMS norms, rotary causal attention, gated MLP of `hidden` units."""
+    """Layer of a decoder-only language model: RMS norms, rotary causal attention, gated MLP (`hidden`)."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -137,15 +137,15 @@ class LanguageLayer(nn.Module):
         """[B, S, W] -> [B, S, W]."""
         x = x + self.attention(self.attention_norm(x))
         normed = self.mlp_norm(x)
-        out: Tensor = x + self.down(F.silu(self.gate(normed)) * self.up(normed))
+        out: Tensor = x + self.down(functional.silu(self.gate(normed)) * self.up(normed))
         return out
 
 
 class ContrastiveLoss(nn.Module):
     """Symmetric contrastive loss of two views, row i of one belonging to row i of the other.
 
-    With `labels`, every pair of equal labels belongs together (several positives share the target evenly). Its samples depend on
-    each other: list it in `Workload.coupled`.
+    With `labels`, every pair of equal labels belongs together (several positives share the target evenly).
+    Its samples depend on each other: list it in `Workload.coupled`.
     """
 
     def __init__(self, temperature: float = 0.07) -> None:
@@ -154,13 +154,13 @@ class ContrastiveLoss(nn.Module):
 
     def forward(self, a: Tensor, b: Tensor, labels: Tensor | None = None) -> Tensor:
         """Embeddings [B, W] and [B, W], labels [B] -> scalar."""
-        a, b = F.normalize(a, dim=-1), F.normalize(b, dim=-1)
+        a, b = functional.normalize(a, dim=-1), functional.normalize(b, dim=-1)
         logits = self.log_scale.exp() * a @ b.T  # [B, B]
         if labels is None:
             labels = torch.arange(len(a), device=a.device)
         same = (labels[:, None] == labels[None, :]).to(logits.dtype)
         targets = same / same.sum(dim=1, keepdim=True)  # symmetric, as rows of one label have equal sums
-        return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+        return (functional.cross_entropy(logits, targets) + functional.cross_entropy(logits.T, targets)) / 2
 
 
 class TokenLoss(nn.Module):
@@ -174,4 +174,4 @@ class TokenLoss(nn.Module):
     def forward(self, x: Tensor, targets: Tensor) -> Tensor:
         """[B, S, W] and token numbers [B, S] -> scalar."""
         logits = self.head(self.norm(x))
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())

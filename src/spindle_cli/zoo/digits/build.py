@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.digits.data import DigitPairs
 from spindle_cli.zoo.digits.model import (
@@ -19,6 +18,7 @@ from spindle_cli.zoo.digits.model import (
     TextEncoder,
 )
 from spindle_cli.zoo.layers import ContrastiveLoss, EncoderLayer
+from spindle_cli.zoo.options import choose_batch_sizes
 
 BATCH_SIZES = {"image_text": 96, "speech_text": 48, "image_speech": 64, "image_class": 32, "speech_class": 16}
 
@@ -32,9 +32,7 @@ def build(batch_sizes: Mapping[str, int] | None = None) -> Workload:
     Raises:
         WorkloadError: `batch_sizes` names an unknown task.
     """
-    sizes = {**BATCH_SIZES, **(batch_sizes or {})}
-    if unknown := sorted(set(sizes) - set(BATCH_SIZES)):
-        raise WorkloadError(f"digits: batch_sizes: no task {unknown[0]!r}; tasks are {', '.join(BATCH_SIZES)}")
+    sizes = choose_batch_sizes("digits", BATCH_SIZES, batch_sizes)
     image = ImageEncoder(width=64, layers=4, heads=4)
     text = TextEncoder(width=48, layers=2, heads=4)
     speech = SpeechEncoder(width=96, layers=4, heads=4)

@@ -1,7 +1,9 @@
-"""The data of `digits`: handwritten images, names as text, and speech; split into samples to train on and held-out ones.
+"""The data of `digits`: handwritten images, names as text, and speech; split into samples to train on and
+held-out ones.
 
-Images: scikit-learn's 1,797 handwritten digits; every fifth is held out. Speech: `speech.npz` beside this file (see
-scripts/make_speech_digits.py); held out are two voices never trained on and one at another speed. Text: the names themselves.
+Images: scikit-learn's 1,797 handwritten digits; every fifth is held out. Speech: `speech.npz` beside this
+file (see scripts/make_speech_digits.py); held out are two voices never trained on and one at another speed.
+Text: the names themselves.
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ def _images(held_out: bool) -> Clips:
         ) from error
     pixels, digits = load_digits(return_X_y=True)
     chosen = (np.arange(len(pixels)) % HELD_OUT_EVERY == 0) == held_out
-    images = torch.from_numpy(pixels[chosen]).float().unflatten(1, IMAGE_SHAPE) / 8 - 1
+    images = torch.from_numpy(pixels[chosen]).float().view(-1, *IMAGE_SHAPE) / 8 - 1
     return Clips(images, torch.from_numpy(digits[chosen]).long())
 
 
@@ -98,8 +100,8 @@ def encode(name: str) -> Tensor:
 class DigitPairs(Dataset[dict[str, Tensor]]):
     """Samples of one or more modalities that show the same digit, with that digit as `label`.
 
-    Sample i takes item i (modulo their number) of the first modality; the others' items of that digit are drawn from i alone, so
-    that a sample is the same wherever and whenever it is loaded.
+    Sample i takes item i (modulo their number) of the first modality; the others' items of that digit are
+    drawn from i alone, so that a sample is the same wherever and whenever it is loaded.
 
     Args:
         modalities: 'image', 'text' or 'speech'; the first decides the digit.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 from spindle_cli.zoo.digits.data import IMAGE_SHAPE, SPEECH_SHAPE, TEXT_BYTES
 from spindle_cli.zoo.layers import ContrastiveLoss, EncoderLayer
@@ -15,7 +15,9 @@ from spindle_cli.zoo.layers import ContrastiveLoss, EncoderLayer
 EMBEDDING = 64
 PATCH = 2  # pixels on a side
 FRAMES_PER_TOKEN = 2
-INITIAL_STD = 0.02  # of positions and embeddings, as in BERT
+INITIAL_STD = (
+    0.5  # of positions, about the size of the embedded input: a mean over tokens would hide weaker ones
+)
 
 
 class ImageEncoder(nn.Module):
@@ -51,7 +53,8 @@ class SpeechEncoder(nn.Module):
 
     def forward(self, speech: Tensor) -> Tensor:
         """[B, 40, 24] -> [B, E]."""
-        x = self.embed(speech.unflatten(1, (-1, FRAMES_PER_TOKEN)).flatten(2)) + self.position  # [B, S, W]
+        frames = torch.unflatten(speech, 1, (-1, FRAMES_PER_TOKEN)).flatten(2)  # [B, S, frames x mels]
+        x = self.embed(frames) + self.position
         for block in self.blocks:
             x = block(x)
         embedding: Tensor = self.head(x.mean(dim=1))
@@ -101,11 +104,12 @@ class Classifier(nn.Module):
 
     def forward(self, embedding: Tensor, label: Tensor) -> Tensor:
         """[B, E] and digits [B] -> mean cross-entropy."""
-        return F.cross_entropy(self.linear(embedding), label)
+        return functional.cross_entropy(self.linear(embedding), label)
 
     def predict(self, embedding: Tensor) -> Tensor:
         """[B, E] -> digits [B]."""
-        return self.linear(embedding).argmax(dim=1)
+        logits: Tensor = self.linear(embedding)
+        return logits.argmax(dim=1)
 
 
 class ImageText(nn.Module):
