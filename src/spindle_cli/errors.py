@@ -1,6 +1,7 @@
 """Errors that a user can cause, and the exit code each one ends the command with.
 
-Every error here is shown as one message without a traceback. `assert` and other exceptions are for our own bugs.
+Every error here is shown as one message without a traceback. `assert` and other exceptions are for our own
+bugs.
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class RunFailedError(SpindleError):
     """The thing itself failed: a worker died, a verification differs, a check found a violation."""
 
     exit_code = ExitCode.FAILED
+
+
+class PeerLostError(RunFailedError):
+    """Another worker is gone or does not answer: what ended or holds up that one is the cause, not this."""
 
 
 class UsageError(SpindleError):

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spindle_cli.artifact import write_json
-from spindle_cli.errors import SpindleError
+from spindle_cli.errors import PeerLostError, SpindleError
 from spindle_cli.request import WorkerError, error_path, log_path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -65,15 +65,17 @@ def die_with_parent(signal_number: signal.Signals) -> None:
 def describe_error(error: Exception, rank: int) -> WorkerError:
     """An exception as what the worker hands back."""
     known = isinstance(error, SpindleError)
+    message = error.message if isinstance(error, SpindleError) else str(error)
+    notes = getattr(error, "__notes__", ())  # what the worker was at: a slice, or samples being loaded
     return WorkerError(
         rank=rank,
         type=type(error).__name__,
-        message=error.message if isinstance(error, SpindleError) else str(error),
+        message="\n  ".join((message, *notes)),
         hint=error.hint if isinstance(error, SpindleError) else None,
         place=None if known else _place_of(error),
         traceback=None if known else "".join(traceback.format_exception(error)),
         lost_peer=is_lost_peer(error),
-        user_mistake=known,
+        self_explaining=known,
         exit_code=int(error.exit_code) if isinstance(error, SpindleError) else 1,
         time_s=time.time(),
     )
@@ -86,7 +88,7 @@ def is_lost_peer(error: BaseException) -> bool:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ConnectionError) or any(sign in str(seen) for sign in _LOST_PEER_SIGNS):
+        if isinstance(seen, ConnectionError | PeerLostError) or any(sign in str(seen) for sign in _LOST_PEER_SIGNS):
             return True
         seen = seen.__cause__ or seen.__context__
     return False
