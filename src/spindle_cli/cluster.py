@@ -11,22 +11,24 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.units import GB, GIB, US
 
+BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
+
 
 class Link(Model):
     """How long a message between two devices takes.
 
-    `latency_us`: microseconds before the first byte. `bandwidth_gb_per_s`: 10**9 bytes per second, one way, large messages.
-    `curve`: bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes; interpolated over log(bytes), and
-    constant outside. Without it the one bandwidth holds for every size.
+    `latency_us`: microseconds before the first byte. `bandwidth_gb_per_s`: 10**9 bytes per second, one way,
+    large messages. `curve`: bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes;
+    interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
     """
 
     latency_us: Annotated[float, Field(ge=0)]
     bandwidth_gb_per_s: Annotated[float, Field(gt=0)]
-    curve: tuple[tuple[float, float], ...] | None = None
+    curve: BandwidthCurve | None = None
 
     @field_validator("curve")
     @classmethod
-    def _curve_ascends(cls, curve: tuple[tuple[float, float], ...] | None) -> tuple[tuple[float, float], ...] | None:
+    def _curve_ascends(cls, curve: BandwidthCurve | None) -> BandwidthCurve | None:
         if curve is None:
             return None
         if not curve:
@@ -78,7 +80,9 @@ class Cluster(Artifact):
     def _one_device_type(self) -> Cluster:
         types = sorted({group.device for group in self.nodes})
         if len(types) > 1:
-            raise ValueError(f"nodes: devices of several types ({', '.join(types)}); all devices must be of one type")
+            raise ValueError(
+                f"nodes: devices of several types ({', '.join(types)}); all devices must be of one type"
+            )
         return self
 
     @property

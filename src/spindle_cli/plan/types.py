@@ -1,7 +1,7 @@
 """The plan file: waves of placed slices, and the predictions they rest on.
 
-A plan is complete in itself: with the cluster and the summary of every MetaOp inside, it can be checked, drawn, simulated and
-turned into each rank's program without the profile or the workload.
+A plan is complete in itself: with the cluster and the summary of every MetaOp inside, it can be checked,
+drawn, simulated and turned into each rank's program without the profile or the workload.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_serializer, field_validator, model_validator
+from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.cluster import Cluster
@@ -17,6 +17,13 @@ from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import Bytes, CurvePoint, Seconds, WorkloadRef
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
+
+# What `parse_devices` takes.
+DEVICES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"}]},
+}
 
 
 def parse_devices(value: Any) -> tuple[int, ...]:
@@ -56,14 +63,14 @@ def format_devices(devices: tuple[int, ...]) -> list[int | str]:
 
 
 class Slice(Model):
-    """Consecutive ops [first, last) of one MetaOp on a list of devices, from start to end (forward and backward together).
+    """Consecutive ops [first, last) of one MetaOp on a list of devices.
 
-    Each consecutive `tp` devices of the list hold one batch share; the dp shares go in the order of the list.
+    From start to end it runs forward and backward together. Each consecutive `tp` devices of the list hold one batch share; the dp shares go in the order of the list.
     """
 
     metaop: str
     ops: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]]
-    devices: tuple[int, ...]
+    devices: Annotated[tuple[int, ...], WithJsonSchema(DEVICES_SCHEMA)]
     dp: Annotated[int, Field(ge=1)]
     tp: Annotated[int, Field(ge=1)] = 1
     start_s: Seconds
@@ -100,7 +107,7 @@ class Wave(Model):
 
 
 class Predicted(Model):
-    """What the plan is expected to do. See docs/contracts for each key; the breakdown adds up to `iteration_s`."""
+    """What the plan is expected to do; docs/contracts.md says each key. The parts add up to `iteration_s`."""
 
     iteration_s: Seconds
     compute_s: Seconds

@@ -35,11 +35,15 @@ def check_metagraph(metaops: Sequence[GraphNode]) -> None:
     known = set(names)
     if len(known) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"metaops: the name {twice!r} occurs {names.count(twice)} times; names must be unique")
+        raise ValueError(
+            f"metaops: the name {twice!r} occurs {names.count(twice)} times; names must be unique"
+        )
     for metaop in metaops:
         for name in metaop.inputs:
             if name not in known:
-                raise ValueError(f"metaops: {metaop.name!r} consumes {name!r}, which is not a MetaOp of this profile")
+                raise ValueError(
+                    f"metaops: {metaop.name!r} consumes {name!r}, which is not a MetaOp of this profile"
+                )
         if len(set(metaop.inputs)) < len(metaop.inputs):
             raise ValueError(f"metaops: {metaop.name!r} lists an input twice")
     graph = metagraph(metaops)

@@ -1,7 +1,7 @@
 """The profile file: the MetaGraph of a workload with the scaling curve of every MetaOp.
 
-It is all that planning needs: no workload code, no torch, no device. Times are seconds per op over the whole batch, sizes are
-bytes over the whole batch, unless a key says otherwise.
+It is all that planning needs: no workload code, no torch, no device. Times are seconds per op over the whole
+batch, sizes are bytes over the whole batch, unless a key says otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ Bytes = Annotated[int, Field(ge=0)]
 
 
 class WorkloadRef(Model):
-    """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again (a workload file or function)."""
+    """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again.
+
+    `source`: a workload file or function.
+    """
 
     name: str
     fingerprint: str
@@ -27,7 +30,10 @@ class WorkloadRef(Model):
 
 
 class Device(Model):
-    """What the curves were measured on or estimated for. `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'."""
+    """What the curves were measured on or estimated for.
+
+    `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'.
+    """
 
     type: str
     name: str
@@ -35,7 +41,7 @@ class Device(Model):
 
 
 class CurvePoint(Model):
-    """One valid allocation of a MetaOp: dp x tp = num_devices, and the seconds one op takes over the whole batch.
+    """One valid allocation of a MetaOp, dp x tp = num_devices, and one op's seconds over the whole batch.
 
     `spread`: interquartile range of the repeats over their median.
     """
@@ -63,7 +69,10 @@ class CurvePoint(Model):
 
 
 class FitSegment(Model):
-    """One segment of the piecewise alpha-beta fit: T(n) = alpha_s + beta_s + gamma_s / n for from_n <= n <= to_n."""
+    """One segment of the piecewise alpha-beta fit.
+
+    T(n) = alpha_s + beta_s + gamma_s / n for from_n <= n <= to_n.
+    """
 
     from_n: int
     to_n: int
@@ -76,7 +85,7 @@ class Fit(Model):
     """The fitted curve and how far it is off: leave a measured point out, predict it, relative error."""
 
     segments: tuple[FitSegment, ...]
-    leave_one_out_error: float | None = None  # median over the points; None with too few points to leave one out
+    leave_one_out_error: float | None = None  # median over the points; None with too few to leave one out
     worst_error: float | None = None
 
 
@@ -88,7 +97,8 @@ class MetaOpProfile(Model):
     num_ops: Annotated[int, Field(ge=1)]
     batch_size: Annotated[int, Field(ge=1)]
     inputs: tuple[str, ...] = ()
-    # of `inputs`, those that every op consumes and not only the first (e.g. the encoder's output in a decoder)
+    # of `inputs`, those that every op consumes and not only the first (e.g. the encoder's output in a
+    # decoder)
     inputs_of_every_op: tuple[str, ...] = ()
     parameters: str | None = None
     # which block of `parameters` each op uses, length num_ops; absent: op k uses block k
@@ -96,7 +106,8 @@ class MetaOpProfile(Model):
     param_bytes_per_op: Bytes = 0
     # parameters of neighbouring glue held with an op, {op index: bytes}, beyond param_bytes_per_op
     extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
-    # of param_bytes_per_op (and the extra), the share that is trained: frozen parameters need no gradient or optimizer state
+    # of param_bytes_per_op (and the extra), the share that is trained: frozen parameters need no gradient or
+    # optimizer state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     activation_bytes_per_op: Bytes = 0
     output_bytes: Bytes = 0
@@ -116,14 +127,18 @@ class MetaOpProfile(Model):
         if order != sorted(set(order)):
             raise ValueError("expected ascending num_devices (then tp), each allocation once")
         if all(point.op_s == 0 for point in curve):
-            raise ValueError("every point of the curve takes zero seconds; expected positive forward_s or backward_s")
+            raise ValueError(
+                "every point of the curve takes zero seconds; expected positive forward_s or backward_s"
+            )
         return curve
 
     @model_validator(mode="after")
     def _points_divide_the_batch(self) -> MetaOpProfile:
         for point in self.curve:
             if self.batch_size % point.dp:
-                raise ValueError(f"curve: dp {point.dp} does not divide batch_size {self.batch_size} of {self.name!r}")
+                raise ValueError(
+                    f"curve: dp {point.dp} does not divide batch_size {self.batch_size} of {self.name!r}"
+                )
         missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
         if missing:
             raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
@@ -157,7 +172,8 @@ class Profile(Artifact):
     workload: WorkloadRef
     device: Device
     environment: dict[str, Any] = Field(default_factory=dict)
-    # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train settings say
+    # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train
+    # settings say
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]

@@ -1,0 +1,38 @@
+# Everything runs in .venv, which the first target makes from constraints.txt.
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+SETUP := $(VENV)/.set-up
+PYTHON3 ?= python3
+
+.PHONY: help demo test check format schemas clean
+
+help:  ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+# Pinned versions: the newest torch would bring several GB of CUDA packages.
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Spindle needs Python 3.11 or newer; try make PYTHON3=python3.12")'
+	$(PYTHON3) -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	touch $@
+
+demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and prove that it is the same model
+	$(PYTHON) scripts/demo.py $(DEMO_ARGS)
+
+test: $(SETUP)  ## the whole test suite
+	$(PYTHON) -m pytest $(TEST_ARGS)
+
+check: $(SETUP)  ## lint, format and types
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+format: $(SETUP)  ## format the code and sort its imports
+	$(VENV)/bin/ruff check --fix-only .
+	$(VENV)/bin/ruff format .
+
+schemas: $(SETUP)  ## write schemas/*.json from the code's types
+	$(PYTHON) scripts/make_schemas.py
+
+clean:  ## remove the environment and what tools left behind
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

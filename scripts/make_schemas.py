@@ -1,0 +1,63 @@
+"""Write the JSON Schemas of all files and documents to schemas/, from the types that read them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from spindle_cli.artifact import Artifact
+from spindle_cli.check.report import CheckReport
+from spindle_cli.cluster import Cluster
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import Profile
+from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
+from spindle_cli.show.program import RankReport
+from spindle_cli.show.summary import ShowReport
+from spindle_cli.workload.file import WorkloadFile
+
+FOLDER = Path(__file__).parent.parent / "schemas"
+ARTIFACTS: tuple[type[Artifact], ...] = (
+    WorkloadFile,
+    Cluster,
+    Profile,
+    Plan,
+    PredictedVsMeasured,
+    CheckReport,
+    ShowReport,
+    RankReport,
+)
+
+
+def schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """The JSON Schema of a file: the type's own, with the key `schema` required where it has one."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    if "schema" in schema["properties"]:
+        schema["required"] = ["schema", *schema.get("required", [])]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$comment": "made by scripts/make_schemas.py",
+        **schema,
+    }
+
+
+def schema_texts() -> dict[str, str]:
+    """The text of each schema, by its file name."""
+    models: dict[str, type[BaseModel]] = {artifact.KIND: artifact for artifact in ARTIFACTS}
+    models["metrics"] = StepMetrics  # one line of metrics.jsonl
+    return {
+        f"{kind}.json": json.dumps(schema_of(model), indent=1, ensure_ascii=False) + "\n"
+        for kind, model in models.items()
+    }
+
+
+def main() -> None:
+    """Write every schema."""
+    for name, text in schema_texts().items():
+        (FOLDER / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
