@@ -88,7 +88,9 @@ def is_lost_peer(error: BaseException) -> bool:
     """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ConnectionError | PeerLostError) or any(sign in str(seen) for sign in _LOST_PEER_SIGNS):
+        if isinstance(seen, ConnectionError | PeerLostError):
+            return True
+        if any(sign in str(seen) for sign in _LOST_PEER_SIGNS):
             return True
         seen = seen.__cause__ or seen.__context__
     return False

@@ -1,0 +1,30 @@
+"""Communicators: one for each distinct set of ranks, made in the same order on every rank.
+
+Each costs device memory (hundreds of MB per rank were seen with NCCL), so equal sets share theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch.distributed as dist
+
+
+class Communicators:
+    """Process groups by their set of ranks."""
+
+    def __init__(self, rank_sets: Iterable[tuple[int, ...]]) -> None:
+        """Make them; collective: every rank of the world calls this with the same sets. Sets of one need
+        none.
+        """
+        world = tuple(range(dist.get_world_size()))
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {
+            world: None
+        }  # None: torch's default group
+        for ranks in sorted({tuple(sorted(ranks)) for ranks in rank_sets}):
+            if len(ranks) > 1 and ranks != world:
+                self._groups[ranks] = dist.new_group(list(ranks))
+
+    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """The communicator of a set of ranks, as torch.distributed's functions take it (None: all ranks)."""
+        return self._groups[tuple(sorted(ranks))]

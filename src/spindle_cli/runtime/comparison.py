@@ -1,0 +1,100 @@
+"""predicted.json: what the plan said against what the ranks measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.types import CurvePoint
+from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured
+from spindle_cli.runtime.timing import Activity, Key
+
+RankTimes = dict[Key, float]  # median seconds per step
+
+
+def compare(plan: Plan, iterations_s: Sequence[float], ranks: Sequence[RankTimes]) -> PredictedVsMeasured:
+    """Predicted against measured, for the iteration, for each MetaOp, and where each device's time went.
+
+    Args:
+        plan: that was run.
+        iterations_s: of every step; the first (warm-up) is left out where there are more.
+        ranks: what each rank measured.
+    """
+    measured = iterations_s[1:] if len(iterations_s) > 1 else iterations_s
+    return PredictedVsMeasured(
+        steps=len(measured),
+        iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=median(measured)),
+        metaops=tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
+        devices=tuple(_device_times(device, times) for device, times in enumerate(ranks)),
+    )
+
+
+def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOpComparison:
+    slices = {index: piece for index, piece in enumerate(plan.slices) if piece.metaop == name}
+    points = {index: _point(plan, piece) for index, piece in slices.items()}
+    forward = Comparison(
+        predicted_s=sum(piece.num_ops * points[index].forward_s for index, piece in slices.items()),
+        measured_s=sum(_slowest(index, piece, Activity.FORWARD, ranks) for index, piece in slices.items()),
+    )
+    backward = Comparison(
+        predicted_s=sum(piece.num_ops * points[index].backward_s for index, piece in slices.items()),
+        measured_s=sum(_slowest(index, piece, Activity.BACKWARD, ranks) for index, piece in slices.items()),
+    )
+    return MetaOpComparison(
+        metaop=name,
+        predicted_s=forward.predicted_s + backward.predicted_s,
+        measured_s=forward.measured_s + backward.measured_s,
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _point(plan: Plan, piece: Slice) -> CurvePoint:
+    """The point of the MetaOp's curve that a slice was planned by; `check` has seen to it."""
+    curve = plan.by_name[piece.metaop].curve
+    return next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
+
+
+def _slowest(index: int, piece: Slice, activity: Activity, ranks: Sequence[RankTimes]) -> float:
+    return max(ranks[device].get((activity, index), 0.0) for device in piece.devices)
+
+
+def _device_times(device: int, times: RankTimes) -> DeviceTimes:
+    compute_s = sum(
+        seconds
+        for (activity, _), seconds in times.items()
+        if activity in (Activity.FORWARD, Activity.BACKWARD)
+    )
+    return DeviceTimes(
+        device=device,
+        compute_s=compute_s,
+        wait_s=times.get((Activity.WAIT, None), 0.0),
+        data_s=times.get((Activity.DATA, None), 0.0),
+    )
+
+
+def gather_times(mine: RankTimes, device: torch.device) -> list[RankTimes]:
+    """Every rank's times, on every rank; collective. They travel as bytes of JSON, padded to the longest."""
+    entries = [[activity.value, piece, seconds] for (activity, piece), seconds in mine.items()]
+    data = torch.frombuffer(bytearray(json.dumps(entries).encode()), dtype=torch.uint8).to(device)
+    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, size)
+    longest = max(int(each.item()) for each in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(data)] = data
+    gathered = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(gathered, padded)
+    return [
+        _from_json(bytes(each[: int(size.item())].cpu().numpy()))
+        for each, size in zip(gathered, sizes, strict=True)
+    ]
+
+
+def _from_json(data: bytes) -> RankTimes:
+    return {(Activity(activity), piece): seconds for activity, piece, seconds in json.loads(data)}

@@ -1,0 +1,88 @@
+"""Losses of tasks whose batch is spread over devices: what each share counts, and their totals.
+
+Each rank's gradient is its share of the total loss's gradient, so that gradient sums are exactly those of one
+process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.errors import RunFailedError
+from spindle_cli.runtime.rows import Samples
+from spindle_cli.runtime.transfers import wait_for
+from spindle_cli.workload.types import FlowTask, Reduction, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def share_of_loss(reduction: Reduction, samples: Samples, batch_size: int) -> float:
+    """What the loss over `samples` alone counts in its task's loss: their share of the batch for a mean, 1
+    for a sum.
+    """
+    return 1.0 if reduction == "sum" else (samples[1] - samples[0]) / batch_size
+
+
+def loss_seed(task: Task | FlowTask, samples: Samples) -> float:
+    """d(total loss) / d(loss over `samples`): where this share's backward pass starts."""
+    return task.weight * share_of_loss(task.reduction, samples, task.batch_size)
+
+
+class LossBoard:
+    """Every task's loss of one iteration, summed over its shares on all ranks."""
+
+    def __init__(self, tasks: Sequence[Task | FlowTask], device: torch.device) -> None:
+        self._tasks = {task.name: task for task in tasks}
+        self._row = {name: row for row, name in enumerate(self._tasks)}
+        self._losses = torch.zeros(len(self._tasks), dtype=torch.float64, device=device)
+        self._work: dist.Work | None = None
+
+    def add(self, task: str, loss: Tensor, samples: Samples) -> None:
+        """Count the loss over `samples` of a task's batch."""
+        entry = self._tasks[task]
+        share = share_of_loss(entry.reduction, samples, entry.batch_size)
+        self._losses[self._row[task]] += loss.detach().to(torch.float64).reshape(()) * share
+
+    def start_sum(self) -> None:
+        """Start summing over all ranks: once in an iteration, on every rank, before any gradient sum."""
+        assert self._work is None, "losses are summed once in an iteration"
+        self._work = dist.all_reduce(self._losses, async_op=True)
+
+    @property
+    def is_summing(self) -> bool:
+        """Whether this iteration's sum was started."""
+        return self._work is not None
+
+    def take(self) -> dict[str, float]:
+        """The tasks' losses, unweighted, the same on every rank; the next iteration starts from zero."""
+        assert self._work is not None, "losses are taken after their sum was started"
+        wait_for(self._work)
+        losses = dict(zip(self._tasks, self._losses.tolist(), strict=True))
+        self._work = None
+        self._losses.zero_()
+        return losses
+
+    def total(self, losses: dict[str, float]) -> float:
+        """The weighted total."""
+        return sum(self._tasks[name].weight * loss for name, loss in losses.items())
+
+
+def check_finite(losses: dict[str, float], step: int) -> None:
+    """Refuse to go on with a loss that is not a number; every rank sees the same and stops before its
+    optimizer step.
+
+    Raises:
+        RunFailedError: naming the step (counted from 1) and the tasks.
+    """
+    broken = [f"{name} is {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
+    if broken:
+        raise RunFailedError(
+            f"step {step}: the loss of {', of '.join(broken)}; training stopped before this step's update",
+            hint="Try a smaller learning rate, check this task's data, or use a numerically safer loss.",
+        )

@@ -1,0 +1,63 @@
+"""Optimizers of torch.optim by name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.file import TrainSettings
+
+# Why an optimizer of torch.optim cannot be used where parameters are spread over ranks.
+_REFUSED = {
+    "Optimizer": "it is the base class of optimizers, not one of them",
+    "LBFGS": "it evaluates the loss several times in a step and couples all parameters, wherever they are",
+    "SparseAdam": "it takes sparse gradients only, and gradients are summed dense",
+}
+
+
+def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
+    """The class of torch.optim with this name.
+
+    Raises:
+        WorkloadError: there is none, or it cannot work with parameters spread over ranks.
+    """
+    known = sorted(
+        key
+        for key, value in vars(torch.optim).items()
+        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and key not in _REFUSED
+    )
+    if name in _REFUSED:
+        raise WorkloadError(
+            f"train.optimizer: {name!r} cannot be used: {_REFUSED[name]}",
+            hint=f"Known are {', '.join(known)}.",
+        )
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(known)}."
+        raise WorkloadError(f"train.optimizer: torch.optim has no optimizer {name!r}", hint=hint)
+    found: type[torch.optim.Optimizer] = getattr(torch.optim, name)
+    return found
+
+
+def make_optimizer(train: TrainSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:
+    """The optimizer of `train` over these parameters; None where there are none.
+
+    Raises:
+        WorkloadError: unknown, refused, or its arguments do not fit.
+    """
+    chosen = optimizer_class(train.optimizer)
+    held = list(parameters)
+    if not held:
+        return None
+    try:
+        return chosen(held, lr=train.lr, **train.optimizer_args)  # type: ignore[call-arg]
+    except (TypeError, ValueError) as error:
+        raise WorkloadError(
+            f"train: torch.optim.{train.optimizer} does not take lr={train.lr:g} and optimizer_args="
+            f"{train.optimizer_args!r}: {error}",
+            hint="Correct train.optimizer_args in the workload file: keyword arguments of that class.",
+        ) from error

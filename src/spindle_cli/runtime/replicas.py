@@ -1,0 +1,50 @@
+"""Prove at the start that every rank holding a parameter holds the same values of it."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spindle_cli.errors import RunFailedError
+
+# A rank that does not hold a parameter puts in what changes no maximum.
+_NOT_HELD = -(2**40)
+
+
+def check_replicas(names: Sequence[str], held: Mapping[str, nn.Parameter], device: torch.device) -> None:
+    """Compare checksums of all ranks' parameters in one collective.
+
+    Args:
+        names: canonical names of all parameters, the same sequence on every rank.
+        held: this rank's.
+        device: of the collective.
+
+    Raises:
+        RunFailedError: two ranks hold different values of a parameter; names it.
+    """
+    checksums = torch.tensor(
+        [
+            [checksum(held[name]), -checksum(held[name])] if name in held else [_NOT_HELD, _NOT_HELD]
+            for name in names
+        ],
+        dtype=torch.int64,
+        device=device,
+    )
+    dist.all_reduce(checksums, op=dist.ReduceOp.MAX)
+    for name, (highest, negated_lowest) in zip(names, checksums.tolist(), strict=True):
+        if highest != -negated_lowest and highest != _NOT_HELD:
+            raise RunFailedError(
+                f"parameter {name!r} does not start with the same values on every rank that holds it",
+                hint="Let the workload's build draw its initial values from torch's generator alone, "
+                "so that a seed fixes them; not from the time, the process, or a string's hash.",
+            )
+
+
+def checksum(parameter: nn.Parameter) -> int:
+    """CRC-32 of the values' bytes."""
+    flat = parameter.detach().cpu().contiguous().view(-1)
+    return zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0

@@ -1,0 +1,39 @@
+"""Rows of a value: the part of its batch dimension that belongs to some samples of the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from spindle_cli.workload.graph import ValueSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Samples = tuple[int, int]  # [first, last) of a task's batch
+
+
+def share_shape(spec: ValueSpec, samples: Samples) -> tuple[int, ...]:
+    """Shape of the part of a value that belongs to `samples`; the whole shape without a batch dimension."""
+    if spec.batch_dim is None:
+        return spec.shape
+    shape = list(spec.shape)
+    shape[spec.batch_dim] = (samples[1] - samples[0]) * spec.rows_per_sample
+    return tuple(shape)
+
+
+def take_rows(tensor: Tensor, spec: ValueSpec, held: Samples, wanted: Samples) -> Tensor:
+    """A view of the rows of `wanted` in a tensor that holds the rows of `held`; all of it without a batch
+    dimension.
+    """
+    if spec.batch_dim is None or held == wanted:
+        return tensor
+    assert held[0] <= wanted[0] <= wanted[1] <= held[1], f"samples {wanted} are not within {held}"
+    start = (wanted[0] - held[0]) * spec.rows_per_sample
+    return tensor.narrow(spec.batch_dim, start, (wanted[1] - wanted[0]) * spec.rows_per_sample)
+
+
+def empty_share(spec: ValueSpec, samples: Samples, device: torch.device) -> Tensor:
+    """Uninitialised memory for the rows of `samples`."""
+    return torch.empty(share_shape(spec, samples), dtype=spec.dtype, device=device)

@@ -1,0 +1,141 @@
+"""Which values cross which edges: the program's slices joined with the traced workload's ops and values.
+
+A program knows slices and edges; a traced workload knows ops and the values between them. What follows from
+the two is the same on every rank, so both ends of a transfer agree on what it carries without asking each
+other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from spindle_cli.plan.types import Slice
+from spindle_cli.program.layout import Layout
+from spindle_cli.program.types import Edge, Program
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
+
+
+@dataclass(frozen=True)
+class WiredEdge:
+    """An edge with the values that it carries, ordered by name; none where the consumer uses nothing of the
+    producer.
+    """
+
+    edge: Edge
+    values: tuple[ValueSpec, ...]
+
+    @cached_property
+    def differentiable(self) -> tuple[ValueSpec, ...]:
+        """The values that a gradient comes back for."""
+        return tuple(value for value in self.values if value.requires_grad)
+
+
+@dataclass(frozen=True)
+class WiredSlice:
+    """A slice with its ops.
+
+    Attributes:
+        index: in `Program.slices`.
+        layout: who holds which samples.
+        task: the traced task that it belongs to.
+        ops: of the slice, in execution order.
+        incoming, outgoing: its edges, in the program's order.
+    """
+
+    index: int
+    piece: Slice
+    layout: Layout
+    task: TaskGraph
+    ops: tuple[Op, ...]
+    incoming: tuple[WiredEdge, ...]
+    outgoing: tuple[WiredEdge, ...]
+
+    @cached_property
+    def inputs(self) -> tuple[ValueSpec, ...]:
+        """Values taken from other slices."""
+        return tuple(value for wired in self.incoming for value in wired.values)
+
+    @cached_property
+    def outputs(self) -> tuple[ValueSpec, ...]:
+        """Values handed to other slices, each once."""
+        return tuple({value.name: value for wired in self.outgoing for value in wired.values}.values())
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Batch fields that its ops read, each once."""
+        return tuple(dict.fromkeys(field for op in self.ops for field in op.fields))
+
+    @cached_property
+    def has_loss(self) -> bool:
+        """Whether it holds the op that yields the task's loss."""
+        return any(op.is_loss for op in self.ops)
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Every slice of a program, wired; `width`: the most values that any edge carries."""
+
+    slices: tuple[WiredSlice, ...]
+    edges: dict[tuple[int, int], WiredEdge]  # by (producer, consumer)
+
+    @cached_property
+    def width(self) -> int:
+        """The most values that any edge carries; at least 1."""
+        return max((len(wired.values) for wired in self.edges.values()), default=1) or 1
+
+
+def wire(graph: WorkloadGraph, program: Program) -> Wiring:
+    """Join a program with the traced workload that its plan was made for."""
+    ops = tuple(_ops_of(graph, piece) for piece in program.slices)
+    edges = {
+        (edge.producer, edge.consumer): WiredEdge(edge, _carried(graph, program, ops, edge))
+        for edge in program.edges
+    }
+    incoming: dict[int, list[WiredEdge]] = {}
+    outgoing: dict[int, list[WiredEdge]] = {}
+    for wired in edges.values():
+        incoming.setdefault(wired.edge.consumer, []).append(wired)
+        outgoing.setdefault(wired.edge.producer, []).append(wired)
+    slices = tuple(
+        WiredSlice(
+            index=index,
+            piece=piece,
+            layout=program.layouts[index],
+            task=graph.tasks[graph.by_name[piece.metaop].task],
+            ops=ops[index],
+            incoming=tuple(incoming.get(index, ())),
+            outgoing=tuple(outgoing.get(index, ())),
+        )
+        for index, piece in enumerate(program.slices)
+    )
+    _check_inputs_arrive(slices)
+    return Wiring(slices, edges)
+
+
+def _ops_of(graph: WorkloadGraph, piece: Slice) -> tuple[Op, ...]:
+    metaop = graph.by_name[piece.metaop]
+    task = graph.tasks[metaop.task]
+    return tuple(task.ops[index] for index in metaop.ops[piece.ops[0] : piece.ops[1]])
+
+
+def _carried(
+    graph: WorkloadGraph, program: Program, ops: tuple[tuple[Op, ...], ...], edge: Edge
+) -> tuple[ValueSpec, ...]:
+    task = graph.tasks[graph.by_name[program.slices[edge.producer].metaop].task]
+    made = {value for op in ops[edge.producer] for value in op.outputs}
+    taken = {value for op in ops[edge.consumer] for value in op.inputs}
+    return tuple(task.values[name] for name in sorted(made & taken))
+
+
+def _check_inputs_arrive(slices: tuple[WiredSlice, ...]) -> None:
+    for wired in slices:
+        arriving = [value.name for value in wired.inputs]
+        made: set[str] = set()
+        needed: set[str] = set()
+        for op in wired.ops:
+            needed |= set(op.inputs) - made
+            made |= set(op.outputs)
+        assert sorted(arriving) == sorted(needed), (
+            f"slice {wired.piece.label} needs {sorted(needed)} but its edges carry {sorted(arriving)}"
+        )
