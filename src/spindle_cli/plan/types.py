@@ -65,7 +65,8 @@ def format_devices(devices: tuple[int, ...]) -> list[int | str]:
 class Slice(Model):
     """Consecutive ops [first, last) of one MetaOp on a list of devices.
 
-    From start to end it runs forward and backward together. Each consecutive `tp` devices of the list hold one batch share; the dp shares go in the order of the list.
+    From start to end it runs forward and backward together. Each consecutive `tp` devices of the list hold
+    one batch share; the dp shares go in the order of the list.
     """
 
     metaop: str
