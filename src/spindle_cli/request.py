@@ -58,9 +58,9 @@ class WorkerError(Artifact):
         type: name of the exception's class.
         message: for people; with `hint` it is all that is shown of a `SpindleError`.
         place: 'file:line in function' of the innermost frame in the user's own code, else of all frames.
-        traceback: the whole of it, for the log; None for a user's mistake.
+        traceback: the whole of it, for the log; None where `self_explaining`.
         lost_peer: it lost its connection to another worker, so that one's error is what matters.
-        user_mistake: the exception is a `SpindleError`, so its message stands without a traceback.
+        self_explaining: the exception is a `SpindleError`: its message stands without a traceback.
         exit_code: what the command should end with.
         time_s: seconds since the epoch, to tell the first error from those that follow from it.
     """
@@ -75,7 +75,7 @@ class WorkerError(Artifact):
     place: str | None = None
     traceback: str | None = None
     lost_peer: bool = False
-    user_mistake: bool = False
+    self_explaining: bool = False
     exit_code: int = 1
     time_s: Annotated[float, Field(ge=0)]
 

@@ -41,8 +41,8 @@ def launch(
 ) -> None:
     """Train by a plan.
 
-    One worker process per device. Where the plan's cluster has several nodes, run the same command on each with
-    --node-rank and --master. A worker's failure ends the run at once with that worker's error.
+    One worker process per device. Where the plan's cluster has several nodes, run the same command on each,
+    with --node-rank and --master. A worker's failure ends the run at once with that worker's error.
     """
     from spindle_cli.launch import run
     from spindle_cli.launch.report import render_report

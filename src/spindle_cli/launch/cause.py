@@ -49,7 +49,7 @@ def describe_failure(
 
 def _of_error(launch: Launch, error: WorkerError) -> RunFailedError:
     log = log_path(launch.run_dir, error.rank)
-    if error.user_mistake:
+    if error.self_explaining:
         failure = RunFailedError(f"worker {error.rank}: {error.message}", hint=error.hint)
         failure.exit_code = ExitCode(error.exit_code)
         return failure

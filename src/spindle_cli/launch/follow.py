@@ -23,6 +23,8 @@ class MetricsFollower:
         """
         if not self._path.exists():
             return []
+        if self._path.stat().st_size < self._offset:
+            self._offset, self._rest = 0, b""  # begun anew
         with self._path.open("rb") as file:
             file.seek(self._offset)
             read = file.read()

@@ -1,0 +1,148 @@
+"""A launch's life with real worker processes: it ends well, or at once with the first cause."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.plans import two_towers
+from spindle_cli.errors import ExitCode, RunFailedError
+from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.cause import failure_of
+from spindle_cli.launch.network import LOOPBACK, interface_of
+from spindle_cli.launch.process import run_launch
+from spindle_cli.launch.run_dir import prepare_run_dir
+from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare
+from spindle_cli.request import log_path
+from spindle_cli.run_files import read_metrics
+
+pytestmark = pytest.mark.processes
+WORKERS = 2
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+def launch_of(run_dir: Path, deed: str, *, steps: int = 3, share: NodeShare | None = None) -> Launch:
+    share = share or NodeShare(0, 1, WORKERS, Address(LOOPBACK, 0), interface_of(LOOPBACK))
+    options = LaunchOptions(steps=steps, worker_module="fake_worker", timeout_s=60)
+    _, plan = two_towers()
+    launch = build_launch(plan, Path("plan.yaml"), deed, run_dir, share, options)
+    prepare_run_dir(launch.run_dir)
+    return launch
+
+
+def fail(launch: Launch) -> tuple[RunFailedError, float]:
+    """Run to a failure: what it was, and how many seconds after the first step's line."""
+    first_line = [0.0]
+
+    def poll() -> None:
+        if not first_line[0] and any(read_metrics(launch.run_dir)):
+            first_line[0] = time.monotonic()
+
+    assert run_launch(launch, poll) != 0
+    took = time.monotonic() - first_line[0]
+    assert living_workers(launch) == []
+    return failure_of(launch), took
+
+
+def living_workers(launch: Launch) -> list[int]:
+    pids = [int(path.read_text()) for path in (launch.run_dir / "workers").glob("pid-*")]
+    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+
+
+def test_a_run_that_ends_well_leaves_metrics_and_a_log_per_worker(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path / "run", "train")
+    assert run_launch(launch, lambda: None) == 0
+    assert [metrics.step for metrics in read_metrics(launch.run_dir)] == [1, 2, 3]
+    for rank in range(WORKERS):
+        assert f"rank {rank} of {WORKERS} done" in log_path(launch.run_dir, rank).read_text()
+
+
+def test_nothing_listens_beyond_loopback(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path / "run", "train", steps=10)
+    listened: set[str] = set()
+
+    def poll() -> None:
+        for process in psutil.Process().children(recursive=True):
+            for connection in process.net_connections(kind="tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    listened.add(connection.laddr.ip)
+
+    assert run_launch(launch, poll) == 0
+    assert listened == {LOOPBACK}
+
+
+def test_a_workers_exception_is_the_runs_error_and_ends_it_at_once(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path / "run", "raise:1", steps=1000)
+    error, took = fail(launch)
+    assert error.message.startswith("worker 1 failed: ValueError: the worker's own error\n  at ")
+    assert "fake_worker.py:" in error.message
+    assert error.hint is not None and str(log_path(launch.run_dir, 1)) in error.hint
+    assert "Traceback" in log_path(launch.run_dir, 1).read_text()
+    assert took < 10
+
+
+def test_a_workers_refusal_keeps_its_hint_and_exit_code(tmp_path: Path) -> None:
+    error, _ = fail(launch_of(tmp_path / "run", "refuse:0", steps=1000))
+    assert (error.message, error.hint) == ("worker 0: the dataset is empty", "Fill it.")
+    assert error.exit_code is ExitCode.BAD_INPUT
+
+
+def test_a_killed_worker_is_named_although_the_other_lost_its_connection(tmp_path: Path) -> None:
+    error, took = fail(launch_of(tmp_path / "run", "kill:1", steps=1000))
+    assert error.message == "worker 1 was killed by signal 9 (out of memory?)"
+    assert took < 10
+
+
+@pytest.mark.parametrize(
+    ("deed", "said"),
+    [
+        ("crash:1", "worker 1 was killed by signal 11 (SIGSEGV)"),
+        ("exit:0", "worker 0 ended with exit code 7 and no error of its own\n  | about to leave"),
+        ("early", "ImportError: no such module"),
+    ],
+)
+def test_a_death_without_an_error_is_shown_with_the_end_of_the_log(
+    tmp_path: Path, deed: str, said: str
+) -> None:
+    error, _ = fail(launch_of(tmp_path / "run", deed, steps=1000))
+    assert said in error.message
+
+
+def test_ctrl_c_ends_every_worker_within_seconds_even_one_that_ignores_it(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path / "run", "hang:1", steps=1000)
+    pressed = [0.0]
+
+    def poll() -> None:
+        if not pressed[0] and any(read_metrics(launch.run_dir)):
+            pressed[0] = time.monotonic()
+            threading.Timer(0.5, signal.raise_signal, [signal.SIGINT]).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        run_launch(launch, poll)
+    assert time.monotonic() - pressed[0] < 8
+    assert living_workers(launch) == []
+
+
+def test_two_nodes_of_one_machine_run_as_one(tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        master = Address(LOOPBACK, probe.getsockname()[1])
+    shares = [NodeShare(rank, 2, 1, master, interface_of(LOOPBACK)) for rank in range(2)]
+    launches = [launch_of(tmp_path / "run", "train", share=share) for share in shares]
+    codes: list[int] = []
+    other = threading.Thread(target=lambda: codes.append(run_launch(launches[1], lambda: None)))
+    other.start()
+    codes.append(run_launch(launches[0], lambda: None))
+    other.join()
+    assert codes == [0, 0]
+    assert "rank 1 of 2 done" in log_path(tmp_path / "run", 1).read_text()
