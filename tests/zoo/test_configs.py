@@ -1,0 +1,39 @@
+"""The files under configs/: every one loads, and is what its name says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from spindle_cli.cluster import Cluster
+from spindle_cli.workload.file import WorkloadFile
+from spindle_cli.workload.load import load_abstract
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+WORKLOADS = sorted((CONFIGS / "workloads").glob("*.yaml"))
+CLUSTERS = sorted((CONFIGS / "clusters").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
+def test_workload_files_build_what_their_name_says(path: Path) -> None:
+    loaded = load_abstract(str(path))
+    assert loaded.workload.name == path.stem
+    assert hasattr(torch.optim, WorkloadFile.read(path).train.optimizer)
+
+
+def test_every_workload_of_the_paper_has_a_file_at_both_sizes() -> None:
+    names = {path.stem for path in WORKLOADS}
+    paper = {"clip-4", "clip-7", "clip-10", "ofasys-4", "ofasys-7", "qwen-val"}
+    assert names == {"digits"} | paper | {f"{name}-laptop" for name in paper}
+
+
+@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+def test_clusters_have_as_many_devices_as_their_name_says(path: Path) -> None:
+    cluster = Cluster.read(path)
+    family, _, shape = path.stem.partition("-")
+    assert cluster.name == path.stem
+    assert cluster.device_type.startswith(family)
+    nodes, _, devices = shape.rpartition("x")
+    assert cluster.node_sizes == (int(devices),) * int(nodes or 1)
