@@ -40,7 +40,9 @@ class Flow:
 
     producer: nn.Module | str
     consumer: nn.Module
-    argument: str | None  # the consumer's keyword; None: its next positional argument, in the order of the add_flow calls
+    argument: (
+        str | None
+    )  # the consumer's keyword; None: its next positional argument, in the order of the add_flow calls
 
 
 @dataclass(eq=False)
@@ -65,7 +67,9 @@ class FlowTask:
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
     flows: list[Flow] = field(default_factory=list)
 
-    def add_flow(self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None) -> FlowTask:
+    def add_flow(
+        self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None
+    ) -> FlowTask:
         """Let `consumer` take `producer`'s output (or the batch field of that name); returns self, so that calls chain."""
         self.flows.append(Flow(producer, consumer, argument))
         return self

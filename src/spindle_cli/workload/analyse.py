@@ -1,0 +1,125 @@
+"""From a workload to its MetaGraph: trace, cut into ops, contract, name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.batches import collate, num_samples
+from spindle_cli.workload.contract import Run, find_runs
+from spindle_cli.workload.fingerprint import fingerprint
+from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
+from spindle_cli.workload.naming import component_path, short_names
+from spindle_cli.workload.ops import make_ops
+from spindle_cli.workload.sharing import SharedBlocks, find_sharing
+from spindle_cli.workload.trace import trace_task
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+_SAMPLES = 2  # enough to see that items fit together
+
+
+def analyse(workload: Workload) -> WorkloadGraph:
+    """Trace every task and contract it into MetaOps. Nothing is computed, and parameters may be on the meta device.
+
+    Raises:
+        WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and what to do.
+    """
+    tasks = {task.name: analyse_task(task, workload) for task in workload.tasks}
+    _check_operators_occur(workload, tasks)
+    metaops = _make_metaops(tasks)
+    return WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops))
+
+
+def analyse_task(task: Task | FlowTask, workload: Workload) -> TaskGraph:
+    """One task's ops and values.
+
+    Raises:
+        WorkloadError: it cannot be traced or run as it is written.
+    """
+    count = min(_SAMPLES, num_samples(task))
+    samples = collate(task, [task.dataset[index] for index in range(count)])
+    if isinstance(task, FlowTask):
+        raise NotImplementedError
+    graph = trace_task(task, workload, tuple(samples))
+    return make_ops(task, task.module, graph, samples, workload)
+
+
+def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> None:
+    """Refuse an operator class that no task ever runs as an op."""
+    used = [
+        task.root.get_submodule(op.target)
+        for task in tasks.values()
+        for op in task.ops
+        if op.target is not None
+    ]
+    for cls in (*workload.operators, *workload.coupled):
+        if any(isinstance(module, cls) for module in used):
+            continue
+        inside = next(
+            (outer for outer in used if any(isinstance(part, cls) for part in outer.modules())), None
+        )
+        if inside is not None:
+            what = f"it occurs only inside {type(inside).__name__}, which is run as one operator itself"
+        elif any(isinstance(part, cls) for task in tasks.values() for part in task.root.modules()):
+            what = "the tasks hold such a module, but no task's loss depends on a call of it"
+        else:
+            what = "no task holds a module of this class"
+        raise WorkloadError(
+            f"workload {workload.name!r}: the operator class {cls.__name__} never occurs: {what}",
+            hint=f"The modules that do: {_held_classes(tasks)}.",
+        )
+
+
+def _held_classes(tasks: dict[str, TaskGraph]) -> str:
+    held: dict[str, None] = {}
+    for task in tasks.values():
+        for module in task.root.modules():
+            if not isinstance(module, nn.ModuleList | nn.ModuleDict) and module is not task.root:
+                held[type(module).__name__] = None
+    names = list(held)
+    return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+
+
+def _make_metaops(tasks: dict[str, TaskGraph]) -> tuple[MetaOp, ...]:
+    runs = [(task, run) for task in tasks.values() for run in find_runs(task)]
+    paths = [component_path([task.ops[op].target for op in run.ops]) for task, run in runs]
+    sharing = find_sharing([(task, run.ops, path) for (task, run), path in zip(runs, paths, strict=True)])
+    metaops: list[MetaOp] = []
+    for task in tasks.values():
+        own = [position for position, (owner, _) in enumerate(runs) if owner is task]
+        names = [f"{task.task.name}/{short}" for short in short_names([paths[position] for position in own])]
+        metaops += _task_metaops(
+            task, [runs[p][1] for p in own], names, [paths[p] for p in own], [sharing[p] for p in own]
+        )
+    return tuple(metaops)
+
+
+def _task_metaops(
+    task: TaskGraph,
+    runs: Sequence[Run],
+    names: Sequence[str],
+    paths: Sequence[str],
+    sharing: Sequence[SharedBlocks],
+) -> list[MetaOp]:
+    holder = {op: name for run, name in zip(runs, names, strict=True) for op in run.ops}
+    metaops: list[MetaOp] = []
+    for run, name, path, shared in zip(runs, names, paths, sharing, strict=True):
+        first = task.ops[run.ops[0]]
+        inputs = dict.fromkeys(holder[task.producer[value]] for value in first.inputs)
+        every = dict.fromkeys(holder[task.producer[value]] for value in run.common)
+        metaops.append(
+            MetaOp(
+                name=name,
+                task=task.task.name,
+                ops=run.ops,
+                inputs=tuple(inputs),
+                inputs_of_every_op=tuple(every),
+                parameters=shared.key,
+                parameter_blocks=shared.blocks,
+                component=path,
+                coupled=first.coupled,
+            )
+        )
+    return metaops

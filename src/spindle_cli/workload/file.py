@@ -1,0 +1,64 @@
+"""The workload file: which function builds the workload, with which arguments, and how it is trained."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from spindle_cli.artifact import Artifact, Model
+
+# Bytes of optimizer state over bytes of parameters.
+_STATE_PER_PARAM = {
+    "Adam": 2.0,
+    "AdamW": 2.0,
+    "NAdam": 2.0,
+    "RAdam": 2.0,
+    "Adamax": 2.0,
+    "Adagrad": 1.0,
+    "RMSprop": 1.0,
+    "Adadelta": 2.0,
+    "ASGD": 1.0,
+    "Rprop": 2.0,
+}
+
+
+class TrainSettings(Model):
+    """How a workload is trained.
+
+    `optimizer`: the name of a class of torch.optim; `optimizer_args`: its keyword arguments besides the learning rate `lr`.
+    `seed`: of the initial values and of the order of the samples.
+    """
+
+    optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
+    lr: Annotated[float, Field(gt=0)] = 1e-3
+    optimizer_args: dict[str, Any] = Field(default_factory=dict)
+    steps: Annotated[int, Field(ge=1)] = 200
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
+        return data
+
+    @property
+    def optimizer_state_per_param(self) -> float:
+        """Bytes of optimizer state per byte of trained parameter (AdamW 2, plain SGD 0, SGD with momentum 1)."""
+        if self.optimizer == "SGD":
+            return 1.0 if self.optimizer_args.get("momentum") else 0.0
+        extra = 1.0 if self.optimizer_args.get("amsgrad") else 0.0
+        return _STATE_PER_PARAM.get(self.optimizer, 2.0) + extra
+
+
+class WorkloadFile(Artifact):
+    """The workload file. `model`: 'package.module:function' or 'path/to/file.py:function', relative to this file."""
+
+    KIND: ClassVar[str] = "workload"
+
+    schema_: Annotated[Literal["spindle.workload/1"], Field(alias="schema")] = "spindle.workload/1"
+    model: Annotated[str, Field(min_length=1)]
+    args: dict[str, Any] = Field(default_factory=dict)
+    train: TrainSettings = Field(default_factory=TrainSettings)

@@ -1,0 +1,271 @@
+"""Which op each node of a trace belongs to.
+
+* What depends on no operator (fields, parameters, constants), and what is a size and no tensor, is computed again in every
+  op that uses it.
+* What comes from one op belongs to that op.
+* What comes from several belongs to the last of them if that one has all it needs, else to the first op that uses it, else to
+  an op of its own: the loss.
+* What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op: an op that is
+  split over the batch would see only its share.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from dataclasses import dataclass, field
+
+from torch import fx, nn
+
+from spindle_cli.workload.reduction import ARITHMETIC, Degrees
+from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.shapes import Shapes
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+
+@dataclass
+class Trace:
+    """A task's trace on its way to ops."""
+
+    task: Task | FlowTask
+    root: nn.Module
+    graph: fx.Graph
+    shapes: Shapes
+    loss: fx.Node
+    operators: list[fx.Node] = field(default_factory=list)  # in execution order; op k runs operators[k]
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The op of each node; nodes that are not in `op` are computed again wherever they are used.
+
+    `num_ops` is one more than the number of operators if the loss is an op of its own.
+    """
+
+    op: dict[fx.Node, int]
+    coupled: frozenset[int]
+    num_ops: int
+
+
+def find_homes(trace: Trace, workload: Workload) -> Homes:
+    """Give every node its op, and find the ops that must not be split over the batch.
+
+    Raises:
+        WorkloadError: a value that mixes samples feeds an operator that is not coupled.
+    """
+    coupled = {index for index, node in enumerate(trace.operators) if _is_coupled(trace, node, workload)}
+    homes = _Placement(trace, set(coupled)).place()
+    last = len(trace.operators) - 1
+    if homes.num_ops > len(trace.operators) and last >= 0 and last not in coupled:
+        # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
+        if _hands_on_whole(trace, trace.operators[last]):
+            homes = _Placement(trace, coupled | {last}).place()
+    return homes
+
+
+def _is_coupled(trace: Trace, node: fx.Node, workload: Workload) -> bool:
+    module = trace.root.get_submodule(str(node.target))
+    if isinstance(module, workload.coupled) or has_batch_norm(module):
+        return True
+    return node is not trace.operators[-1] and _hands_on_whole(trace, node)
+
+
+def has_batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises over the samples of the batch (only while training)."""
+    return any(
+        isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in module.modules()
+    )
+
+
+def _hands_on_whole(trace: Trace, node: fx.Node) -> bool:
+    """Whether an operator hands on a tensor that is not one per sample."""
+    tensors = [node] if trace.shapes.is_tensor(node) else [n for n in node.users if trace.shapes.is_tensor(n)]
+    return any(trace.shapes.batch_dim(tensor).dim is None for tensor in tensors)
+
+
+class _Placement:
+    """One pass over a trace, from fields to loss, for a given set of coupled operators."""
+
+    def __init__(self, trace: Trace, coupled: set[int]) -> None:
+        self._trace = trace
+        self._shapes = trace.shapes
+        self._coupled = coupled
+        self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
+        self._home: dict[fx.Node, int] = {node: index for index, node in enumerate(trace.operators)}
+        self._consumers = self._find_consumers()
+        self._available: dict[int, set[fx.Node]] = {}
+        self._mixed: set[fx.Node] = (
+            set()
+        )  # not one per sample, and placed in no coupled op: must join the loss
+        self._loss_home = len(trace.operators)  # the loss as an op of its own
+        for index, node in enumerate(trace.operators):
+            self._available[index] = set(self._homed_inputs(node))
+
+    def place(self) -> Homes:
+        for node in self._trace.graph.nodes:
+            if node.op not in ("placeholder", "get_attr", "output") and node not in self._home:
+                self._place_glue(node)
+        self._place_loss()
+        coupled = self._coupled | {self._home[node] for node in self._home if self._is_batch_norm(node)}
+        num_ops = max(self._home.values(), default=0) + 1
+        return Homes(self._home, frozenset(coupled), max(num_ops, len(self._trace.operators)))
+
+    def _place_glue(self, node: fx.Node) -> None:
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and source in self._home and _is_projection(node, self._shapes):
+            self._home[node] = self._home[source]
+            self._note_mixing(node)
+            return
+        if not self._shapes.is_tensor(node) and not self._shapes.holds_tensors(node):
+            return  # a size: computed where it is used
+        producers = {self._home[source] for source in self._homed_inputs(node)}
+        if len(producers) == 1 and producers <= self._coupled:
+            self._attach(node, producers.pop())
+        elif self._mixes(node):
+            self._place_mixing(node)
+        elif producers:
+            self._attach(node, self._best_home(node, producers))
+
+    def _best_home(self, node: fx.Node, producers: set[int]) -> int:
+        latest = max(producers)
+        if len(producers) == 1 or self._has_all(latest, [node]):
+            return latest
+        return min(self._consumers[node], default=len(self._trace.operators))
+
+    def _has_all(self, op: int, nodes: list[fx.Node]) -> bool:
+        """Whether an op already has every value from other ops that these nodes need."""
+        needed = {source for node in nodes for source in self._homed_inputs(node)} - set(nodes)
+        return all(self._home[source] == op or source in self._available.get(op, ()) for source in needed)
+
+    def _attach(self, node: fx.Node, op: int) -> None:
+        self._home[node] = op
+        outside = {source for source in self._homed_inputs(node) if self._home[source] != op}
+        self._available.setdefault(op, set()).update(outside)
+
+    def _note_mixing(self, node: fx.Node) -> None:
+        """A loss that comes straight out of the last operator is not one per sample."""
+        if self._home[node] not in self._coupled and self._shapes.is_tensor(node):
+            batch = self._shapes.batch_dim(node)
+            if batch.dim is None or batch.mixes:
+                self._mixed.add(node)
+
+    def _mixes(self, node: fx.Node) -> bool:
+        """Whether a glue node's value depends on which samples are in the batch with it."""
+        inputs = node.all_input_nodes
+        if any(source in self._mixed or self._is_own_loss(source) for source in inputs):
+            return True
+        sizes = [source for source in inputs if self._is_batch_size(source)]
+        if sizes and node.target in ARITHMETIC and self._shapes.is_tensor(node):
+            return True
+        tensors = [source for source in inputs if self._shapes.is_tensor(source)]
+        if not sizes and not any(self._has_batch(source) for source in tensors):
+            return False
+        return self._shapes.is_tensor(node) and not self._has_batch(node)
+
+    def _is_own_loss(self, node: fx.Node) -> bool:
+        """Whether a node is an uncoupled operator's output without a batch: a loss of its own share."""
+        if node not in self._home or self._home[node] in self._coupled or node not in self._trace.operators:
+            return False
+        return self._shapes.is_tensor(node) and not self._has_batch(node)
+
+    def _has_batch(self, node: fx.Node) -> bool:
+        return self._shapes.batch_dim(node).dim is not None
+
+    def _is_batch_size(self, node: fx.Node) -> bool:
+        if self._shapes.is_tensor(node) or self._shapes.holds_tensors(node):
+            return False
+        return bool(self._shapes.values[node] != self._shapes.doubled[node])
+
+    def _place_mixing(self, node: fx.Node) -> None:
+        consumers = self._consumers[node]
+        strangers = sorted(consumers - self._coupled)
+        if strangers:
+            consumer = self._trace.operators[strangers[0]]
+            name = type(self._trace.root.get_submodule(str(consumer.target))).__name__
+            raise refusal(
+                self._trace.task.name,
+                f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), which may be "
+                "split over the batch",
+                node.meta.get("place"),
+                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by itself.",
+            )
+        if consumers:
+            self._attach(node, min(consumers))
+        else:
+            self._mixed.add(node)
+
+    def _place_loss(self) -> None:
+        """Put everything that mixes samples into the op that holds the loss; couple that op if its loss cannot be split."""
+        mixed = sorted((n for n in self._mixed if n not in self._home), key=self._order.__getitem__)
+        if not mixed and self._trace.loss in self._home:
+            loss_op = self._home[self._trace.loss]
+            if (
+                self._trace.task.reduction == "sum"
+                and loss_op not in self._coupled
+                and self._takes_whole(loss_op)
+            ):
+                self._coupled.add(loss_op)
+            return
+        producers = {self._home[source] for node in mixed for source in self._homed_inputs(node)}
+        own = self._loss_home
+        home = max(producers, default=own)
+        if home != own and (len(producers) > 1 and not self._has_all(home, mixed)):
+            home = own
+        splits = self._loss_splits(mixed)
+        if not splits and home not in self._coupled:
+            home = own
+        for node in mixed or [self._trace.loss]:
+            self._home[node] = home
+        if not splits or (self._trace.task.reduction == "sum" and self._takes_whole(home)):
+            self._coupled.add(home)
+
+    def _loss_splits(self, mixed: list[fx.Node]) -> bool:
+        expected = 1 if self._trace.task.reduction == "sum" else 0
+        if any(self._shapes.is_tensor(node) and self._shapes.batch_dim(node).mixes for node in mixed):
+            return False
+        degrees = Degrees(self._shapes, self._trace.root, self._mixed | self._own_losses(), expected)
+        return degrees.of(self._trace.loss) == expected
+
+    def _own_losses(self) -> set[fx.Node]:
+        return {node for node in self._trace.operators if self._is_own_loss(node)}
+
+    def _takes_whole(self, op: int) -> bool:
+        """Whether an op takes a value without a batch from another op."""
+        members = [node for node, home in self._home.items() if home == op]
+        inputs = {
+            source for node in members for source in self._homed_inputs(node) if self._home[source] != op
+        }
+        return any(not self._has_batch(source) for source in inputs if self._shapes.is_tensor(source))
+
+    def _is_batch_norm(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and has_batch_norm(self._trace.root.get_submodule(str(node.target)))
+
+    def _homed_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Values of ops that a node needs, seen through what is computed where it is used."""
+        found: dict[fx.Node, None] = {}
+        pending = list(node.all_input_nodes)
+        while pending:
+            source = pending.pop()
+            if source in self._home:
+                found[source] = None
+            elif source not in self._mixed:
+                pending.extend(source.all_input_nodes)
+        return list(found)
+
+    def _find_consumers(self) -> dict[fx.Node, set[int]]:
+        """For each node, the operators that it reaches through glue."""
+        index = {node: op for op, node in enumerate(self._trace.operators)}
+        consumers: dict[fx.Node, set[int]] = {}
+        for node in reversed(self._trace.graph.nodes):
+            reached: set[int] = set()
+            for user in node.users:
+                reached |= {index[user]} if user in index else consumers[user]
+            consumers[node] = reached
+        return consumers
+
+
+def _is_projection(node: fx.Node, shapes: Shapes) -> bool:
+    """Whether a node only takes one thing out of a tuple, dict or object of tensors."""
+    source = node.args[0]
+    takes = node.target in (operator.getitem, builtins.getattr)
+    return takes and isinstance(source, fx.Node) and shapes.holds_tensors(source)

@@ -1,0 +1,67 @@
+"""Every distinct parameter and buffer of a workload under one name, the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from spindle_cli.workload.graph import WorkloadGraph
+
+
+@dataclass(frozen=True)
+class ParameterTable:
+    """Canonical names of parameters and buffers: '<first task that has it>.<dotted name in that task's module>'.
+
+    Attributes:
+        parameters, buffers: canonical name -> tensor, each distinct tensor once, in the workload's order.
+        names: (task, dotted name) -> canonical name, for every name that a tensor has in any task.
+        users: canonical name -> (task, op index) of every op that uses it, in order. A parameter of glue can belong to ops
+            of several MetaOps: its gradient is the sum over all that are listed here.
+    """
+
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, Tensor]
+    names: dict[tuple[str, str], str]
+    users: dict[str, tuple[tuple[str, int], ...]]
+
+    @classmethod
+    def of(cls, graph: WorkloadGraph) -> ParameterTable:
+        """The table of an analysed workload."""
+        canonical: dict[int, str] = {}
+        names: dict[tuple[str, str], str] = {}
+        parameters: dict[str, nn.Parameter] = {}
+        buffers: dict[str, Tensor] = {}
+        for task, root in ((task.task.name, task.root) for task in graph.tasks.values()):
+            for name, tensor in _named_tensors(root):
+                known = canonical.setdefault(id(tensor), f"{task}.{name}")
+                names[task, name] = known
+                if isinstance(tensor, nn.Parameter):
+                    parameters.setdefault(known, tensor)
+                else:
+                    buffers.setdefault(known, tensor)
+        users: dict[str, list[tuple[str, int]]] = {name: [] for name in (*parameters, *buffers)}
+        for task_name, task_graph in graph.tasks.items():
+            for op in task_graph.ops:
+                for name in (*op.parameters, *op.buffers):
+                    users[names[task_name, name]].append((task_name, op.index))
+        return cls(parameters, buffers, names, {name: tuple(used) for name, used in users.items()})
+
+    def of_op(self, task: str, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Canonical names for an op's `parameters` or `buffers`."""
+        return tuple(self.names[task, name] for name in names)
+
+    def is_trainable(self, name: str) -> bool:
+        """Whether a parameter takes a gradient."""
+        return self.parameters[name].requires_grad
+
+    def num_bytes(self, name: str) -> int:
+        """Bytes of a parameter or buffer."""
+        tensor = self.parameters[name] if name in self.parameters else self.buffers[name]
+        return tensor.numel() * tensor.element_size()
+
+
+def _named_tensors(root: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from root.named_parameters(remove_duplicate=False)
+    yield from root.named_buffers(remove_duplicate=False)

@@ -1,0 +1,57 @@
+"""Where in the user's code something went wrong, and the refusals that say so."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from spindle_cli.errors import WorkloadError
+
+_TORCH = str(Path(torch.__file__).parent)
+_OURS = str(Path(__file__).parent)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+
+
+def refusal(task: str, what: str, place: str | None, hint: str | None = None) -> WorkloadError:
+    """A `WorkloadError` that names the task and the place in the user's code."""
+    where = f"{place}: " if place else ""
+    return WorkloadError(f"{where}task {task!r}: {what}", hint=hint)
+
+
+def place_of_error(error: BaseException) -> str | None:
+    """'file:line' of the innermost frame of the user's own code that an exception came through."""
+    frames: list[tuple[str, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    return _innermost(reversed(frames))
+
+
+def place_of_caller() -> str | None:
+    """'file:line' of the innermost frame of the user's own code on the present stack."""
+    return _innermost(_frames(sys._getframe(1)))
+
+
+def _frames(frame: FrameType | None) -> Iterable[tuple[str, int]]:
+    while frame is not None:
+        yield frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+
+
+def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
+    """The first frame of the user's own; failing that, the first of an installed library that is not torch."""
+    library: str | None = None
+    for file, line in frames:
+        if file.startswith(("<", _TORCH, _OURS)):
+            continue
+        if "site-packages" in file or "dist-packages" in file:
+            library = library or f"{file}:{line}"
+        elif not file.startswith(_STDLIB):
+            return f"{file}:{line}"
+    return library

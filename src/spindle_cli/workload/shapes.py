@@ -1,0 +1,219 @@
+"""What every node of a trace computes, without computing it: shapes, dtypes, gradients, and which dimension is the batch.
+
+The trace is run on fake tensors twice, with the task's batch size and with twice that: the dimension that doubles is the
+batch's. Nothing is allocated and nothing is computed, so a model of any size takes the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.refuse import place_of_error, refusal
+
+
+@dataclass(frozen=True)
+class BatchDim:
+    """The dimension of a tensor that the batch lies along, `rows` entries per sample.
+
+    `dim` is None where no dimension grows with the batch; `mixes` where the size grows otherwise than by whole rows per
+    sample (batch x batch, batch + 1): then the samples depend on each other.
+    """
+
+    dim: int | None
+    rows: int = 1
+    mixes: bool = False
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What each node of a task's trace gives for the whole batch (`values`) and for twice the batch (`doubled`)."""
+
+    batch_size: int
+    values: dict[fx.Node, Any]
+    doubled: dict[fx.Node, Any]
+
+    def is_tensor(self, node: fx.Node) -> bool:
+        """Whether the node gives one tensor."""
+        return isinstance(self.values[node], Tensor)
+
+    def holds_tensors(self, node: fx.Node) -> bool:
+        """Whether the node gives a tuple, list, dict or object with tensors in it."""
+        value = self.values[node]
+        return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves_of(value))
+
+    def batch_dim(self, node: fx.Node) -> BatchDim:
+        """Of a node that gives one tensor."""
+        return find_batch_dim(self.values[node].shape, self.doubled[node].shape, self.batch_size)
+
+    def spec(self, node: fx.Node, task: str) -> ValueSpec:
+        """The node's tensor as a value between ops.
+
+        Raises:
+            WorkloadError: it has several rows per sample along another dimension than the first.
+        """
+        value, batch = self.values[node], self.batch_dim(node)
+        if batch.dim and batch.rows > 1:
+            raise refusal(
+                task,
+                f"{node.name!r} of shape {tuple(value.shape)} has {batch.rows} rows per sample along dimension {batch.dim}",
+                node.meta.get("place"),
+                "Several rows per sample can be split only along the first dimension; reshape to (batch, rows, ...).",
+            )
+        dim = None if batch.mixes else batch.dim
+        return ValueSpec(node.name, tuple(value.shape), value.dtype, dim, batch.rows, value.requires_grad)
+
+
+def leaves_of(value: Any) -> list[Any]:
+    """The leaves of nested tuples, lists, dicts, and objects that are mappings (model outputs)."""
+    if isinstance(value, Mapping) and not isinstance(value, dict):
+        value = dict(value)
+    return [
+        leaf for item in pytree.tree_leaves(value) for leaf in ([item] if item is value else _inner(item))
+    ]
+
+
+def _inner(item: Any) -> list[Any]:
+    return leaves_of(item) if isinstance(item, Mapping) else [item]
+
+
+def find_batch_dim(shape: tuple[int, ...], doubled: tuple[int, ...], batch_size: int) -> BatchDim:
+    """Which dimension grew when the batch doubled."""
+    if len(shape) != len(doubled):
+        return BatchDim(None, mixes=True)
+    grown = [dim for dim, (size, twice) in enumerate(zip(shape, doubled, strict=True)) if size != twice]
+    if not grown:
+        return BatchDim(None)
+    dim = grown[0]
+    if len(grown) > 1 or doubled[dim] != 2 * shape[dim] or shape[dim] % batch_size:
+        return BatchDim(None, mixes=True)
+    return BatchDim(dim, shape[dim] // batch_size)
+
+
+def observe(
+    task: str, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], batch_size: int
+) -> Shapes:
+    """Run a trace on fake tensors for `batch_size` samples and for twice as many.
+
+    Args:
+        task: name, for messages.
+        root: module that the trace's names are relative to; its parameters may be on the meta device.
+        samples: a collated batch of any number of samples, for the shapes and dtypes of the fields.
+
+    Raises:
+        WorkloadError: an operator or glue fails on such shapes, or reads values; with its place in the user's code.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    runs: list[dict[fx.Node, Any]] = []
+    with torch.random.fork_rng(devices=[]), _faked(root, mode), mode, torch.enable_grad():
+        for count in (batch_size, 2 * batch_size):
+            fields = {
+                name: torch.empty((count, *value.shape[1:]), dtype=value.dtype)
+                for name, value in samples.items()
+            }
+            run = _Run(root, graph, task, count, doubled=count != batch_size)
+            run.run(*fields.values(), enable_io_processing=False)
+            runs.append(run.seen)
+    return Shapes(batch_size, runs[0], runs[1])
+
+
+class _Run(fx.Interpreter):
+    """Run a graph, keep what each node gives, and turn failures into refusals."""
+
+    def __init__(self, root: nn.Module, graph: fx.Graph, task: str, count: int, *, doubled: bool) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self.seen: dict[fx.Node, Any] = {}
+        self._task = task
+        self._count = count
+        self._doubled = doubled
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node and remember its value."""
+        try:
+            value = super().run_node(n)
+        except WorkloadError:
+            raise
+        except Exception as error:
+            raise self._refusal(n, error) from error
+        self.seen[n] = value
+        return value
+
+    def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
+        what = f"{node.target!r}" if node.op == "call_module" else f"{node.name!r}"
+        if node.op == "call_module":
+            what += f" ({type(self.fetch_attr(str(node.target))).__name__})"
+        place = place_of_error(error) or node.meta.get("place")
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            return refusal(
+                self._task,
+                f"{what} reads the values of a tensor ({error}), so its shapes cannot be known before it runs",
+                place,
+                "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a selection), "
+                "or move it into the dataset.",
+            )
+        shapes = ", ".join(
+            _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
+        )
+        text = str(error).strip().split("\n")[0]
+        if self._doubled:
+            hint = "It works with the task's batch size but not with twice that: is the batch size written into the model?"
+        else:
+            hint = "Do the shapes of the dataset's items fit the model, and is the batch large enough for its layers?"
+        return refusal(
+            self._task,
+            f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} (given {shapes or 'nothing'})",
+            place,
+            hint,
+        )
+
+
+def _describe(value: Any) -> str:
+    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+
+
+@contextlib.contextmanager
+def _faked(root: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
+    """Put fake tensors in the place of all parameters and buffers, and the real ones back."""
+    memo: dict[int, Tensor] = {}
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+
+    def fake(tensor: Tensor) -> Tensor:
+        if id(tensor) not in memo:
+            with mode:
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            memo[id(tensor)] = (
+                nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+            )
+        return memo[id(tensor)]
+
+    def replace(holder: dict[str, Any], name: str, value: Any) -> None:
+        undo.append((holder, name, holder[name]))
+        holder[name] = value
+
+    for module in root.modules():
+        for holder in (module._parameters, module._buffers):
+            for name, tensor in holder.items():
+                if tensor is not None:
+                    replace(holder, name, fake(tensor))
+        for name, value in module.__dict__.items():
+            # nn.LSTM and its like keep a second list of their parameters
+            if isinstance(value, list) and value and all(isinstance(item, nn.Parameter) for item in value):
+                replace(module.__dict__, name, [fake(item) for item in value])
+    try:
+        yield
+    finally:
+        for holder, name, value in reversed(undo):
+            holder[name] = value

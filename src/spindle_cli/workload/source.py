@@ -1,0 +1,115 @@
+"""From what a user names a workload by to the function that builds it."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.workload.file import TrainSettings, WorkloadFile
+from spindle_cli.workload.refuse import place_of_error
+
+_EXPECTED = "Expected a workload YAML file, 'package.module:function' or 'path/to/file.py:function'."
+
+
+@dataclass(frozen=True)
+class Source:
+    """A function that builds a workload, its arguments, and the training settings that go with it."""
+
+    text: str
+    build: Callable[..., Any]
+    args: dict[str, Any] = field(default_factory=dict)
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+
+def resolve(source: str, *, relative_to: Path | None = None) -> Source:
+    """Find a workload's function: of a YAML file, or 'package.module:function' / 'path/to/file.py:function'.
+
+    Args:
+        source: as the user gave it.
+        relative_to: folder that relative paths start from; the current one if None.
+
+    Raises:
+        InputError: no such file, module or function, or a malformed YAML file.
+        WorkloadError: the user's file fails while being imported.
+    """
+    folder = relative_to or Path.cwd()
+    if source.endswith((".yaml", ".yml", ".json")):
+        path = folder / source
+        file = WorkloadFile.read(path)
+        return Source(
+            source, _function(file.model, path.parent, where=f"{path}: model"), file.args, file.train
+        )
+    return Source(source, _function(source, folder, where="workload"))
+
+
+def _function(name: str, folder: Path, *, where: str) -> Callable[..., Any]:
+    module_name, colon, function_name = name.rpartition(":")
+    if not colon or not module_name or not function_name:
+        raise InputError(f"{where}: {name!r} is not a workload", hint=_EXPECTED)
+    if module_name.endswith(".py"):
+        module = _import_file(folder / module_name, where)
+    else:
+        module = _import_module(module_name, folder, where)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise InputError(
+            f"{where}: {module_name!r} has no function {function_name!r}",
+            hint="Name a function that returns a spindle_cli.Workload.",
+        )
+    return function  # type: ignore[no-any-return]  # checked to be callable; what it returns is checked by who calls it
+
+
+def _import_module(name: str, folder: Path, where: str) -> ModuleType:
+    _make_importable(folder)
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
+            raise InputError(f"{where}: there is no module {name!r}", hint=_EXPECTED) from error
+        raise _import_failed(name, error) from error
+    except Exception as error:
+        raise _import_failed(name, error) from error
+
+
+def _import_file(path: Path, where: str) -> ModuleType:
+    """Import a Python file as a module of its own; the files beside it can be imported by it."""
+    if not path.is_file():
+        raise InputError(f"{where}: {path}: no such file", hint=_EXPECTED)
+    path = path.resolve()
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
+    name = f"spindle_workload_{digest}_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _make_importable(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _import_failed(str(path), error) from error
+    return module
+
+
+def _make_importable(folder: Path) -> None:
+    text = str(folder.resolve())
+    if text not in sys.path:
+        sys.path.append(text)
+
+
+def _import_failed(name: str, error: Exception) -> WorkloadError:
+    place = place_of_error(error)
+    if isinstance(error, SyntaxError):
+        place = f"{error.filename}:{error.lineno}"
+    where = f"{place}: " if place else ""
+    return WorkloadError(f"{where}importing {name!r} failed: {type(error).__name__}: {error}")
