@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import signal
+import sys
+
 
 def main() -> None:
     """Run the command line."""
-    from spindle_cli.cli.app import run
-
+    try:
+        from spindle_cli.cli.app import run
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
     run()
 
 

@@ -11,6 +11,9 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.units import GB, GIB, US
 
+# More ranks than torchrun has been seen with; planning keeps a few numbers for each.
+MAX_DEVICES = 2**16
+
 BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
 
 
@@ -83,6 +86,13 @@ class Cluster(Artifact):
             raise ValueError(
                 f"nodes: devices of several types ({', '.join(types)}); all devices must be of one type"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_large(self) -> Cluster:
+        count = sum(group.count * group.devices for group in self.nodes)
+        if count > MAX_DEVICES:
+            raise ValueError(f"nodes: {count} devices together; at most {MAX_DEVICES} can be planned for")
         return self
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import typer
 
-from spindle_cli.errors import SpindleError
+from spindle_cli.errors import ExitCode, SpindleError
 
 # Beyond the contract's codes, by the shells' and sysexits.h's conventions.
 INTERRUPTED = 130  # 128 + SIGINT
@@ -53,15 +53,23 @@ def _report(error: BaseException) -> int:
         _say("interrupted")
         return INTERRUPTED
     if isinstance(error, BrokenPipeError):
-        # What is still buffered must not fail again when the interpreter flushes at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return READER_GONE
+    if isinstance(error, OSError):  # of the machine, not of the user's files: those have their own messages
+        _abandon_output()
+        _say(f"error: {error.filename or 'standard output'}: {error.strerror}")
+        return ExitCode.FAILED
     place = traceback.extract_tb(error.__traceback__)[-1]
     _say(
         f"internal error: {type(error).__name__}: {error} ({Path(place.filename).name}:{place.lineno})\n"
         "  This is a bug in spindle. Run the same command as `spindle --debug ...` and report what it prints."
     )
     return OUR_BUG
+
+
+def _abandon_output() -> None:
+    """Let what is still buffered not fail again when the interpreter flushes at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _say(text: str) -> None:

@@ -40,12 +40,12 @@ def out(width: int | None = None) -> Console:
 
     `width`: characters in a line; by default the terminal's, or `PIPE_WIDTH`.
     """
-    from rich.console import Console
+    from spindle_cli.cli.console import ReportConsole
 
     is_terminal = sys.stdout.isatty()
     if width is None and not is_terminal:
         width = PIPE_WIDTH
-    return Console(highlight=False, markup=False, soft_wrap=not is_terminal, width=width)
+    return ReportConsole(highlight=False, markup=False, soft_wrap=not is_terminal, width=width)
 
 
 def err() -> Console:

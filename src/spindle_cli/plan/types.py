@@ -12,9 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
 from spindle_cli.artifact import Artifact, Model
-from spindle_cli.cluster import Cluster
+from spindle_cli.cluster import MAX_DEVICES, Cluster
 from spindle_cli.profile.metagraph import check_metagraph
-from spindle_cli.profile.types import Bytes, CurvePoint, Seconds, WorkloadRef
+from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, Seconds, WorkloadRef
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 
@@ -40,7 +40,7 @@ def parse_devices(value: Any) -> tuple[int, ...]:
             devices.append(item)
             continue
         first, dash, last = item.partition("-") if isinstance(item, str) else ("", "", "")
-        if not (first.isdigit() and dash and last.isdigit() and int(first) <= int(last) < 10**7):
+        if not (first.isdigit() and dash and last.isdigit() and int(first) <= int(last) < MAX_DEVICES):
             raise ValueError(f"expected a device number or a 'first-last' range, found {item!r}")
         devices.extend(range(int(first), int(last) + 1))
     return tuple(devices)
@@ -123,7 +123,7 @@ class PlanMetaOp(Model):
 
     name: str
     task: str
-    num_ops: Annotated[int, Field(ge=1)]
+    num_ops: NumOps
     batch_size: Annotated[int, Field(ge=1)]
     inputs: tuple[str, ...] = ()
     inputs_of_every_op: tuple[str, ...] = ()

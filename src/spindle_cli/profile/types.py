@@ -16,6 +16,7 @@ from spindle_cli.artifact import Artifact, Model
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0)]
 Bytes = Annotated[int, Field(ge=0)]
+NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
 
 
 class WorkloadRef(Model):
@@ -94,7 +95,7 @@ class MetaOpProfile(Model):
 
     name: Annotated[str, Field(min_length=1)]
     task: str
-    num_ops: Annotated[int, Field(ge=1)]
+    num_ops: NumOps
     batch_size: Annotated[int, Field(ge=1)]
     inputs: tuple[str, ...] = ()
     # of `inputs`, those that every op consumes and not only the first (e.g. the encoder's output in a
@@ -133,7 +134,7 @@ class MetaOpProfile(Model):
         return curve
 
     @model_validator(mode="after")
-    def _points_divide_the_batch(self) -> MetaOpProfile:
+    def _keys_agree(self) -> MetaOpProfile:
         for point in self.curve:
             if self.batch_size % point.dp:
                 raise ValueError(
@@ -142,6 +143,11 @@ class MetaOpProfile(Model):
         missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
         if missing:
             raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
+        if self.parameter_blocks is not None and len(self.parameter_blocks) != self.num_ops:
+            raise ValueError(
+                f"parameter_blocks: {len(self.parameter_blocks)} entries; expected one for each of the "
+                f"{self.num_ops} ops of {self.name!r}"
+            )
         return self
 
     @cached_property
