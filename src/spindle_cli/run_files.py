@@ -1,6 +1,6 @@
-"""What a run leaves in its folder: a line per step, and at its end predicted against measured.
+"""What a run leaves in its folder: a line per step; at its end the parameters, and predicted against measured.
 
-Rank 0 of the runtime writes both; `launch`, `verify` and `report` read them.
+Rank 0 of the runtime writes them; `launch`, `verify` and `report` read them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,28 @@ from spindle_cli.errors import InputError
 
 METRICS_FILE = "metrics.jsonl"
 PREDICTED_FILE = "predicted.json"
+CHECKPOINTS_DIR = "checkpoints"
+MODEL_FILE = "model.safetensors"
+
+
+def model_path(run_dir: Path, step: int) -> Path:
+    """Where the parameters after `step` steps are saved, keyed by canonical name."""
+    return run_dir / CHECKPOINTS_DIR / f"step-{step:06d}" / MODEL_FILE
+
+
+def newest_model(run_dir: Path) -> Path:
+    """The saved parameters of the most steps.
+
+    Raises:
+        InputError: the run has saved none.
+    """
+    found = sorted((run_dir / CHECKPOINTS_DIR).glob(f"step-*/{MODEL_FILE}"))
+    if not found:
+        raise InputError(
+            f"{run_dir}: no {CHECKPOINTS_DIR}/step-*/{MODEL_FILE} in it",
+            hint="Give the folder of a run that has ended (`spindle launch --run-dir`).",
+        )
+    return found[-1]
 
 
 def _null_to_nan(value: Any) -> Any:
