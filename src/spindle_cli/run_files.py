@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: a line per step; at its end the parameters, and predicted against measured.
+"""What a run leaves in its folder: a line per step; at the end parameters, and predicted against measured.
 
 Rank 0 of the runtime writes them; `launch`, `verify` and `report` read them.
 """

@@ -24,8 +24,7 @@ def save_model(
     """Gather every parameter on rank 0, each from the first rank that holds it, and write them. Collective.
 
     Args:
-        names: canonical names of all parameters, the same sequence on every rank; those that no rank holds are
-            left out.
+        names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
         held: this rank's.
         device: through which tensors are sent.
 
