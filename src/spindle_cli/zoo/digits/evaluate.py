@@ -1,4 +1,4 @@
-"""How well a run of `digits` learnt: `python -m spindle_cli.zoo.digits.evaluate --run DIR [--json] [--at-least 0.9]`.
+"""How well a run of `digits` learnt: `python -m spindle_cli.zoo.digits.evaluate --run DIR`.
 
 Plain PyTorch: the model is built as any user would build it, the run's parameters are loaded into it by their
 names, and the held-out samples are put to it.
@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
 from safetensors.torch import load_file
@@ -23,13 +24,14 @@ from spindle_cli.run_files import newest_model
 from spindle_cli.workload.types import Workload
 from spindle_cli.zoo.digits.build import build
 from spindle_cli.zoo.digits.data import Clips, load_split
+from spindle_cli.zoo.digits.model import ImageClass, ImageText, SpeechClass, SpeechText
 
 
 @dataclass(frozen=True)
 class Accuracy:
     """Shares of the held-out samples that are answered rightly; chance is 0.1.
 
-    Retrieval: the nearest of all names (by cosine), or of all held-out images, shows the same digit.
+    Retrieval: the nearest (by cosine) of all names, or of all held-out images, shows the same digit.
     """
 
     image_to_text: float
@@ -72,21 +74,21 @@ def _module(task: object) -> nn.Module:
 def evaluate(workload: Workload) -> Accuracy:
     """Put the held-out samples to the model as it is."""
     modules = {task.name: _module(task) for task in workload.tasks}
+    image_text, speech_text = cast(ImageText, modules["image_text"]), cast(SpeechText, modules["speech_text"])
+    image_class, speech_class = (
+        cast(ImageClass, modules["image_class"]),
+        cast(SpeechClass, modules["speech_class"]),
+    )
     held_out = load_split(True)
-    image, text = (modules["image_text"].get_submodule(name) for name in ("image", "text"))
-    speech = modules["speech_text"].get_submodule("speech")
-    images, texts = image(held_out.images.values), text(held_out.texts.values)
-    spoken = speech(held_out.speech.values)
-
-    def answers(task: str, embeddings: Tensor, clips: Clips) -> float:
-        return share(modules[task].classifier.predict(embeddings), clips)  # type: ignore[operator, union-attr]
-
+    images = image_text.image(held_out.images.values)
+    texts = image_text.text(held_out.texts.values)
+    speech = speech_text.speech(held_out.speech.values)
     return Accuracy(
         image_to_text=share(nearest(images, texts, held_out.texts), held_out.images),
-        speech_to_text=share(nearest(spoken, texts, held_out.texts), held_out.speech),
-        speech_to_image=share(nearest(spoken, images, held_out.images), held_out.speech),
-        image_classification=answers("image_class", images, held_out.images),
-        speech_classification=answers("speech_class", spoken, held_out.speech),
+        speech_to_text=share(nearest(speech, texts, held_out.texts), held_out.speech),
+        speech_to_image=share(nearest(speech, images, held_out.images), held_out.speech),
+        image_classification=share(image_class.classifier.predict(images), held_out.images),
+        speech_classification=share(speech_class.classifier.predict(speech), held_out.speech),
     )
 
 

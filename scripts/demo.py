@@ -1,0 +1,116 @@
+"""The demo: train a real multi-task, multi-modal model by a plan, in four processes on this CPU.
+
+    python scripts/demo.py [--short] [--out DIR]
+
+Runs the `spindle` command line as any user would: profile, plan, check, show, verify, launch; then puts held-out
+samples to the trained model. Ends with the first command that fails, and its exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from spindle_cli.plan.types import Plan
+from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured
+from spindle_cli.units import format_seconds
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKLOAD = ROOT / "configs/workloads/digits.yaml"
+CLUSTER = ROOT / "configs/clusters/cpu-4.yaml"
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long to train, and the share of held-out images that must then find their name (chance: 0.1)."""
+
+    steps: int
+    verify_steps: int
+    at_least: float
+
+
+FULL = Length(steps=200, verify_steps=3, at_least=0.9)
+SHORT = Length(steps=75, verify_steps=1, at_least=0.2)
+
+
+def run(title: str, module: str, *arguments: str | Path) -> None:
+    """Run one command under a heading, and say how long it took; exits if it fails."""
+    words = [str(argument) for argument in arguments]
+    shown = "spindle" if module == "spindle_cli" else f"python -m {module}"
+    print(f"\n=== {title}\n$ {shown} {shlex.join(words)}", flush=True)
+    begin = time.perf_counter()
+    code = subprocess.run([sys.executable, "-m", module, *words], check=False).returncode
+    print(f"({format_seconds(time.perf_counter() - begin)})", flush=True)
+    if code != 0:
+        print(f"demo: this command failed with exit code {code}", file=sys.stderr)
+        sys.exit(code)
+
+
+def choose_out(wanted: Path | None) -> Path:
+    """The folder for everything that the demo makes: as wanted, or the first of runs/demo-1, -2, ... that is free."""
+    out = wanted or next(
+        path for number in count(1) if not (path := Path("runs") / f"demo-{number}").exists()
+    )
+    out.mkdir(parents=True, exist_ok=True)
+    return out
+
+
+def demo(out: Path, length: Length) -> None:
+    """All steps, from the workload file to the figures at the end."""
+    profile, plan, sequential, run_dir = (
+        out / "profile.json",
+        out / "plan.yaml",
+        out / "sequential.yaml",
+        out / "run",
+    )
+    cli = "spindle_cli"
+    run("Measure how every MetaOp scales, on 4 processes", cli, "profile", WORKLOAD, "-o", profile,
+        "--cluster", CLUSTER, "--nproc", "4")  # fmt: skip
+    run("Plan", cli, "plan", profile, "--cluster", CLUSTER, "-o", plan)
+    run("For comparison: the usual way, task after task", cli, "plan", profile, "--cluster", CLUSTER,
+        "-o", sequential, "--strategy", "sequential")  # fmt: skip
+    run("Check the plan without the planner's code", cli, "check", plan, "--profile", profile)
+    run("Look at it", cli, "show", plan)
+    run("Prove that it trains the same model as one plain process", cli, "verify", plan,
+        "--steps", str(length.verify_steps))  # fmt: skip
+    run("Train", cli, "launch", plan, "--steps", str(length.steps), "--run-dir", run_dir)
+    run("Put held-out samples to the trained model", "spindle_cli.zoo.digits.evaluate", "--run", run_dir,
+        "--at-least", str(length.at_least))  # fmt: skip
+    print(f"\n=== Iteration\n{iteration_times(plan, sequential, run_dir)}")
+
+
+def iteration_times(plan: Path, sequential: Path, run_dir: Path) -> str:
+    """Predicted and measured seconds of an iteration."""
+    measured = PredictedVsMeasured.read(run_dir / PREDICTED_FILE).iteration.measured_s
+    predicted, usual = (Plan.read(path).predicted for path in (plan, sequential))
+    rows = {
+        "lower bound of any schedule": predicted.lower_bound_s,
+        "predicted": predicted.iteration_s,
+        "measured": measured,
+        "predicted, task after task": usual.iteration_s,
+    }
+    return "\n".join(f"{name:30}{format_seconds(seconds):>10}" for name, seconds in rows.items())
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--short", action="store_true", help="the same path with fewer steps, for CI")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for all files (default: runs/demo-N)")
+    chosen = parser.parse_args()
+    begin = time.perf_counter()
+    out = choose_out(chosen.out)
+    demo(out, SHORT if chosen.short else FULL)
+    print(f"\nall done in {format_seconds(time.perf_counter() - begin)}; everything is in {out}")
+
+
+if __name__ == "__main__":
+    main()
