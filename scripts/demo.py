@@ -2,8 +2,8 @@
 
     python scripts/demo.py [--short] [--out DIR]
 
-Runs the `spindle` command line as any user would: profile, plan, check, show, verify, launch; then puts held-out
-samples to the trained model. Ends with the first command that fails, and its exit code.
+Runs the `spindle` command line as any user would: profile, plan, check, show, verify, launch; then puts
+held-out samples to the trained model. Ends with the first command that fails, and its exit code.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def run(title: str, module: str, *arguments: str | Path) -> None:
 
 
 def choose_out(wanted: Path | None) -> Path:
-    """The folder for everything that the demo makes: as wanted, or the first of runs/demo-1, -2, ... that is free."""
+    """The folder for all that the demo makes: as wanted, or the first of runs/demo-1, -2, ... that is free."""
     out = wanted or next(
         path for number in count(1) if not (path := Path("runs") / f"demo-{number}").exists()
     )
