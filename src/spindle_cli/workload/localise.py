@@ -1,0 +1,105 @@
+"""Build a workload with only some of its parameters real, and those with exactly the values that a full build gives.
+
+The workload is built twice. The first build is abstract and tells which parameters, by order of birth, the wanted ops use. In
+the second, all others go to the meta device as they are born; where their initialisation draws random numbers, as many
+are drawn and thrown away, so that the generator is at the same place for the wanted ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from torch import nn
+
+from spindle_cli.errors import SpindleError
+from spindle_cli.workload.abstract import Births, drop, parameters_born
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.draws import drawing_as_if_real
+from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.load import LoadedWorkload, build
+from spindle_cli.workload.source import Source, resolve
+from spindle_cli.workload.types import Workload
+
+
+class _Unlocalisable(Exception):
+    """The build cannot be done in part; it must be done in full."""
+
+
+def load_local(
+    source: str, wanted: Mapping[str, Collection[int]], *, relative_to: Path | None = None
+) -> LoadedWorkload:
+    """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on the meta device.
+
+    Args:
+        source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
+        wanted: task name -> indices of its ops.
+        relative_to: folder that relative paths start from; the current one if None.
+
+    A build that needs the values of parameters that are not wanted is done in full, and then what is not wanted is dropped.
+
+    Raises:
+        InputError, WorkloadError: as `load` and `analyse` do.
+    """
+    found = resolve(source, relative_to=relative_to)
+    try:
+        workload = _build_in_part(found, wanted)
+    except _Unlocalisable:
+        workload = build(found)
+        _keep_only(workload, wanted)
+    return LoadedWorkload(workload, found.train, source)
+
+
+def _build_in_part(source: Source, wanted: Mapping[str, Collection[int]]) -> Workload:
+    first = Births()
+    try:
+        with parameters_born(first, keep=lambda number: False):
+            abstract = build(source)
+    except SpindleError as error:
+        raise _Unlocalisable from error
+    used = _used(abstract, wanted)
+    if any(id(parameter) not in first.numbers for parameter in used.values()):
+        raise _Unlocalisable  # came to be in a way that we do not see
+    kept = {first.numbers[id(parameter)] for parameter in used.values()}
+    needed = _with_sources(kept, first)
+    second = Births()
+    try:
+        with parameters_born(second, keep=needed.__contains__), drawing_as_if_real(second):
+            workload = build(source)
+    except SpindleError as error:
+        raise _Unlocalisable from error
+    if second.describe() != first.describe() or any(second.parameters[number].is_meta for number in kept):
+        raise _Unlocalisable
+    drop(second.parameters[number] for number in needed - kept)
+    return workload
+
+
+def _with_sources(kept: set[int], births: Births) -> set[int]:
+    """The kept parameters and all that they were copied from."""
+    needed = set(kept)
+    for number in kept:
+        while number in births.sources:
+            number = births.sources[number]
+            needed.add(number)
+    return needed
+
+
+def _used(workload: Workload, wanted: Mapping[str, Collection[int]]) -> dict[int, nn.Parameter]:
+    """Parameters that the wanted ops use, by id."""
+    tasks = analyse(workload).tasks
+    return {
+        id(parameter): parameter
+        for task, indices in wanted.items()
+        for index in indices
+        for parameter in _parameters(tasks[task], index)
+    }
+
+
+def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
+    return [task.root.get_parameter(name) for name in task.ops[index].parameters]
+
+
+def _keep_only(workload: Workload, wanted: Mapping[str, Collection[int]]) -> None:
+    used = _used(workload, wanted)
+    for task_graph in analyse(workload).tasks.values():
+        drop(parameter for parameter in task_graph.root.parameters() if id(parameter) not in used)

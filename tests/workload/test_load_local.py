@@ -1,0 +1,64 @@
+"""A rank that builds only its own parameters has, bit for bit, what a full build gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from spindle_cli.workload import localise
+from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.load import load
+from spindle_cli.workload.localise import load_local
+
+BUILDS = ["mixed", "copied", "reading", "tied"]
+IN_PART = ["mixed", "copied", "tied"]
+
+
+def source(build: str) -> str:
+    return f"{__package__}.inits:{build}"
+
+
+@pytest.mark.parametrize("build", BUILDS)
+@pytest.mark.parametrize("op", [0, 1, 2])
+def test_wanted_parameters_have_the_values_of_a_full_build_and_others_no_memory(build: str, op: int) -> None:
+    full = load(source(build))
+    state_after = torch.get_rng_state()
+    used = set(analyse(full.workload).tasks["only"].ops[op].parameters)
+    expected = dict(full.workload.tasks[0].module.named_parameters(remove_duplicate=False))
+    local = load_local(source(build), {"only": [op]})
+    assert torch.equal(torch.get_rng_state(), state_after)
+    found = dict(local.workload.tasks[0].module.named_parameters(remove_duplicate=False))
+    assert found.keys() == expected.keys()
+    real = {name for name, parameter in found.items() if not parameter.is_meta}
+    assert used <= real
+    assert all(torch.equal(found[name], expected[name]) for name in real)
+    names_of_used = {n for n, p in expected.items() if any(p is expected[u] for u in used)}
+    assert real == names_of_used
+
+
+@pytest.mark.parametrize("build", IN_PART)
+def test_no_full_build_is_needed(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("fell back to a full build")
+
+    monkeypatch.setattr(localise, "_keep_only", refuse)
+    load_local(source(build), {"only": [1]})
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_an_abstract_workload_is_analysed_like_a_real_one(build: str) -> None:
+    abstract = load_abstract(source(build))
+    assert all(p.is_meta for task in abstract.workload.tasks for p in task.module.parameters())
+    assert analyse(abstract.workload).fingerprint == analyse(load(source(build)).workload).fingerprint
+
+
+def test_buffers_are_those_of_a_full_build() -> None:
+    expected = dict(load(source("mixed")).workload.tasks[0].module.named_buffers())
+    found = dict(load_local(source("mixed"), {"only": [0]}).workload.tasks[0].module.named_buffers())
+    assert expected and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_nothing_wanted_means_nothing_real() -> None:
+    local = load_local(source("mixed"), {})
+    assert all(parameter.is_meta for parameter in local.workload.tasks[0].module.parameters())
