@@ -1,0 +1,94 @@
+"""What `verify` compares by, and what it finds."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.request import DtypeName
+
+# What the plan's run and the plain one may differ by, relative to the size of what is compared: rounding
+# alone.
+TOLERANCE: dict[DtypeName, float] = {"float32": 1e-5, "float64": 1e-9}
+# A tensor whose gradients are all below this share of the model's largest may hold rounding noise and nothing
+# else: a value that is zero by mathematics (an attention's key bias) comes out as the unit roundoff times
+# what cancelled.
+NOISE_FLOOR: dict[DtypeName, float] = {"float32": 1e-6, "float64": 1e-13}
+
+What = Literal[
+    "initial parameters", "losses", "gradients of step 1", "gradients near zero", "final parameters"
+]
+
+
+class Difference(Model):
+    """One thing that differs between the plan's run and the plain one, or the largest difference of its kind.
+
+    Attributes:
+        name: of the parameter, or of the loss.
+        where: 'rank 2', 'step 1'.
+        relative: the difference over the size of what is compared; None where they cannot be compared.
+        problem: then, what is wrong.
+    """
+
+    name: str
+    where: str
+    relative: Annotated[float, Field(ge=0)] | None = None
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        said = self.problem if self.relative is None else f"relative difference {self.relative:.2e}"
+        return f"{self.name} ({self.where}): {said}"
+
+
+class Check(Model):
+    """One kind of comparison: how many, the largest difference, and all that are beyond the tolerance."""
+
+    what: What
+    compared: int
+    tolerance: float
+    largest: Difference | None
+    failures: tuple[Difference, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing is beyond the tolerance, and something was compared."""
+        return not self.failures and self.compared > 0
+
+
+class Noise(Model):
+    """A parameter whose gradient is too small to tell from rounding noise.
+
+    An optimizer that divides a gradient by its own size, as Adam does, turns such noise into full steps in a
+    random
+    direction: no two runs agree on its value. Its gradients must differ by less than the noise floor, and its
+    value is not compared. `largest_gradient`: of its elements, in the plain run, over the model's largest.
+    """
+
+    name: str
+    largest_gradient: float
+
+
+class VerifyReport(Artifact):
+    """The result of `spindle verify`, its document for `--json`.
+
+    Attributes:
+        same: every check has passed.
+        unused: parameters that no operator uses; neither run changes them.
+        noise: see `Noise`. `noise_floor`: relative to the model's largest gradient.
+    """
+
+    KIND: ClassVar[str] = "verify-report"
+
+    schema_: Annotated[Literal["spindle.verify-report/1"], Field(alias="schema")] = "spindle.verify-report/1"
+    same: bool
+    workload: str
+    strategy: str
+    workers: int
+    steps: int
+    dtype: DtypeName
+    checks: tuple[Check, ...]
+    noise_floor: float
+    noise: tuple[Noise, ...]
+    unused: tuple[str, ...]
