@@ -16,6 +16,7 @@ from spindle_cli.profile.types import Profile
 from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
 from spindle_cli.show.program import RankReport
 from spindle_cli.show.summary import ShowReport
+from spindle_cli.simulate.report import SimulationReport
 from spindle_cli.workload.file import WorkloadFile
 
 FOLDER = Path(__file__).parent.parent / "schemas"
@@ -28,6 +29,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     CheckReport,
     ShowReport,
     RankReport,
+    SimulationReport,
 )
 
 

@@ -1,0 +1,45 @@
+"""`spindle simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spindle_cli.cli import output
+from spindle_cli.cli.options import JsonOption, PlanArgument
+
+
+def simulate(
+    plan: PlanArgument,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Write the timeline for ui.perfetto.dev or chrome://tracing.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Predict a plan's timeline without devices.
+
+    Runs every device's program over the cluster's links, event by event: what each device computes when, how
+    transfers and gradient sums share the links, where devices wait and for whom, what each holds in memory.
+    """
+    from spindle_cli.plan.file import read_plan
+    from spindle_cli.simulate import tables
+    from spindle_cli.simulate.events import write_trace
+    from spindle_cli.simulate.report import report_of
+    from spindle_cli.simulate.run import simulate as run
+
+    simulation = run(read_plan(plan))
+    if trace is not None:
+        write_trace(trace, simulation)
+        output.note(f"wrote {trace}")
+    report = report_of(str(plan), simulation)
+    output.report(
+        as_json, report, tables.headline(report), "", tables.device_table(report), tables.wait_table(report)
+    )

@@ -1,0 +1,133 @@
+"""The links as a fluid: everything under way moves at once, and slower where it shares a port.
+
+Every device has a port out and a port in towards its own node, and a network card out and in towards the
+others; CPU devices of one node share the node's card. A flow alone moves as costs/links.py says. It *demands*
+of each of its ports the share of the port's large-message bandwidth that it would take alone; where the
+demands on a port add up to more than 1, all flows through it are slowed down by that sum, and a flow goes as
+slowly as its slowest port lets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from spindle_cli.cluster import Cluster, Link
+from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.units import GB
+
+
+class Use(NamedTuple):
+    """Of a port, how much of it a flow would take alone, 0 to 1."""
+
+    port: int
+    demand: float
+
+
+@dataclass(eq=False, slots=True)
+class Flow:
+    """Something under way. `latency_s` passes first, and loads no port; then `left_s` seconds at full
+    rate.
+    """
+
+    latency_s: float
+    left_s: float
+    uses: tuple[Use, ...]
+    rate: float = 0.0
+    since_s: float = 0.0  # when `left_s` was true
+    version: int = 0  # grows whenever the end is expected at another time
+
+
+@dataclass
+class Network:
+    """The ports' loads and the flows on them."""
+
+    cluster: Cluster
+    _load: dict[int, float] = field(default_factory=dict)
+    _flows: dict[int, dict[Flow, None]] = field(default_factory=dict)  # by port, in order of entry
+    _changed: dict[Flow, None] = field(default_factory=dict)
+
+    def transfer(self, source: int, destination: int, num_bytes: int) -> Flow:
+        """One message between two devices."""
+        link = self.cluster.link(source, destination)
+        left_s = max(0.0, transfer_s(num_bytes, link) - link.latency_s)
+        if not left_s:
+            return Flow(0.0, 0.0, ())
+        demand = min(1.0, num_bytes / left_s / _peak_bytes_per_s(link))
+        inside = self.cluster.node_of[source] == self.cluster.node_of[destination]
+        ports = (self._port(source, inside, out=True), self._port(destination, inside, out=False))
+        return Flow(link.latency_s, left_s, tuple(Use(port, demand) for port in ports))
+
+    def all_reduce(self, devices: Sequence[int], num_bytes: int) -> Flow:
+        """A sum over devices: as long as the formula says when alone.
+
+        Inside a node every member passes on what a ring does; between k nodes each network card passes on
+        2(k-1)/k of its device's part of the node's bytes.
+        """
+        latency_s = all_reduce_s(1, devices, self.cluster)
+        left_s = max(0.0, all_reduce_s(num_bytes, devices, self.cluster) - latency_s)
+        if not left_s:
+            return Flow(latency_s, 0.0, ())
+        per_node: dict[int, list[int]] = {}
+        for device in devices:
+            per_node.setdefault(self.cluster.node_of[device], []).append(device)
+        uses: dict[int, float] = {}
+        for members in per_node.values():
+            moved_inside = 2 * (len(members) - 1) / len(members) * num_bytes
+            moved_between = 2 * (len(per_node) - 1) / len(per_node) * num_bytes / len(members)
+            for device in members:
+                for moved, inside in ((moved_inside, True), (moved_between, False)):
+                    link = self.cluster.links.intra_node if inside else self.cluster.links.inter_node
+                    demand = moved / left_s / _peak_bytes_per_s(link)
+                    for out in (True, False) if moved else ():
+                        port = self._port(device, inside, out=out)
+                        uses[port] = min(1.0, uses.get(port, 0.0) + demand)
+        return Flow(latency_s, left_s, tuple(Use(port, demand) for port, demand in uses.items()))
+
+    def enter(self, flow: Flow, now_s: float) -> None:
+        """Put a flow on its ports; `settle` then says when it ends."""
+        flow.since_s = now_s
+        self._changed[flow] = None
+        for port, demand in flow.uses:
+            flows = self._flows.setdefault(port, {})
+            flows[flow] = None
+            self._load[port] = self._load.get(port, 0.0) + demand
+            if self._load[port] > 1.0:
+                self._changed.update(flows)
+
+    def leave(self, flow: Flow) -> None:
+        """Take a flow that has ended off its ports."""
+        self._changed.pop(flow, None)
+        for port, demand in flow.uses:
+            flows = self._flows[port]
+            del flows[flow]
+            if self._load[port] > 1.0:
+                self._changed.update(flows)
+            self._load[port] = self._load[port] - demand if flows else 0.0
+
+    def settle(self, now_s: float) -> list[tuple[float, Flow]]:
+        """Set the rates after flows have entered or left; returns the new ends of those whose rate
+        changed.
+        """
+        ends: list[tuple[float, Flow]] = []
+        for flow in self._changed:
+            rate = 1.0 / max(1.0, max((self._load[port] for port, _ in flow.uses), default=1.0))
+            if abs(rate - flow.rate) <= 1e-9 * rate:
+                continue
+            flow.left_s = max(0.0, flow.left_s - (now_s - flow.since_s) * flow.rate)
+            flow.since_s = now_s
+            flow.rate = rate
+            flow.version += 1
+            ends.append((now_s + flow.left_s / rate, flow))
+        self._changed.clear()
+        return ends
+
+    def _port(self, device: int, inside: bool, *, out: bool) -> int:
+        if not inside and self.cluster.device_type == "cpu":
+            device = self.cluster.node_of[device]
+        return device * 4 + inside * 2 + out
+
+
+def _peak_bytes_per_s(link: Link) -> float:
+    return max(link.bandwidth_bytes_per_s, max((speed for _, speed in link.curve or ()), default=0.0) * GB)

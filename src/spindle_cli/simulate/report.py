@@ -1,0 +1,176 @@
+"""What `spindle simulate` says: the iteration, each device's use and memory, and where time is spent
+waiting.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.simulate.types import Activity, Cause, Simulation, Span, Wait
+
+
+class DeviceUse(Model):
+    """One device's iteration: `compute_s` + `waiting_s` + `done_early_s` make up the whole of it.
+
+    `memory`: [seconds, bytes held from then on], ascending.
+    """
+
+    device: int
+    compute_s: float
+    waiting_s: float
+    done_early_s: float
+    utilisation: float
+    peak_memory_bytes: int
+    memory: tuple[tuple[float, int], ...]
+
+
+class SliceTimes(Model):
+    """When a slice runs: from its first device's start to its last device's end, forward and backward."""
+
+    metaop: str
+    ops: tuple[int, int]
+    num_devices: int
+    forward_start_s: float
+    forward_end_s: float
+    backward_start_s: float
+    backward_end_s: float
+
+
+class Waiting(Model):
+    """All waits of one MetaOp's slices for one thing, over all devices.
+
+    Attributes:
+        metaop: that waits; None for the optimizer step.
+        cause: what for.
+        source: the MetaOp it comes from; None for gradient sums.
+        num_waits: how many.
+        device_s: seconds, over all devices together.
+        moving_device_s: of these, what it took on the links; the rest is waiting for the source to be ready.
+        longest_s: the longest single wait.
+        longest_device, longest_source: the device that has it, and the device that it waits for.
+    """
+
+    metaop: str | None
+    cause: Cause
+    source: str | None
+    num_waits: int
+    device_s: float
+    moving_device_s: float
+    longest_s: float
+    longest_device: int
+    longest_source: int
+
+
+class SimulationReport(Artifact):
+    """The document of `spindle simulate --json`.
+
+    `waits` are ordered by their seconds, most first; `devices` by number; `slices` as in the plan.
+    """
+
+    KIND: ClassVar[str] = "simulation"
+
+    schema_: Annotated[Literal["spindle.simulation/1"], Field(alias="schema")] = "spindle.simulation/1"
+    plan: str
+    strategy: str
+    num_devices: int
+    iteration_s: float
+    planned_iteration_s: float
+    mean_utilisation: float
+    transferred_bytes: int
+    summed_bytes: int
+    devices: tuple[DeviceUse, ...]
+    slices: tuple[SliceTimes, ...]
+    waits: tuple[Waiting, ...]
+
+
+def report_of(path: str, simulation: Simulation) -> SimulationReport:
+    """The report on a plan read from `path`."""
+    plan = simulation.plan
+    return SimulationReport(
+        plan=path,
+        strategy=plan.strategy,
+        num_devices=plan.cluster.num_devices,
+        iteration_s=simulation.iteration_s,
+        planned_iteration_s=plan.predicted.iteration_s,
+        mean_utilisation=sum(simulation.utilisation) / len(simulation.utilisation),
+        transferred_bytes=sum(passage.num_bytes for passage in simulation.passages),
+        summed_bytes=sum(done.num_bytes for done in simulation.sums),
+        devices=_devices(simulation),
+        slices=_slices(simulation),
+        waits=_waits(simulation),
+    )
+
+
+def _devices(simulation: Simulation) -> tuple[DeviceUse, ...]:
+    waiting_s = [0.0] * simulation.plan.cluster.num_devices
+    ended_s = [0.0] * simulation.plan.cluster.num_devices
+    for wait in simulation.waits:
+        waiting_s[wait.device] += wait.length_s
+    parts: tuple[Span | Wait, ...] = (*simulation.spans, *simulation.waits)
+    for part in parts:
+        ended_s[part.device] = max(ended_s[part.device], part.end_s)
+    return tuple(
+        DeviceUse(
+            device=device,
+            compute_s=compute_s,
+            waiting_s=waiting_s[device],
+            done_early_s=simulation.iteration_s - ended_s[device],
+            utilisation=simulation.utilisation[device],
+            peak_memory_bytes=simulation.peak_memory_bytes[device],
+            memory=tuple((step.at_s, step.num_bytes) for step in simulation.memory[device]),
+        )
+        for device, compute_s in enumerate(simulation.busy_s)
+    )
+
+
+def _slices(simulation: Simulation) -> tuple[SliceTimes, ...]:
+    starts: dict[tuple[int, Activity], float] = {}
+    ends: dict[tuple[int, Activity], float] = {}
+    for span in simulation.spans:
+        key = (span.piece, span.activity)
+        starts[key] = min(starts.get(key, span.start_s), span.start_s)
+        ends[key] = max(ends.get(key, span.end_s), span.end_s)
+    return tuple(
+        SliceTimes(
+            metaop=piece.metaop,
+            ops=piece.ops,
+            num_devices=len(piece.devices),
+            forward_start_s=starts[index, Activity.FORWARD],
+            forward_end_s=ends[index, Activity.FORWARD],
+            backward_start_s=starts[index, Activity.BACKWARD],
+            backward_end_s=ends[index, Activity.BACKWARD],
+        )
+        for index, piece in enumerate(simulation.plan.slices)
+    )
+
+
+def _waits(simulation: Simulation) -> tuple[Waiting, ...]:
+    slices = simulation.plan.slices
+
+    def metaop(piece: int | None) -> str | None:
+        return None if piece is None else slices[piece].metaop
+
+    alike: dict[tuple[str | None, Cause, str | None], list[Wait]] = defaultdict(list)
+    for wait in simulation.waits:
+        alike[metaop(wait.piece), wait.cause, metaop(wait.source_piece)].append(wait)
+    summaries: list[Waiting] = []
+    for (waiter, cause, source), waits in alike.items():
+        longest = max(waits, key=lambda wait: wait.length_s)
+        summaries.append(
+            Waiting(
+                metaop=waiter,
+                cause=cause,
+                source=source,
+                num_waits=len(waits),
+                device_s=sum(wait.length_s for wait in waits),
+                moving_device_s=sum(wait.moving_s for wait in waits),
+                longest_s=longest.length_s,
+                longest_device=longest.device,
+                longest_source=longest.source,
+            )
+        )
+    return tuple(sorted(summaries, key=lambda waiting: -waiting.device_s))

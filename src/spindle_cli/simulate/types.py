@@ -1,0 +1,144 @@
+"""What a simulated iteration looks like: who did what when, who waited for whom, and what it held in
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+from spindle_cli.plan.types import Plan
+
+
+class Activity(StrEnum):
+    """What a device, or a link on its behalf, is busy with."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    TRANSFER = "transfer"
+    SUM = "sum"
+
+
+class Cause(StrEnum):
+    """What a device waits for."""
+
+    ACTIVATION = "activation"  # of another slice, on its way or not computed yet
+    GRADIENT = "gradient"  # the same on the way back
+    PARTNER = "partner"  # another device of the same tensor-parallel share
+    SUM = "sum"  # a gradient sum, before the optimizer step
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One compute of a device from start to end. `piece`: index into `Plan.slices`."""
+
+    device: int
+    activity: Activity
+    piece: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A transfer on its link. `producer`, `consumer`: indices into `Plan.slices`, of the forward direction.
+
+    `posted_s`: when both ends had posted it; it then waits for earlier transfers of the pair until `start_s`.
+    """
+
+    key: int
+    source: int
+    destination: int
+    producer: int
+    consumer: int
+    is_gradient: bool
+    num_bytes: int
+    posted_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSum:
+    """The gradient sum of a parameter group. `joined_s`: when the last of its devices started it."""
+
+    group: int
+    devices: tuple[int, ...]
+    num_bytes: int
+    joined_s: float
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A device with nothing to compute until something comes.
+
+    Attributes:
+        device: that waits.
+        piece: the slice that it is about to run; None before the optimizer step.
+        cause: what comes last.
+        source: the device that it comes from; for a sum, the last device to join it.
+        source_piece: the slice that it comes from; None for a sum.
+        moving_s: of the wait, the part in which what comes was under way: the rest is the source's lateness.
+    """
+
+    device: int
+    piece: int | None
+    cause: Cause
+    source: int
+    source_piece: int | None
+    start_s: float
+    end_s: float
+    moving_s: float
+
+    @property
+    def length_s(self) -> float:
+        """Seconds from start to end."""
+        return self.end_s - self.start_s
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStep:
+    """From `at_s` on a device holds `num_bytes`."""
+
+    at_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One iteration of a plan.
+
+    Attributes:
+        spans, passages, sums, waits: ordered by start, then device.
+        memory: of each device, ascending in time; the first step is what it holds before the iteration.
+        iteration_s: until every device has stepped and everything sent has arrived.
+    """
+
+    plan: Plan
+    iteration_s: float
+    spans: tuple[Span, ...]
+    passages: tuple[Passage, ...]
+    sums: tuple[GroupSum, ...]
+    waits: tuple[Wait, ...]
+    memory: tuple[tuple[MemoryStep, ...], ...]
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds that each device computes."""
+        busy = [0.0] * self.plan.cluster.num_devices
+        for span in self.spans:
+            busy[span.device] += span.end_s - span.start_s
+        return tuple(busy)
+
+    @cached_property
+    def utilisation(self) -> tuple[float, ...]:
+        """Share of the iteration that each device computes."""
+        return tuple(busy / self.iteration_s if self.iteration_s else 0.0 for busy in self.busy_s)
+
+    @cached_property
+    def peak_memory_bytes(self) -> tuple[int, ...]:
+        """The most that each device ever holds."""
+        return tuple(max(step.num_bytes for step in steps) for steps in self.memory)

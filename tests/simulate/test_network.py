@@ -1,0 +1,103 @@
+"""Flows on shared links, solved by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.simulate.network import Flow, Network
+
+GB = 10**9
+
+
+def cluster(device: str = "a800-80gb") -> Cluster:
+    """Two nodes of two devices; 1 GB/s inside and 0.5 GB/s between, without latency."""
+    return Cluster(
+        name="test",
+        nodes=(NodeGroup(count=2, devices=2, device=device, memory_gib=1),),
+        links=Links(
+            intra_node=Link(latency_us=0, bandwidth_gb_per_s=1),
+            inter_node=Link(latency_us=0, bandwidth_gb_per_s=0.5),
+        ),
+    )
+
+
+def enter(network: Network, now_s: float, *flows: Flow) -> dict[Flow, float]:
+    """Let flows enter together; the ends that this sets."""
+    for flow in flows:
+        network.enter(flow, now_s)
+    return {flow: end_s for end_s, flow in network.settle(now_s)}
+
+
+def test_alone_a_transfer_takes_what_the_formula_says() -> None:
+    network = Network(cluster())
+    flow = network.transfer(0, 1, GB)
+    assert enter(network, 5.0, flow) == {flow: pytest.approx(6.0)}
+
+
+def test_two_from_one_device_share_its_port() -> None:
+    network = Network(cluster())
+    flows = network.transfer(0, 2, GB), network.transfer(0, 3, GB)
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0])
+
+
+def test_there_and_back_do_not_slow_each_other_down() -> None:
+    network = Network(cluster())
+    flows = network.transfer(0, 1, GB), network.transfer(1, 0, GB)
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([1.0, 1.0])
+
+
+def test_inside_and_between_nodes_are_different_ports() -> None:
+    network = Network(cluster())
+    flows = network.transfer(0, 1, GB), network.transfer(0, 2, GB)
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([1.0, 2.0])
+
+
+def test_devices_of_a_cpu_node_share_its_network_card() -> None:
+    network = Network(cluster("cpu"))
+    flows = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0])
+    network = Network(cluster("a800-80gb"))
+    flows = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([2.0, 2.0])
+
+
+def test_who_comes_later_slows_down_and_who_leaves_speeds_up() -> None:
+    """1 GB alone for 0.5 s, shared until the second (0.25 GB) is through at 1.0 s, then alone again: 1.25
+    s.
+    """
+    network = Network(cluster())
+    first, second = network.transfer(0, 1, GB), network.transfer(0, 1, GB // 4)
+    enter(network, 0.0, first)
+    ends = enter(network, 0.5, second)
+    assert ends == {first: pytest.approx(1.5), second: pytest.approx(1.0)}
+    network.leave(second)
+    assert network.settle(1.0) == [(pytest.approx(1.25), first)]
+
+
+def test_small_messages_that_do_not_fill_a_port_go_side_by_side() -> None:
+    """Of 1 GB/s a small message only reaches 0.25: four fit."""
+    slow_start = Link(latency_us=0, bandwidth_gb_per_s=1, curve=((1000, 0.25), (1_000_000, 1)))
+    network = Network(
+        cluster().model_copy(update={"links": Links(intra_node=slow_start, inter_node=slow_start)})
+    )
+    flows = [network.transfer(0, 1, 1000) for _ in range(4)]
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4e-6] * 4)
+
+
+def test_alone_a_sum_takes_what_the_formula_says_and_two_share() -> None:
+    network = Network(cluster())
+    alone_s = all_reduce_s(GB, (0, 1), network.cluster)
+    first, second = network.all_reduce((0, 1), GB), network.all_reduce((0, 1), GB)
+    ends = enter(network, 0.0, first)
+    assert first.latency_s + ends[first] == pytest.approx(alone_s)
+    ends = enter(network, 0.0, second)
+    assert ends[second] == pytest.approx(2 * alone_s, rel=1e-6)
+
+
+def test_nothing_takes_no_time() -> None:
+    network = Network(cluster())
+    flow = network.transfer(0, 1, 0)
+    assert (flow.latency_s, flow.left_s) == (0.0, 0.0)
+    assert transfer_s(0, network.cluster.links.intra_node) == 0.0

@@ -1,0 +1,162 @@
+"""Simulated iterations, solved by hand, and what holds for each."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.random_plans import plans
+from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.costs.memory import device_memory
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import CurvePoint
+from spindle_cli.simulate.report import report_of
+from spindle_cli.simulate.run import simulate
+from spindle_cli.simulate.types import Activity, Cause
+
+MIB = 2**20
+
+
+def test_one_slice_takes_its_curve_point() -> None:
+    net = metaop_of("task/net", 3, {1: 1.0})
+    simulation = simulate(plan_of(profile_of(net), cluster_of(1), [[slice_of(net, (0, 3), (0,), 0.0)]]))
+    assert simulation.iteration_s == pytest.approx(3.0)
+    assert simulation.utilisation == (pytest.approx(1.0),)
+    assert simulation.waits == ()
+
+
+def test_a_handover_takes_the_transfer_there_and_back() -> None:
+    """Forward 1/3 s each, backward 2/3 s each, and the 64 KiB that the first op hands on, twice."""
+    net = metaop_of("task/net", 2, {1: 1.0})
+    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
+    cluster = cluster_of(2)
+    simulation = simulate(plan_of(profile_of(net), cluster, waves))
+    moved_s = transfer_s(2**16, cluster.links.intra_node)
+    assert simulation.iteration_s == pytest.approx(2.0 + 2 * moved_s)
+    there, back = simulation.waits
+    assert (there.device, there.cause, there.source) == (1, Cause.ACTIVATION, 0)
+    assert there.length_s == pytest.approx(1 / 3 + moved_s)
+    assert there.moving_s == pytest.approx(moved_s)
+    assert (back.device, back.cause, back.source) == (0, Cause.GRADIENT, 1)
+    assert back.length_s == pytest.approx(1.0 + 2 * moved_s)
+
+
+def test_a_sum_hides_behind_the_backward_pass_that_follows_it() -> None:
+    """The second MetaOp's sum runs while the first one's backward does; only the first one's is waited
+    for.
+    """
+    big = 256 * MIB
+    first = metaop_of("task/first", 1, {2: 1.0}, param_bytes_per_op=big)
+    second = metaop_of("task/second", 1, {2: 1.0}, param_bytes_per_op=big, inputs=(first.name,))
+    waves = [[slice_of(first, (0, 1), (0, 1), 0.0)], [slice_of(second, (0, 1), (0, 1), 1.0)]]
+    cluster = cluster_of(2)
+    simulation = simulate(plan_of(profile_of(first, second), cluster, waves))
+    sum_s = all_reduce_s(big, (0, 1), cluster)
+    assert sum_s < 2 / 3
+    assert simulation.iteration_s == pytest.approx(2.0 + sum_s)
+    assert {wait.cause for wait in simulation.waits} == {Cause.SUM}
+
+
+def test_recomputing_runs_forward_twice() -> None:
+    net = metaop_of("task/net", 1, {1: 3.0})
+    piece = slice_of(net, (0, 1), (0,), 0.0).model_copy(update={"recompute": True})
+    assert simulate(plan_of(profile_of(net), cluster_of(1), [[piece]])).iteration_s == pytest.approx(4.0)
+
+
+def test_tensor_parallel_partners_start_together() -> None:
+    """Device 1 is busy with something else first; device 0 waits for it."""
+    other = metaop_of("a/other", 1, {1: 3.0})
+    net = metaop_of("b/net", 1, {1: 1.0})
+    point = CurvePoint(num_devices=2, dp=1, tp=2, forward_s=0.5, backward_s=0.5, source="composed")
+    net = net.model_copy(update={"curve": (*net.curve, point)})
+    split = slice_of(net, (0, 1), (0,), 3.0).model_copy(update={"devices": (0, 1), "tp": 2})
+    waves = [[slice_of(other, (0, 1), (1,), 0.0)], [split]]
+    simulation = simulate(plan_of(profile_of(other, net), cluster_of(2), waves))
+    wait = simulation.waits[0]
+    assert (wait.device, wait.cause, wait.source, wait.length_s) == (0, Cause.PARTNER, 1, pytest.approx(1.0))
+    starts = [
+        span.start_s for span in simulation.spans if span.piece == 1 and span.activity is Activity.FORWARD
+    ]
+    assert starts == pytest.approx([1.0, 1.0])
+
+
+def test_a_plan_without_the_curve_point_of_a_slice_is_refused() -> None:
+    net = metaop_of("task/net", 1, {1: 1.0, 2: 0.5})
+    plan = plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]])
+    bare = plan.metaops[0].model_copy(update={"curve": plan.metaops[0].curve[:1]})
+    with pytest.raises(InputError, match="no curve point for dp 2"):
+        simulate(plan.model_copy(update={"metaops": (bare,)}))
+
+
+@settings(max_examples=80, deadline=None)
+@given(plans())
+def test_every_second_of_a_device_is_compute_or_wait_or_after_its_end(plan: Plan) -> None:
+    simulation = simulate(plan)
+    for use in report_of("", simulation).devices:
+        total_s = use.compute_s + use.waiting_s + use.done_early_s
+        assert total_s == pytest.approx(simulation.iteration_s)
+        parts = sorted(
+            (part.start_s, part.end_s)
+            for part in (*simulation.spans, *simulation.waits)
+            if part.device == use.device
+        )
+        assert all(end_s <= start_s + 1e-9 for (_, end_s), (start_s, _) in pairwise(parts))
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
+    simulation = simulate(plan)
+    started_s = {(span.device, span.activity, span.piece): span.start_s for span in simulation.spans}
+    for passage in simulation.passages:
+        activity = Activity.BACKWARD if passage.is_gradient else Activity.FORWARD
+        taker = passage.producer if passage.is_gradient else passage.consumer
+        assert passage.posted_s <= passage.start_s <= passage.end_s
+        assert started_s[passage.destination, activity, taker] >= passage.end_s
+    assert simulation.iteration_s >= max(simulation.busy_s)
+
+
+@settings(max_examples=60, deadline=None)
+@given(plans())
+def test_memory_returns_to_what_it_was_and_never_exceeds_the_plans_definition(plan: Plan) -> None:
+    simulation = simulate(plan)
+    limits = device_memory(
+        plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param
+    )
+    for steps, peak, limit in zip(simulation.memory, simulation.peak_memory_bytes, limits, strict=True):
+        assert steps[0].num_bytes == steps[-1].num_bytes
+        assert all(earlier.at_s <= later.at_s for earlier, later in pairwise(steps))
+        assert peak <= limit.total_bytes + 64  # rounding of shares
+
+
+def test_two_towers_lose_only_what_moves() -> None:
+    _, plan = two_towers()
+    simulation = simulate(plan)
+    assert plan.predicted.compute_s < simulation.iteration_s < plan.predicted.compute_s * 1.001
+    report = report_of("plan.yaml", simulation)
+    assert report.waits[0].source == "pairs/vision"
+    assert report.slices[3].forward_start_s == pytest.approx(1.2, rel=1e-3)
+
+
+def test_a_thousand_devices_are_simulated_in_seconds() -> None:
+    sizes = (32, 64)
+    metaops, waves = [], []
+    for chain in range(24):
+        for place in range(3):
+            inputs = (metaops[-1].name,) if place else ()
+            metaop = metaop_of(
+                f"task{chain}/part{place}", 2, dict.fromkeys(sizes, 1.0), batch_size=192, inputs=inputs
+            )
+            metaops.append(metaop)
+            size = sizes[(chain + place) % 2]
+            first = (chain * 41 + place * 331) % (1024 - size)
+            waves.append([slice_of(metaop, (0, 2), range(first, first + size), 10.0 * chain + 2.0 * place)])
+    plan = plan_of(profile_of(*metaops), cluster_of(1024, devices_per_node=8), waves)
+    started = time.perf_counter()
+    simulate(plan)
+    assert time.perf_counter() - started < 10
