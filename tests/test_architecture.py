@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "program": {"plan", "costs"},
     "check": {"costs"},
     "show": {"program"},
-    "runtime": {"workload", "program"},
+    "runtime": {"workload", "program", "check"},
     "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
     "verify": {"launch", "runtime", "workload", "check"},
     "simulate": {"program", "costs"},

@@ -73,16 +73,16 @@ class LossBoard:
         return sum(self._tasks[name].weight * loss for name, loss in losses.items())
 
 
-def check_finite(losses: dict[str, float], step: int) -> None:
-    """Refuse to go on with a loss that is not a number; every rank sees the same and stops before its
-    optimizer step.
+def loss_failure(losses: dict[str, float], step: int) -> RunFailedError | None:
+    """Why training cannot go on after these losses, naming the step (counted from 1) and the tasks; None: it
+    can.
 
-    Raises:
-        RunFailedError: naming the step (counted from 1) and the tasks.
+    Every rank sees the same losses, so all stop before the same update.
     """
     broken = [f"{name} is {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
-    if broken:
-        raise RunFailedError(
-            f"step {step}: the loss of {', of '.join(broken)}; training stopped before this step's update",
-            hint="Try a smaller learning rate, check this task's data, or use a numerically safer loss.",
-        )
+    if not broken:
+        return None
+    return RunFailedError(
+        f"step {step}: the loss of {', of '.join(broken)}; training stopped before this step's update",
+        hint="Try a smaller learning rate, check this task's data, or use a numerically safer loss.",
+    )

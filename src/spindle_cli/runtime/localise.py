@@ -1,0 +1,152 @@
+"""Localise: from the request to what this rank holds of the model, and the program that it runs on it.
+
+Every rank analyses the same workload without allocating it and derives the same program; then it builds the
+parameters of its own ops only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.program.groups import ParameterBlock
+from spindle_cli.program.link import link
+from spindle_cli.program.proof import prove
+from spindle_cli.program.types import Program
+from spindle_cli.request import RunRequest
+from spindle_cli.runtime.compute import LocalSlice
+from spindle_cli.runtime.wiring import WiredSlice, Wiring, wire
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import ValueSpec, WorkloadGraph
+from spindle_cli.workload.load import load
+from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.parameters import ParameterTable
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """What one rank knows of the whole run, and what it holds of the model.
+
+    Attributes:
+        graph, train: the workload, traced, and how it is trained.
+        program, wiring: of all ranks.
+        slices: that this rank runs, by index in the program.
+        parameters: that this rank holds, by canonical name; `trained`: those of them that take a gradient.
+        names: canonical names of all parameters of the workload, in its order.
+    """
+
+    graph: WorkloadGraph
+    train: TrainSettings
+    program: Program
+    wiring: Wiring
+    slices: dict[int, LocalSlice]
+    parameters: dict[str, nn.Parameter]
+    names: tuple[str, ...]
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that take a gradient."""
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+
+
+def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -> LocalModel:
+    """Analyse, link and prove, then build what this rank needs, on its device.
+
+    Raises:
+        InputError: the workload is not the one that the plan was made for.
+        WorkloadError: it cannot be built or traced.
+    """
+    loaded = load(request.workload)
+    graph = analyse(loaded.workload)
+    require_same_workload(plan, graph, request)
+    table = ParameterTable.of(graph)
+    program = link(plan, trained_parameters(graph, table))
+    prove(program)
+    dtype = requested_dtype(request)
+    wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
+    slices = {
+        wired.index: LocalSlice(wired, _modules(wired, device, dtype), wired.layout.rows_of(rank))
+        for wired in wiring.slices
+        if rank in wired.layout.share_of
+    }
+    held = parameters_of(slices.values(), table)
+    drop(table.parameters, keep=held)
+    return LocalModel(graph, loaded.train, program, wiring, slices, held, tuple(table.parameters))
+
+
+def _modules(wired: WiredSlice, device: torch.device, dtype: torch.dtype | None) -> tuple[nn.Module, ...]:
+    return tuple(op_module(wired.task, op).to(device=device, dtype=dtype) for op in wired.ops)
+
+
+def requested_dtype(request: RunRequest) -> torch.dtype | None:
+    """What everything floating-point is converted to; None: nothing is."""
+    return None if request.dtype is None else getattr(torch, request.dtype)
+
+
+def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest) -> None:
+    """Refuse a workload whose MetaGraph differs from the one that the plan was made for.
+
+    Raises:
+        InputError: naming both fingerprints.
+    """
+    if graph.fingerprint != plan.workload.fingerprint:
+        raise InputError(
+            f"{request.workload}: the workload's fingerprint is {graph.fingerprint}, "
+            f"but the plan {request.plan} was made for {plan.workload.fingerprint}",
+            hint="The workload has changed since it was profiled: profile and plan again.",
+        )
+
+
+def trained_parameters(
+    graph: WorkloadGraph, table: ParameterTable
+) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
+    """The trained parameters of every op of every MetaOp; each parameter is a block of its own, keyed by its
+    name.
+    """
+    return {
+        (metaop.name, position): tuple(
+            ParameterBlock(name, 0, table.num_bytes(name))
+            for name in table.of_op(metaop.task, graph.tasks[metaop.task].ops[index].parameters)
+            if table.is_trainable(name)
+        )
+        for metaop in graph.metaops
+        for position, index in enumerate(metaop.ops)
+    }
+
+
+def parameters_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[str, nn.Parameter]:
+    """Parameters that these slices use, by canonical name, in the workload's order."""
+    used = {
+        name
+        for local in slices
+        for op in local.wired.ops
+        for name in table.of_op(local.wired.task.task.name, op.parameters)
+    }
+    return {name: parameter for name, parameter in table.parameters.items() if name in used}
+
+
+def drop(parameters: Mapping[str, nn.Parameter], keep: Collection[str]) -> None:
+    """Free the memory of all parameters but those to keep."""
+    for name, parameter in parameters.items():
+        if name not in keep:
+            parameter.data = torch.empty(0, dtype=parameter.dtype)
+
+
+def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
+    """The same graph with every floating-point value in another dtype."""
+
+    def converted(task_name: str) -> dict[str, ValueSpec]:
+        values = graph.tasks[task_name].values
+        return {
+            name: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
+            for name, spec in values.items()
+        }
+
+    tasks = {name: replace(task, values=converted(name)) for name, task in graph.tasks.items()}
+    return replace(graph, tasks=tasks)

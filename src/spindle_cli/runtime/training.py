@@ -1,0 +1,89 @@
+"""The training loop of one rank: take a batch, run the program, check the losses, step the optimizer, write
+it down.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+
+from spindle_cli.request import CaptureStage, RunRequest
+from spindle_cli.run_files import StepMetrics
+from spindle_cli.runtime.capture import capture
+from spindle_cli.runtime.data import Feed
+from spindle_cli.runtime.executor import Executor
+from spindle_cli.runtime.gradients import GradientPool
+from spindle_cli.runtime.localise import LocalModel
+from spindle_cli.runtime.losses import LossBoard, loss_failure
+from spindle_cli.runtime.metrics import MetricsLog
+from spindle_cli.runtime.timing import Activity, Stopwatch
+
+
+@dataclass
+class Trainer:
+    """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing.
+
+    `iterations_s`: of the steps done so far.
+    """
+
+    rank: int
+    request: RunRequest
+    model: LocalModel
+    feed: Feed
+    executor: Executor
+    pool: GradientPool
+    board: LossBoard
+    optimizer: torch.optim.Optimizer | None
+    stopwatch: Stopwatch
+    log: MetricsLog | None
+    iterations_s: list[float] = field(default_factory=list)
+
+    def train(self, steps: range) -> None:
+        """Train the steps (counted from 0).
+
+        Raises:
+            RunFailedError: a loss is not finite, or another worker is lost.
+            Exception: what the user's modules or datasets raised, with a note of where.
+        """
+        self._capture("initial")
+        begin = time.perf_counter()
+        for step in steps:
+            self._step(step, begin, is_first=step == steps.start)
+            begin = time.perf_counter()
+        self._capture("final")
+
+    def _step(self, step: int, begin: float, *, is_first: bool) -> None:
+        with self.stopwatch.timed(Activity.DATA):
+            batch = self.feed.take()
+        losses = self.executor.run(batch)
+        failure = loss_failure(losses, step + 1)
+        if failure is not None:
+            self._write_down(step, losses, time.perf_counter() - begin)
+            raise failure
+        if is_first:
+            self._capture("gradients")
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.pool.reset()
+        self.stopwatch.end_step()
+        self._write_down(step, losses, time.perf_counter() - begin)
+
+    def _capture(self, stage: CaptureStage) -> None:
+        if self.request.capture_dir is not None:
+            capture(self.request.capture_dir, stage, self.rank, self.model.parameters)
+
+    def _write_down(self, step: int, losses: dict[str, float], iteration_s: float) -> None:
+        self.iterations_s.append(iteration_s)
+        if self.log is None:
+            return
+        samples = sum(task.batch_size for task in self.model.graph.workload.tasks)
+        metrics = StepMetrics(
+            step=step + 1,
+            loss=self.board.total(losses),
+            task_losses=losses,
+            iteration_s=iteration_s,
+            samples_per_s=samples / iteration_s,
+        )
+        self.log.write(metrics)

@@ -1,0 +1,177 @@
+"""One worker, started by torchrun once per device: `python -m spindle_cli.runtime.worker REQUEST.json`.
+
+1. connect to the other workers; 2. read and check the plan; 3. localise: link, prove, build this rank's part
+of the model; 4. train; 5. save the parameters and hand in
+what was measured.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.artifact import write_json
+from spindle_cli.check.run import check_plan
+from spindle_cli.environment import WorkerEnvironment
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.request import RunRequest
+from spindle_cli.run_files import PREDICTED_FILE
+from spindle_cli.runtime.communicators import Communicators
+from spindle_cli.runtime.comparison import compare, gather_times
+from spindle_cli.runtime.data import Feed, portions
+from spindle_cli.runtime.executor import Executor
+from spindle_cli.runtime.gradients import GradientPool
+from spindle_cli.runtime.localise import LocalModel, localise, requested_dtype
+from spindle_cli.runtime.losses import LossBoard
+from spindle_cli.runtime.metrics import MetricsLog
+from spindle_cli.runtime.optimizer import make_optimizer
+from spindle_cli.runtime.replicas import check_replicas
+from spindle_cli.runtime.save import save_model
+from spindle_cli.runtime.timing import Stopwatch
+from spindle_cli.runtime.training import Trainer
+from spindle_cli.runtime.transfers import Exchange
+from spindle_cli.worker_session import worker_session
+from spindle_cli.workload.batches import Batches
+
+
+def main(argv: list[str]) -> None:
+    """Run one worker; its errors end in its `WorkerError` file and its exit code."""
+    request = RunRequest.read(Path(argv[1]))
+    environment = WorkerEnvironment.read()
+    with worker_session(request.run_dir, environment.rank):
+        run(request, environment)
+
+
+def run(request: RunRequest, environment: WorkerEnvironment) -> None:
+    """Train this rank's part of the plan.
+
+    Raises:
+        InputError: the plan is invalid, or does not belong to the workload or to this number of workers.
+        WorkloadError: the workload cannot be built, traced or trained as its settings say.
+        RunFailedError: training failed: a loss that is not finite, a lost worker.
+    """
+    torch.set_num_threads(request.threads)
+    device = select_device(request, environment)
+    with connected(request, environment, device):
+        train_plan(request, environment, device)
+
+
+def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> None:
+    """Train as one of the connected workers; raises what `run` raises."""
+    plan = Plan.read(request.plan)
+    require_runnable(plan, request, environment.world_size)
+    model = localise(request, plan, environment.rank, device)
+    check_replicas(model.names, model.parameters, device)
+    steps = range(request.steps or model.train.steps)
+    trainer = make_trainer(request, model, environment.rank, device, steps)
+    try:
+        trainer.train(steps)
+    finally:
+        trainer.feed.close()
+    save_model(request.run_dir, steps.stop, model.names, model.parameters, device)
+    finish(trainer, device)
+
+
+def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
+    """Refuse a plan that breaks its own rules, needs another number of workers, or names what the runtime
+    cannot do.
+
+    Raises:
+        InputError: with the place in the plan.
+    """
+    violations = check_plan(plan)
+    if violations:
+        raise InputError(f"{request.plan}: the plan is not valid: {violations[0]}", hint="Make it again.")
+    if plan.cluster.num_devices != world_size:
+        raise InputError(
+            f"{request.plan}: the plan is for {plan.cluster.num_devices} devices, "
+            f"but {world_size} workers were started",
+            hint="Start it with `spindle launch`, which starts one worker per device.",
+        )
+    for piece in plan.slices:
+        if piece.tp > 1 or piece.recompute:
+            what = f"tensor parallelism (tp {piece.tp})" if piece.tp > 1 else "recomputation of activations"
+            raise InputError(
+                f"{request.plan}: slice {piece.label} uses {what}, which workers cannot run yet",
+                hint="Plan without it.",
+            )
+
+
+def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:
+    """This worker's device; of a node's CUDA devices, the one of its local rank.
+
+    Raises:
+        InputError: there is no such CUDA device.
+    """
+    if request.device_type != "cuda":
+        return torch.device(request.device_type)
+    found = torch.cuda.device_count()
+    if environment.local_rank >= found:
+        raise InputError(
+            f"the plan's cluster has {environment.local_world_size} devices on this node, "
+            f"but torch finds {found}",
+            hint="Plan for a cluster with as many devices per node as there are.",
+        )
+    device = torch.device("cuda", environment.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def connected(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> Iterator[None]:
+    """Membership in the world of all workers."""
+    dist.init_process_group(
+        request.backend,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timedelta(seconds=request.timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield
+    dist.destroy_process_group()  # not after an error: it would wait for peers that may be gone
+
+
+def make_trainer(
+    request: RunRequest, model: LocalModel, rank: int, device: torch.device, steps: range
+) -> Trainer:
+    """Put a rank's parts together; collective (it makes the communicators)."""
+    program = model.program
+    communicators = Communicators(group.devices for group in program.groups)
+    pool = GradientPool(program.groups, model.trained, communicators, rank)
+    board = LossBoard(model.graph.workload.tasks, device)
+    stopwatch = Stopwatch(device)
+    exchange = Exchange(model.wiring, rank, device)
+    batches = {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks}
+    return Trainer(
+        rank=rank,
+        request=request,
+        model=model,
+        feed=Feed(batches, portions(model.slices.values()), steps, device, requested_dtype(request)),
+        executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch),
+        pool=pool,
+        board=board,
+        optimizer=make_optimizer(model.train, model.trained.values()),
+        stopwatch=stopwatch,
+        log=MetricsLog(request.run_dir) if rank == 0 else None,
+    )
+
+
+def finish(trainer: Trainer, device: torch.device) -> None:
+    """Gather what all ranks measured; rank 0 writes it against the plan's predictions. Collective."""
+    trainer.stopwatch.close()
+    times = gather_times(trainer.stopwatch.medians(), device)
+    if trainer.log is not None:
+        trainer.log.close()
+        comparison = compare(trainer.model.program.plan, trainer.iterations_s, times)
+        write_json(trainer.request.run_dir / PREDICTED_FILE, comparison)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

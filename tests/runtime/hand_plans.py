@@ -1,0 +1,55 @@
+"""Plans for a traced workload from placements alone, in the order in which they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import MetaOpProfile, WorkloadRef
+from spindle_cli.workload.graph import MetaOp, WorkloadGraph
+
+Placement = tuple[str, tuple[int, int], tuple[int, ...]]  # (MetaOp, ops, devices)
+
+
+def place(graph: WorkloadGraph, num_devices: int, placements: Sequence[Placement]) -> Plan:
+    """A valid plan that runs these placements as early as devices and inputs allow; every op takes 1 s."""
+    metaops = {metaop.name: _profile_of(metaop, graph) for metaop in graph.metaops}
+    free_s = [0.0] * num_devices
+    ended_s: dict[str, float] = {}
+    slices = []
+    for name, ops, devices in placements:
+        ready_s = max((ended_s[name] for name in metaops[name].inputs), default=0.0)
+        start_s = max(ready_s, ended_s.get(name, 0.0), *(free_s[device] for device in devices))
+        piece = slice_of(metaops[name], ops, devices, start_s)
+        ended_s[name] = piece.end_s
+        for device in devices:
+            free_s[device] = piece.end_s
+        slices.append(piece)
+    slices.sort(key=lambda piece: piece.start_s)
+    plan = plan_of(profile_of(*metaops.values()), cluster_of(num_devices), [(piece,) for piece in slices])
+    return plan.model_copy(
+        update={"workload": WorkloadRef(name="toy", fingerprint=graph.fingerprint, source="by hand")}
+    )
+
+
+def whole(graph: WorkloadGraph, devices: tuple[int, ...]) -> list[Placement]:
+    """Every MetaOp on all of the devices, coupled ones on the first."""
+    return [
+        (metaop.name, (0, len(metaop.ops)), devices[:1] if metaop.coupled else devices)
+        for metaop in graph.metaops
+    ]
+
+
+def _profile_of(metaop: MetaOp, graph: WorkloadGraph) -> MetaOpProfile:
+    batch_size = graph.tasks[metaop.task].task.batch_size
+    return metaop_of(
+        metaop.name,
+        len(metaop.ops),
+        {dp: 1.0 for dp in range(1, batch_size + 1) if batch_size % dp == 0},
+        batch_size=batch_size,
+        inputs=metaop.inputs,
+        inputs_of_every_op=metaop.inputs_of_every_op,
+        parameters=metaop.parameters,
+        parameter_blocks=metaop.parameter_blocks,
+    )

@@ -1,0 +1,27 @@
+"""A worker that runs several requests, one after another: `many_worker.py DIR` with DIR/*/request.json."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from spindle_cli.environment import WorkerEnvironment
+from spindle_cli.request import RunRequest
+from spindle_cli.runtime.worker import connected, train_plan
+from spindle_cli.worker_session import worker_session
+
+
+def main(folder: Path) -> None:
+    environment = WorkerEnvironment.read()
+    requests = [RunRequest.read(path) for path in sorted(folder.glob("*/request.json"))]
+    device = torch.device("cpu")
+    torch.set_num_threads(1)
+    with worker_session(folder, environment.rank), connected(requests[0], environment, device):
+        for request in requests:
+            train_plan(request, environment, device)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
