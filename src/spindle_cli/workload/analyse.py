@@ -11,8 +11,10 @@ from spindle_cli.workload.batches import collate, num_samples
 from spindle_cli.workload.contract import Run, find_runs
 from spindle_cli.workload.fingerprint import fingerprint
 from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
+from spindle_cli.workload.kind import Kinds
 from spindle_cli.workload.naming import component_path, short_names
 from spindle_cli.workload.ops import make_ops
+from spindle_cli.workload.shapes import Observer
 from spindle_cli.workload.sharing import SharedBlocks, find_sharing
 from spindle_cli.workload.trace import trace_task
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -26,13 +28,14 @@ def analyse(workload: Workload) -> WorkloadGraph:
     Raises:
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and what to do.
     """
-    tasks = {task.name: analyse_task(task, workload) for task in workload.tasks}
+    observer = Observer()
+    tasks = {task.name: analyse_task(task, workload, observer) for task in workload.tasks}
     _check_operators_occur(workload, tasks)
-    metaops = _make_metaops(tasks)
+    metaops = _make_metaops(tasks, observer.kinds)
     return WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops))
 
 
-def analyse_task(task: Task | FlowTask, workload: Workload) -> TaskGraph:
+def analyse_task(task: Task | FlowTask, workload: Workload, observer: Observer) -> TaskGraph:
     """One task's ops and values.
 
     Raises:
@@ -43,7 +46,7 @@ def analyse_task(task: Task | FlowTask, workload: Workload) -> TaskGraph:
     if isinstance(task, FlowTask):
         raise NotImplementedError
     graph = trace_task(task, workload, tuple(samples))
-    return make_ops(task, task.module, graph, samples, workload)
+    return make_ops(task, task.module, graph, samples, workload, observer)
 
 
 def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> None:
@@ -82,8 +85,8 @@ def _held_classes(tasks: dict[str, TaskGraph]) -> str:
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
 
 
-def _make_metaops(tasks: dict[str, TaskGraph]) -> tuple[MetaOp, ...]:
-    runs = [(task, run) for task in tasks.values() for run in find_runs(task)]
+def _make_metaops(tasks: dict[str, TaskGraph], kinds: Kinds) -> tuple[MetaOp, ...]:
+    runs = [(task, run) for task in tasks.values() for run in find_runs(task, kinds)]
     paths = [component_path([task.ops[op].target for op in run.ops]) for task, run in runs]
     sharing = find_sharing([(task, run.ops, path) for (task, run), path in zip(runs, paths, strict=True)])
     metaops: list[MetaOp] = []

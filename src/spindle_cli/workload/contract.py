@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.kind import layer_kind, nodes_signature
+from spindle_cli.workload.kind import Kinds, nodes_signature
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class _Link:
     common: tuple[str, ...]
 
 
-def find_runs(task: TaskGraph) -> tuple[Run, ...]:
+def find_runs(task: TaskGraph, kinds: Kinds) -> tuple[Run, ...]:
     """The task's ops as runs, every op in one, ordered by first op."""
-    links = _links(task)
+    links = _links(task, kinds)
     taken: set[int] = set()
     runs: list[Run] = []
     for chain in sorted(_chains(links), key=lambda chain: (-len(chain), chain[0].first)):
@@ -50,13 +50,13 @@ def find_runs(task: TaskGraph) -> tuple[Run, ...]:
     return tuple(sorted(runs, key=lambda run: run.ops))
 
 
-def _links(task: TaskGraph) -> dict[int, _Link]:
+def _links(task: TaskGraph, kinds: Kinds) -> dict[int, _Link]:
     """Link of each op to the next of its kind, by first op."""
     consumers: dict[int, set[int]] = {op.index: set() for op in task.ops}
     for op in task.ops:
         for value in op.inputs:
             consumers[task.producer[value]].add(op.index)
-    glue = {op.index: _Glue.of(task, op) for op in task.ops}
+    glue = {op.index: _Glue.of(task, op, kinds) for op in task.ops}
     links: dict[int, _Link] = {}
     for op in task.ops:
         if len(consumers[op.index]) == 1:
@@ -92,7 +92,7 @@ class _Glue:
     arguments: tuple[object, ...]
 
     @classmethod
-    def of(cls, task: TaskGraph, op: Op) -> _Glue:
+    def of(cls, task: TaskGraph, op: Op, kinds: Kinds) -> _Glue:
         if op.target is None:
             return cls(None, "", "", ())
         nodes = list(op.graph.nodes)
@@ -106,9 +106,9 @@ class _Glue:
         ]
         fields = [name for name, node in zip(op.fields, nodes, strict=False) if node in needed]
         return cls(
-            layer_kind(task.root.get_submodule(op.target)),
-            nodes_signature(pre, task.root, op.target) + repr(fields),
-            nodes_signature(post, task.root, op.target),
+            kinds.of(task.root.get_submodule(op.target)),
+            nodes_signature(pre, task.root, op.target, kinds) + repr(fields),
+            nodes_signature(post, task.root, op.target, kinds),
             tuple(layer.meta.get("arguments", ())),
         )
 

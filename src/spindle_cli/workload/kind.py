@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -14,10 +15,23 @@ _FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+")
 _POSITION = re.compile(r"(^|_)(idx|index|id|number)$")
 
 
-def layer_kind(module: nn.Module | None) -> str:
+class Kinds:
+    """Kinds of the layers of one workload, each found once."""
+
+    def __init__(self) -> None:
+        self._known: dict[
+            int, tuple[nn.Module, str]
+        ] = {}  # by id; holds the module, so that its id stays its own
+
+    def of(self, module: nn.Module) -> str:
+        """A text that two layers share if they do the same work: see `layer_kind`."""
+        if id(module) not in self._known:
+            self._known[id(module)] = (module, layer_kind(module))
+        return self._known[id(module)][1]
+
+
+def layer_kind(module: nn.Module) -> str:
     """A digest of a layer's class, its structure, its whole-number settings, and the shapes of what it holds."""
-    if module is None:
-        return "none"
     parts = [_FLOAT.sub("*", repr(module))]
     for name, part in module.named_modules():
         parts.append(
@@ -39,13 +53,11 @@ def _settings(module: nn.Module) -> str:
     return repr(settings)
 
 
-def graph_signature(graph: fx.Graph, root: nn.Module, operator: str | None) -> str:
-    """A text that is the same for two ops with the same glue, whatever their nodes and layers are called."""
-    return nodes_signature(list(graph.nodes), root, operator)
+def nodes_signature(nodes: Sequence[fx.Node], root: nn.Module, operator: str | None, kinds: Kinds) -> str:
+    """A text that is the same for equal glue, whatever its nodes and layers are called.
 
-
-def nodes_signature(nodes: list[fx.Node], root: nn.Module, operator: str | None) -> str:
-    """The same for some of a graph's nodes; what they take from the other nodes counts as one thing."""
+    What the nodes take from others that are not among them counts as one thing; so does the operator.
+    """
     numbers = {node: position for position, node in enumerate(nodes)}
 
     def name(item: Any) -> Any:
@@ -54,13 +66,13 @@ def nodes_signature(nodes: list[fx.Node], root: nn.Module, operator: str | None)
     lines = []
     for node in nodes:
         arguments = repr(fx.node.map_aggregate((node.args, node.kwargs), name))
-        lines.append(f"{node.op} {_target(node, root, operator)} {arguments}")
+        lines.append(f"{node.op} {_target(node, root, operator, kinds)} {arguments}")
     return "\n".join(lines)
 
 
-def _target(node: fx.Node, root: nn.Module, operator: str | None) -> str:
+def _target(node: fx.Node, root: nn.Module, operator: str | None, kinds: Kinds) -> str:
     if node.op == "call_module":
-        return "operator" if node.target == operator else layer_kind(root.get_submodule(str(node.target)))
+        return "operator" if node.target == operator else kinds.of(root.get_submodule(str(node.target)))
     if node.op == "get_attr":
         owner, _, name = str(node.target).rpartition(".")
         value = getattr(root.get_submodule(owner), name)

@@ -7,7 +7,7 @@ are drawn and thrown away, so that the generator is at the same place for the wa
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from torch import nn
@@ -16,7 +16,7 @@ from spindle_cli.errors import SpindleError
 from spindle_cli.workload.abstract import Births, drop, parameters_born
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.draws import drawing_as_if_real
-from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.load import LoadedWorkload, build
 from spindle_cli.workload.source import Source, resolve
 from spindle_cli.workload.types import Workload
@@ -26,14 +26,20 @@ class _Unlocalisable(Exception):
     """The build cannot be done in part; it must be done in full."""
 
 
+Wanted = Mapping[str, Collection[int]]  # task name -> indices of its ops
+
+
 def load_local(
-    source: str, wanted: Mapping[str, Collection[int]], *, relative_to: Path | None = None
+    source: str,
+    wanted: Wanted | Callable[[WorkloadGraph], Wanted],
+    *,
+    relative_to: Path | None = None,
 ) -> LoadedWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on the meta device.
 
     Args:
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
-        wanted: task name -> indices of its ops.
+        wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
         relative_to: folder that relative paths start from; the current one if None.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not wanted is dropped.
@@ -50,7 +56,7 @@ def load_local(
     return LoadedWorkload(workload, found.train, source)
 
 
-def _build_in_part(source: Source, wanted: Mapping[str, Collection[int]]) -> Workload:
+def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> Workload:
     first = Births()
     try:
         with parameters_born(first, keep=lambda number: False):
@@ -84,14 +90,15 @@ def _with_sources(kept: set[int], births: Births) -> set[int]:
     return needed
 
 
-def _used(workload: Workload, wanted: Mapping[str, Collection[int]]) -> dict[int, nn.Parameter]:
+def _used(workload: Workload, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> dict[int, nn.Parameter]:
     """Parameters that the wanted ops use, by id."""
-    tasks = analyse(workload).tasks
+    graph = analyse(workload)
+    chosen = wanted(graph) if callable(wanted) else wanted
     return {
         id(parameter): parameter
-        for task, indices in wanted.items()
+        for task, indices in chosen.items()
         for index in indices
-        for parameter in _parameters(tasks[task], index)
+        for parameter in _parameters(graph.tasks[task], index)
     }
 
 
@@ -99,7 +106,7 @@ def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
     return [task.root.get_parameter(name) for name in task.ops[index].parameters]
 
 
-def _keep_only(workload: Workload, wanted: Mapping[str, Collection[int]]) -> None:
+def _keep_only(workload: Workload, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> None:
     used = _used(workload, wanted)
     for task_graph in analyse(workload).tasks.values():
         drop(parameter for parameter in task_graph.root.parameters() if id(parameter) not in used)

@@ -12,25 +12,31 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.workload.glue import Homes, Trace, find_homes
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.kind import graph_signature, layer_kind
+from spindle_cli.workload.kind import Kinds, nodes_signature
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.shapes import Shapes, observe
+from spindle_cli.workload.shapes import Observer, Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
 def make_ops(
-    task: Task | FlowTask, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], workload: Workload
+    task: Task | FlowTask,
+    root: nn.Module,
+    graph: fx.Graph,
+    samples: Mapping[str, Tensor],
+    workload: Workload,
+    observer: Observer,
 ) -> TaskGraph:
     """Cut a task's trace into ops.
 
     Args:
         root: module that the trace's names are relative to.
         samples: a small collated batch, for the shapes of the fields.
+        observer: of the whole workload.
 
     Raises:
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the user's code.
     """
-    shapes = observe(task.name, root, graph, samples, task.batch_size)
+    shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     loss = _find_loss(task, graph, shapes)
     leaves = (*workload.operators, *workload.coupled)
     operators = [
@@ -43,7 +49,7 @@ def make_ops(
         node.meta["arguments"] = _argument_specs(node, shapes)
     trace = Trace(task, root, graph, shapes, loss, operators)
     homes = find_homes(trace, workload)
-    cutter = _Cutter(trace, homes)
+    cutter = _Cutter(trace, homes, observer.kinds)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     return TaskGraph(task, root, ops, cutter.values, fields)
@@ -138,9 +144,10 @@ def _project(graph: fx.Graph, node: fx.Node, take: Any, key: Any, shapes: Shapes
 class _Cutter:
     """Copies each op's nodes into a graph of its own."""
 
-    def __init__(self, trace: Trace, homes: Homes) -> None:
+    def __init__(self, trace: Trace, homes: Homes, kinds: Kinds) -> None:
         self._trace = trace
         self._homes = homes
+        self._kinds = kinds
         self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
         self._handed_on = self._find_handed_on()
         self.values: dict[str, ValueSpec] = {
@@ -211,7 +218,8 @@ class _Cutter:
         layer = None if target is None else root.get_submodule(target)
         own = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
         coupled = index in self._homes.coupled
-        kind = "/".join((layer_kind(layer), graph_signature(graph, root, target), str(coupled)))
+        glue = nodes_signature(list(graph.nodes), root, target, self._kinds)
+        kind = "/".join(("none" if layer is None else self._kinds.of(layer), glue, str(coupled)))
         return Op(
             index=index,
             kind=hashlib.sha256(kind.encode()).hexdigest()[:16],

@@ -22,6 +22,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.kind import Kinds
 from spindle_cli.workload.refuse import place_of_error, refusal
 
 
@@ -103,38 +104,109 @@ def find_batch_dim(shape: tuple[int, ...], doubled: tuple[int, ...], batch_size:
     return BatchDim(dim, shape[dim] // batch_size)
 
 
-def observe(
-    task: str, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], batch_size: int
-) -> Shapes:
-    """Run a trace on fake tensors for `batch_size` samples and for twice as many.
+class Observer:
+    """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input."""
 
-    Args:
-        task: name, for messages.
-        root: module that the trace's names are relative to; its parameters may be on the meta device.
-        samples: a collated batch of any number of samples, for the shapes and dtypes of the fields.
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.kinds = Kinds()
+        self._fakes: dict[
+            int, tuple[Tensor, Tensor]
+        ] = {}  # by id; holds the tensor, so that its id stays its own
+        self._known: dict[str, Any] = {}
 
-    Raises:
-        WorkloadError: an operator or glue fails on such shapes, or reads values; with its place in the user's code.
-    """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    runs: list[dict[fx.Node, Any]] = []
-    with torch.random.fork_rng(devices=[]), _faked(root, mode), mode, torch.enable_grad():
-        for count in (batch_size, 2 * batch_size):
-            fields = {
-                name: torch.empty((count, *value.shape[1:]), dtype=value.dtype)
-                for name, value in samples.items()
-            }
-            run = _Run(root, graph, task, count, doubled=count != batch_size)
-            run.run(*fields.values(), enable_io_processing=False)
-            runs.append(run.seen)
-    return Shapes(batch_size, runs[0], runs[1])
+    def observe(
+        self, task: str, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], batch_size: int
+    ) -> Shapes:
+        """Run a trace on fake tensors for `batch_size` samples and for twice as many.
+
+        Args:
+            task: name, for messages.
+            root: module that the trace's names are relative to; its parameters may be on the meta device.
+            samples: a collated batch of any number of samples, for the shapes and dtypes of the fields.
+
+        Raises:
+            WorkloadError: an operator or glue fails on such shapes, or reads values; with its place in the
+                user's code.
+        """
+        runs: list[dict[fx.Node, Any]] = []
+        with torch.random.fork_rng(devices=[]), self.mode, torch.enable_grad():
+            for count in (batch_size, 2 * batch_size):
+                fields = [
+                    torch.empty((count, *value.shape[1:]), dtype=value.dtype) for value in samples.values()
+                ]
+                run = _Run(self, root, graph, task, count, doubled=count != batch_size)
+                run.run(*fields, enable_io_processing=False)
+                runs.append(run.seen)
+        return Shapes(batch_size, runs[0], runs[1])
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a module gives, from memory if an equal one was given equal inputs."""
+        key = f"{self.kinds.of(module)} {pytree.tree_map(_describe, (args, kwargs))}"
+        if key not in self._known:
+            with self._faked(module):
+                self._known[key] = module(*args, **kwargs)
+        return pytree.tree_map(_again, self._known[key])
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        """A fake tensor like a real or meta one; the same for the same."""
+        if id(tensor) not in self._fakes:
+            with self.mode:
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, tensor.requires_grad)
+            self._fakes[id(tensor)] = (tensor, made)
+        return self._fakes[id(tensor)][1]
+
+    @contextlib.contextmanager
+    def _faked(self, root: nn.Module) -> Iterator[None]:
+        """Put fake tensors in the place of a module's parameters and buffers, and the real ones back."""
+        undo: list[tuple[dict[str, Any], str, Any]] = []
+
+        def replace(holder: dict[str, Any], name: str, value: Any) -> None:
+            undo.append((holder, name, holder[name]))
+            holder[name] = value
+
+        for module in root.modules():
+            for holder in (module._parameters, module._buffers):
+                for name, tensor in holder.items():
+                    if tensor is not None:
+                        replace(holder, name, self.fake(tensor))
+            for name, value in module.__dict__.items():
+                # nn.LSTM and its like keep a second list of their parameters
+                if (
+                    isinstance(value, list)
+                    and value
+                    and all(isinstance(item, nn.Parameter) for item in value)
+                ):
+                    replace(module.__dict__, name, [self.fake(item) for item in value])
+        try:
+            yield
+        finally:
+            for holder, name, value in reversed(undo):
+                holder[name] = value
+
+
+def _again(value: Any) -> Any:
+    """A tensor like one seen before, and a new object."""
+    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    gradient = " with gradient" if value.requires_grad else ""
+    return f"{value.dtype} {tuple(value.shape)}{gradient}"
 
 
 class _Run(fx.Interpreter):
     """Run a graph, keep what each node gives, and turn failures into refusals."""
 
-    def __init__(self, root: nn.Module, graph: fx.Graph, task: str, count: int, *, doubled: bool) -> None:
+    def __init__(
+        self, observer: Observer, root: nn.Module, graph: fx.Graph, task: str, count: int, *, doubled: bool
+    ) -> None:
         super().__init__(root, garbage_collect_values=False, graph=graph)
+        self._observer = observer
         self.seen: dict[fx.Node, Any] = {}
         self._task = task
         self._count = count
@@ -150,6 +222,15 @@ class _Run(fx.Interpreter):
             raise self._refusal(n, error) from error
         self.seen[n] = value
         return value
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module with fake parameters."""
+        return self._observer.call(self.fetch_attr(str(target)), args, kwargs)
+
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A parameter, buffer or other attribute; fake if it is a tensor."""
+        value = self.fetch_attr(str(target))
+        return self._observer.fake(value) if isinstance(value, Tensor) else value
 
     def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
         what = f"{node.target!r}" if node.op == "call_module" else f"{node.name!r}"
@@ -174,46 +255,8 @@ class _Run(fx.Interpreter):
             hint = "Do the shapes of the dataset's items fit the model, and is the batch large enough for its layers?"
         return refusal(
             self._task,
-            f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} (given {shapes or 'nothing'})",
+            f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} "
+            f"(given {shapes or 'nothing'})",
             place,
             hint,
         )
-
-
-def _describe(value: Any) -> str:
-    return f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-@contextlib.contextmanager
-def _faked(root: nn.Module, mode: FakeTensorMode) -> Iterator[None]:
-    """Put fake tensors in the place of all parameters and buffers, and the real ones back."""
-    memo: dict[int, Tensor] = {}
-    undo: list[tuple[dict[str, Any], str, Any]] = []
-
-    def fake(tensor: Tensor) -> Tensor:
-        if id(tensor) not in memo:
-            with mode:
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-            memo[id(tensor)] = (
-                nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-            )
-        return memo[id(tensor)]
-
-    def replace(holder: dict[str, Any], name: str, value: Any) -> None:
-        undo.append((holder, name, holder[name]))
-        holder[name] = value
-
-    for module in root.modules():
-        for holder in (module._parameters, module._buffers):
-            for name, tensor in holder.items():
-                if tensor is not None:
-                    replace(holder, name, fake(tensor))
-        for name, value in module.__dict__.items():
-            # nn.LSTM and its like keep a second list of their parameters
-            if isinstance(value, list) and value and all(isinstance(item, nn.Parameter) for item in value):
-                replace(module.__dict__, name, [fake(item) for item in value])
-    try:
-        yield
-    finally:
-        for holder, name, value in reversed(undo):
-            holder[name] = value
