@@ -1,12 +1,12 @@
 """Localise: from the request to what this rank holds of the model, and the program that it runs on it.
 
-Every rank analyses the same workload without allocating it and derives the same program; then it builds the
-parameters of its own ops only.
+Every rank analyses the same workload and derives the same program, but only the parameters of its own ops
+ever take memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,7 +24,7 @@ from spindle_cli.runtime.wiring import WiredSlice, Wiring, wire
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec, WorkloadGraph
-from spindle_cli.workload.load import load
+from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.ops import op_module
 from spindle_cli.workload.parameters import ParameterTable
 
@@ -62,9 +62,13 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         InputError: the workload is not the one that the plan was made for.
         WorkloadError: it cannot be built or traced.
     """
-    loaded = load(request.workload)
+
+    def choose(graph: WorkloadGraph) -> dict[str, set[int]]:
+        require_same_workload(plan, graph, request)
+        return ops_of_rank(plan, graph, rank)
+
+    loaded = load_local(request.workload, choose)
     graph = analyse(loaded.workload)
-    require_same_workload(plan, graph, request)
     table = ParameterTable.of(graph)
     program = link(plan, trained_parameters(graph, table))
     prove(program)
@@ -76,7 +80,6 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         if rank in wired.layout.share_of
     }
     held = parameters_of(slices.values(), table)
-    drop(table.parameters, keep=held)
     return LocalModel(graph, loaded.train, program, wiring, slices, held, tuple(table.parameters))
 
 
@@ -101,6 +104,16 @@ def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest)
             f"but the plan {request.plan} was made for {plan.workload.fingerprint}",
             hint="The workload has changed since it was profiled: profile and plan again.",
         )
+
+
+def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[int]]:
+    """Task name -> indices of the ops that a rank runs."""
+    ops: dict[str, set[int]] = {}
+    for piece in plan.slices:
+        if rank in piece.devices:
+            metaop = graph.by_name[piece.metaop]
+            ops.setdefault(metaop.task, set()).update(metaop.ops[piece.ops[0] : piece.ops[1]])
+    return ops
 
 
 def trained_parameters(
@@ -129,13 +142,6 @@ def parameters_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict
         for name in table.of_op(local.wired.task.task.name, op.parameters)
     }
     return {name: parameter for name, parameter in table.parameters.items() if name in used}
-
-
-def drop(parameters: Mapping[str, nn.Parameter], keep: Collection[str]) -> None:
-    """Free the memory of all parameters but those to keep."""
-    for name, parameter in parameters.items():
-        if name not in keep:
-            parameter.data = torch.empty(0, dtype=parameter.dtype)
 
 
 def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
