@@ -75,11 +75,9 @@ def _check_direction(
     producer, consumer, is_gradient = direction
     kind, compute = (Kind.BACKWARD, producer) if is_gradient else (Kind.FORWARD, consumer)
     for device in sorted({*target.devices, *received}):
-        place = (device, _step_of(program, device, kind, compute))
         if device not in target.share_of:
-            raise fault(
-                program, f"device {device} receives for {kind} {compute}, which it does not run", place
-            )
+            message = f"device {device} receives for {kind} {compute}, which it does not run"
+            raise fault(program, message, (device, 0))
         first, last = target.rows_of(device)
         spans = list(received.get(device, ()))
         if device in origin.share_of:
@@ -88,8 +86,8 @@ def _check_direction(
                 spans.append((max(low, first), min(high, last)))
         spans.sort()
         if not _tiles(spans, first, last):
-            needs = f"device {device} needs samples {first}:{last} once for {kind} {compute}"
-            raise fault(program, f"{needs}, but gets {spans}", place)
+            message = f"device {device} needs samples {first}:{last} once for {kind} {compute}, gets {spans}"
+            raise fault(program, message, (device, _step_of(program, device, kind, compute)))
 
 
 def _tiles(spans: list[tuple[int, int]], first: int, last: int) -> bool:

@@ -39,6 +39,21 @@ class Flow:
     version: int = 0  # grows whenever the end is expected at another time
 
 
+class _Message(NamedTuple):
+    """A message alone on its link: seconds before and after its first byte, and its demand of the ports."""
+
+    latency_s: float
+    left_s: float
+    demand: float
+
+    @classmethod
+    def of(cls, num_bytes: int, link: Link) -> _Message:
+        left_s = max(0.0, transfer_s(num_bytes, link) - link.latency_s)
+        if not left_s:
+            return cls(0.0, 0.0, 0.0)
+        return cls(link.latency_s, left_s, min(1.0, num_bytes / left_s / _peak_bytes_per_s(link)))
+
+
 @dataclass
 class Network:
     """The ports' loads and the flows on them."""
@@ -47,17 +62,20 @@ class Network:
     _load: dict[int, float] = field(default_factory=dict)
     _flows: dict[int, dict[Flow, None]] = field(default_factory=dict)  # by port, in order of entry
     _changed: dict[Flow, None] = field(default_factory=dict)
+    _messages: dict[tuple[int, bool], _Message] = field(default_factory=dict)  # by bytes, inside a node
 
     def transfer(self, source: int, destination: int, num_bytes: int) -> Flow:
         """One message between two devices."""
-        link = self.cluster.link(source, destination)
-        left_s = max(0.0, transfer_s(num_bytes, link) - link.latency_s)
-        if not left_s:
-            return Flow(0.0, 0.0, ())
-        demand = min(1.0, num_bytes / left_s / _peak_bytes_per_s(link))
         inside = self.cluster.node_of[source] == self.cluster.node_of[destination]
-        ports = (self._port(source, inside, out=True), self._port(destination, inside, out=False))
-        return Flow(link.latency_s, left_s, tuple(Use(port, demand) for port in ports))
+        message = self._messages.get((num_bytes, inside))
+        if message is None:
+            message = _Message.of(num_bytes, self.cluster.link(source, destination))
+            self._messages[num_bytes, inside] = message
+        if not message.left_s:
+            return Flow(0.0, 0.0, ())
+        out, into = self._port(source, inside, out=True), self._port(destination, inside, out=False)
+        uses = (Use(out, message.demand), Use(into, message.demand))
+        return Flow(message.latency_s, message.left_s, uses)
 
     def all_reduce(self, devices: Sequence[int], num_bytes: int) -> Flow:
         """A sum over devices: as long as the formula says when alone.
