@@ -57,8 +57,8 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         InputError: it is not there, or is another workload (or another version of it).
         WorkloadError: it cannot be built or traced.
     """
+    from spindle_cli.workload.abstract import load_abstract
     from spindle_cli.workload.analyse import analyse
-    from spindle_cli.workload.load import load_abstract
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)

@@ -10,7 +10,10 @@ from torch import Tensor
 
 from spindle_cli.verify.captured import Captured, CapturedRun
 from spindle_cli.verify.tally import Tally
-from spindle_cli.verify.types import Check, Difference, Noise
+from spindle_cli.verify.types import SMALL_ELEMENT, Check, Difference, Noise
+
+# From a name and the plan's and the plain run's tensors, as doubles, to the relative difference.
+Measure = Callable[[str, Tensor, Tensor], float]
 
 
 def compare_initial(plan: CapturedRun, plain: CapturedRun, unused: Collection[str]) -> Check:
@@ -25,7 +28,7 @@ def compare_gradients(
 ) -> Check:
     """The first step's gradients after the sums: largest difference over the tensor's largest element."""
     tally = Tally("gradients of step 1", tolerance)
-    _compare(tally, plan.gradients, plain.gradients, noise, _by_largest)
+    _compare(tally, plan.gradients, plain.gradients, noise, _over_largest)
     return tally.check()
 
 
@@ -34,7 +37,7 @@ def compare_noise(plan: CapturedRun, plain: CapturedRun, noise: Collection[str],
     tally = Tally("gradients near zero", 1.0)
     others = plain.gradients.holders.keys() - set(noise)
 
-    def over_floor(ours: Tensor, theirs: Tensor) -> float:
+    def over_floor(_name: str, ours: Tensor, theirs: Tensor) -> float:
         return _largest(ours - theirs) / floor
 
     _compare(tally, plan.gradients, plain.gradients, others, over_floor)
@@ -43,20 +46,54 @@ def compare_noise(plan: CapturedRun, plain: CapturedRun, noise: Collection[str],
 
 def compare_final(
     plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float
-) -> Check:
-    """Every parameter after the last step: norm of the difference over the norm."""
+) -> tuple[Check, tuple[Noise, ...]]:
+    """Every parameter after the last step: norm of the difference over the norm.
+
+    A tensor that is beyond the tolerance is compared once more without the elements whose gradient was small;
+    where that makes the difference, they are in the second result.
+    """
     tally = Tally("final parameters", tolerance)
-    _compare(tally, plan.final, plain.final, left_out, _by_norm)
-    return tally.check()
+    gradients = plain.gradients
+    noise: dict[str, Noise] = {}
+
+    def relative(name: str, ours: Tensor, theirs: Tensor) -> float:
+        whole = _by_norm(ours, theirs)
+        if whole <= tolerance or name not in gradients.holders:
+            return whole
+        gradient = gradients.first(name).double().abs()
+        small = (gradient > 0) & (gradient < SMALL_ELEMENT * gradient.max())
+        rest = _by_norm(ours[~small], theirs[~small])
+        if rest > tolerance:
+            return whole
+        noise[name] = Noise(
+            name=name,
+            left_out=int(small.sum()),
+            elements=small.numel(),
+            largest_gradient=float(gradient[small].max()) / largest_of_all,
+        )
+        return rest
+
+    largest_of_all = largest_gradient(plain)
+    _compare(tally, plan.final, plain.final, left_out, relative)
+    return tally.check(), tuple(noise.values())
 
 
-def find_noise(plain: CapturedRun, relative_floor: float) -> tuple[tuple[Noise, ...], float]:
-    """The parameters whose gradients are not zero but below the noise floor, and the floor itself."""
-    largest = {name: _largest(plain.gradients.first(name)) for name in plain.gradients.holders}
-    largest_of_all = max(largest.values(), default=0.0)
-    floor = relative_floor * largest_of_all
-    found = [name for name, size in largest.items() if 0 < size < floor]
-    return tuple(Noise(name=name, largest_gradient=largest[name] / largest_of_all) for name in found), floor
+def find_noise(plain: CapturedRun, relative_floor: float) -> tuple[Noise, ...]:
+    """The parameters whose gradients are not zero but everywhere below the noise floor."""
+    largest_of_all = largest_gradient(plain)
+    found: list[Noise] = []
+    for name in plain.gradients.holders:
+        gradient = plain.gradients.first(name)
+        if 0 < _largest(gradient) < relative_floor * largest_of_all:
+            share = _largest(gradient) / largest_of_all
+            count = gradient.numel()
+            found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
+    return tuple(found)
+
+
+def largest_gradient(plain: CapturedRun) -> float:
+    """The largest element of all gradients of the plain run's first step."""
+    return max((_largest(plain.gradients.first(name)) for name in plain.gradients.holders), default=0.0)
 
 
 def find_unused(plan: CapturedRun, plain: CapturedRun) -> tuple[str, ...]:
@@ -75,7 +112,7 @@ def _compare(
     plan: Captured,
     plain: Captured,
     left_out: Collection[str],
-    relative: Callable[[Tensor, Tensor], float],
+    relative: Measure,
 ) -> None:
     """Add every copy that the plan's run has of every tensor of either run, but those left out."""
     for name in sorted({*plan.holders, *plain.holders} - set(left_out)):
@@ -90,15 +127,13 @@ def _compare(
                 tally.add(_difference(name, f"rank {rank}", ours, theirs, relative))
 
 
-def _difference(
-    name: str, where: str, ours: Tensor, theirs: Tensor, relative: Callable[[Tensor, Tensor], float]
-) -> Difference:
+def _difference(name: str, where: str, ours: Tensor, theirs: Tensor, relative: Measure) -> Difference:
     if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         problem = f"{_kind(ours)} under the plan, {_kind(theirs)} in plain PyTorch"
         return Difference(name=name, where=where, problem=problem)
     if torch.equal(ours, theirs):
         return Difference(name=name, where=where, relative=0.0)
-    size = relative(ours.double(), theirs.double())
+    size = relative(name, ours.double(), theirs.double())
     if not math.isfinite(size):
         return Difference(name=name, where=where, problem="not finite, or not zero where plain PyTorch's is")
     return Difference(name=name, where=where, relative=size)
@@ -108,12 +143,12 @@ def _kind(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} of shape {tuple(tensor.shape)}"
 
 
-def _bitwise(ours: Tensor, theirs: Tensor) -> float:
+def _bitwise(_name: str, ours: Tensor, theirs: Tensor) -> float:
     """Called for what is not equal only; never zero, however large the rest of the tensor is."""
     return max(_by_norm(ours, theirs), math.ulp(0.0))
 
 
-def _by_largest(ours: Tensor, theirs: Tensor) -> float:
+def _over_largest(_name: str, ours: Tensor, theirs: Tensor) -> float:
     return _ratio(_largest(ours - theirs), _largest(theirs))
 
 

@@ -132,15 +132,16 @@ def _compare(plan: Plan, ours: Launch, plain: Launch, options: VerifyOptions) ->
         open_run(ours.request.capture_dir, ours.processes) as run,
         open_run(plain.request.capture_dir, 1) as reference,
     ):
-        noise, floor = find_noise(reference, NOISE_FLOOR[dtype])
+        noise = find_noise(reference, NOISE_FLOOR[dtype])
         names = [entry.name for entry in noise]
         unused = find_unused(run, reference)
+        final, elements = compare_final(run, reference, [*names, *unused], tolerance)
         checks = (
             compare_initial(run, reference, unused),
             losses,
             compare_gradients(run, reference, names, tolerance),
-            *((compare_noise(run, reference, names, floor),) if names else ()),
-            compare_final(run, reference, [*names, *unused], tolerance),
+            *((compare_noise(run, reference, names, NOISE_FLOOR[dtype]),) if names else ()),
+            final,
         )
     return VerifyReport(
         same=all(check.passed for check in checks),
@@ -151,6 +152,6 @@ def _compare(plan: Plan, ours: Launch, plain: Launch, options: VerifyOptions) ->
         dtype=dtype,
         checks=checks,
         noise_floor=NOISE_FLOOR[dtype],
-        noise=noise,
+        noise=(*noise, *elements),
         unused=unused,
     )

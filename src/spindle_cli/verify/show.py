@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from spindle_cli.verify.types import Check, VerifyReport
+from spindle_cli.verify.types import Check, Difference, Noise, VerifyReport
 
 SHOWN = 5
 
@@ -53,20 +53,29 @@ def _largest(check: Check) -> tuple[str, str, str]:
 
 
 def _failures(check: Check) -> list[str]:
-    lines = [f"  {check.what}: {failure}" for failure in check.failures[:SHOWN]]
-    if len(check.failures) > SHOWN:
-        lines.append(f"  {check.what}: and {len(check.failures) - SHOWN} more")
+    """The largest failures, one line for all ranks' copies of a parameter."""
+    by_name: dict[str, list[Difference]] = {}
+    for failure in check.failures:
+        by_name.setdefault(failure.name, []).append(failure)
+    lines: list[str] = []
+    for largest, *others in list(by_name.values())[:SHOWN]:
+        more = f" and {len(others)} more of it" if others else ""
+        lines.append(f"  {check.what}: {largest}{more}")
+    if len(by_name) > SHOWN:
+        lines.append(f"  {check.what}: and {len(by_name) - SHOWN} others")
     return lines
+
+
+def _noise_line(entry: Noise) -> str:
+    count = "whole" if entry.left_out == entry.elements else f"{entry.left_out} of {entry.elements} elements"
+    return f"{entry.name}: {count}, gradient at most {entry.largest_gradient:.1e} of the model's largest"
 
 
 def _set_aside(report: VerifyReport) -> list[str]:
     lines: list[str] = []
     if report.noise:
-        lines.append(
-            f"compared by gradient alone: it is under {report.noise_floor:.0e} of the model's largest, "
-            "where rounding is all there may be:"
-        )
-        lines += [f"  {entry.name} ({entry.largest_gradient:.1e})" for entry in report.noise]
+        lines.append("compared by gradient alone, which is so close to zero that rounding decides the step:")
+        lines += [f"  {_noise_line(entry)}" for entry in report.noise]
     if report.unused:
         lines.append("used by no operator, and unchanged:")
         lines += [f"  {name}" for name in report.unused]

@@ -17,6 +17,10 @@ TOLERANCE: dict[DtypeName, float] = {"float32": 1e-5, "float64": 1e-9}
 # what cancelled.
 NOISE_FLOOR: dict[DtypeName, float] = {"float32": 1e-6, "float64": 1e-13}
 
+# A small gradient within a tensor: below this share of the tensor's largest. Rounding, some 1e-7 of the
+# largest, is then more than 1e-4 of it, and of Adam's step.
+SMALL_ELEMENT = 1e-3
+
 What = Literal[
     "initial parameters", "losses", "gradients of step 1", "gradients near zero", "final parameters"
 ]
@@ -58,15 +62,21 @@ class Check(Model):
 
 
 class Noise(Model):
-    """A parameter whose gradient is too small to tell from rounding noise.
+    """Elements of a parameter whose value is not compared, because their gradient is too close to zero.
 
-    An optimizer that divides a gradient by its own size, as Adam does, turns such noise into full steps in a
-    random
-    direction: no two runs agree on its value. Its gradients must differ by less than the noise floor, and its
-    value is not compared. `largest_gradient`: of its elements, in the plain run, over the model's largest.
+    An optimizer that divides a gradient by its own size, as Adam does, turns the rounding in such a gradient
+    into a step of full size: no two ways to sum agree on the value. The gradient itself is compared.
+
+    Attributes:
+        name: of the parameter.
+        left_out, elements: how many of how many. All of them where the whole tensor is below the noise floor;
+            else only if the tensor differs by more than the tolerance with them, and not without.
+        largest_gradient: of those left out, in the plain run's first step, over the model's largest.
     """
 
     name: str
+    left_out: int
+    elements: int
     largest_gradient: float
 
 
@@ -74,9 +84,8 @@ class VerifyReport(Artifact):
     """The result of `spindle verify`, its document for `--json`.
 
     Attributes:
-        same: every check has passed.
+        same: every check has passed. `noise_floor`: relative to the model's largest gradient; see `Noise`.
         unused: parameters that no operator uses; neither run changes them.
-        noise: see `Noise`. `noise_floor`: relative to the model's largest gradient.
     """
 
     KIND: ClassVar[str] = "verify-report"
