@@ -80,8 +80,7 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
 
 
 def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
-    """Refuse a plan that breaks its own rules, needs another number of workers, or names what the runtime
-    cannot do.
+    """Refuse a plan that breaks its rules, is for other devices, or names what workers cannot do.
 
     Raises:
         InputError: with the place in the plan.
@@ -102,6 +101,10 @@ def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
                 f"{request.plan}: slice {piece.label} uses {what}, which workers cannot run yet",
                 hint="Plan without it.",
             )
+    if request.resume:
+        raise InputError(
+            f"{request.run_dir}: workers cannot resume a run yet", hint="Start a new run, without --resume."
+        )
 
 
 def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:

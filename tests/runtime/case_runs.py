@@ -1,0 +1,93 @@
+"""Run toy workloads by hand-made plans: several cases in one set of real torchrun processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+import yaml
+from hand_plans import Placement, place, whole
+from safetensors.torch import load_file
+from torch import Tensor
+
+from spindle_cli.artifact import write_json
+from spindle_cli.plan.file import write_plan
+from spindle_cli.request import CaptureStage, DtypeName, RunRequest, capture_path
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.load import load
+
+HERE = Path(__file__).parent
+STEPS = 3
+SGD = {"optimizer": "SGD", "lr": 0.1}
+ADAMW = {"optimizer": "AdamW", "lr": 1e-2, "optimizer_args": {"weight_decay": 0.1}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload, how it is trained, and where its parts run: placements, or the devices of all of it."""
+
+    name: str
+    placements: Sequence[Placement] | tuple[int, ...]
+    function: str = "build"
+    args: Mapping[str, object] = field(default_factory=dict)
+    train: Mapping[str, object] = field(default_factory=lambda: SGD)
+    dtype: DtypeName = "float64"
+
+
+def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
+    """Write a case's workload, plan and request into a new folder."""
+    folder.mkdir(parents=True)
+    source = folder / "workload.yaml"
+    content = {
+        "schema": "spindle.workload/1",
+        "model": f"{HERE / 'runtime_toys.py'}:{case.function}",
+        "args": dict(case.args),
+        "train": dict(case.train),
+    }
+    source.write_text(yaml.safe_dump(content))
+    graph = analyse(load(str(source)).workload)
+    devices = [item for item in case.placements if isinstance(item, int)]
+    placements = [item for item in case.placements if not isinstance(item, int)]
+    write_plan(folder / "plan.yaml", place(graph, num_devices, placements or whole(graph, tuple(devices))))
+    request = RunRequest(
+        plan=folder / "plan.yaml",
+        workload=str(source),
+        steps=STEPS,
+        run_dir=folder,
+        timeout_s=60,
+        dtype=case.dtype,
+        capture_dir=folder,
+    )
+    write_json(folder / "request.json", request)
+    return request
+
+
+def run_workers(program: Sequence[str], folder: Path, num_workers: int) -> subprocess.CompletedProcess[str]:
+    """Run a worker program under torchrun. `folder`: where the workers' logs go."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
+    command = [sys.executable, *torchrun, *program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder)
+
+
+def run_cases(cases: Sequence[Case], num_workers: int, folder: Path) -> None:
+    """Run all cases in one set of processes, each in its own folder below `folder`."""
+    for case in cases:
+        prepare(case, num_workers, folder / case.name)
+    done = run_workers([str(HERE / "many_worker.py"), str(folder)], folder, num_workers)
+    logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("workers/*.log")))
+    assert done.returncode == 0, f"{done.stderr[-2000:]}\n{logs}"
+
+
+def captured(folder: Path, stage: CaptureStage, num_workers: int) -> list[dict[str, Tensor]]:
+    """For each rank, every parameter that it holds (or its gradient), by canonical name."""
+    return [load_file(capture_path(folder, stage, rank)) for rank in range(num_workers)]
+
+
+def dtype_of(case: Case) -> torch.dtype:
+    """The case's dtype as torch's."""
+    found: torch.dtype = getattr(torch, case.dtype)
+    return found
