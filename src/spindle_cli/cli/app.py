@@ -26,7 +26,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -60,8 +59,7 @@ class LazyGroup(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name, help_text in COMMANDS.items():
-            if (Path(__file__).parent / f"{name}_command.py").exists():
-                self.commands[name] = TyperCommand(name=name, help=help_text)
+            self.commands[name] = TyperCommand(name=name, help=help_text)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Like the base class's, but with the real command for the one that is used."""
