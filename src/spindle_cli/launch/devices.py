@@ -23,9 +23,9 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads_per_worker(processes: int) -> int:
-    """Torch threads of each worker: the cores divided evenly, at least one."""
-    return max(1, usable_cores() // processes)
+def threads_per_worker(plan: Plan, processes: int) -> int:
+    """Torch threads of each worker: as the curves were measured with, else the cores divided evenly."""
+    return plan.threads_per_process or max(1, usable_cores() // processes)
 
 
 def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:

@@ -57,9 +57,11 @@ def prepare(
     share = share_of_node(plan.cluster, node_rank, master)
     chosen = choose_run_dir(plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank)
     found = find_workload(plan, plan_path, workload)
-    full = replace(asked, steps=asked.steps or found.train.steps, threads=threads_per_worker(share.processes))
+    steps = asked.steps or found.train.steps
+    threads = threads_per_worker(plan, share.processes)
+    full = replace(asked, steps=steps, threads=threads)
     launch = build_launch(plan, plan_path, found.source, chosen, share, full)
-    return Prepared(launch, plan, full.steps or found.train.steps, samples_per_step(plan))
+    return Prepared(launch, plan, steps, samples_per_step(plan))
 
 
 def samples_per_step(plan: Plan) -> int:

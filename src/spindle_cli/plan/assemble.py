@@ -107,6 +107,12 @@ def profile_ref(profile: Profile) -> ProfileRef:
     return ProfileRef(sha256=sha256_of(profile.model_dump(mode="json", by_alias=True)))
 
 
+def threads_of(profile: Profile) -> int | None:
+    """Threads of each process in which the curves were measured; None for a profile that does not say."""
+    threads = profile.environment.get("threads_per_process")
+    return threads if isinstance(threads, int) and threads >= 1 else None
+
+
 def make_plan_file(
     problem: Problem,
     strategy: StrategyName,
@@ -121,6 +127,7 @@ def make_plan_file(
         profile=profile_ref(problem.profile),
         cluster=problem.cluster,
         optimizer_state_per_param=problem.profile.optimizer_state_per_param,
+        threads_per_process=threads_of(problem.profile),
         notes=notes,
         predicted=predicted,
         metaops=tuple(plan_metaop(metaop, slices) for metaop in problem.profile.metaops),

@@ -156,6 +156,8 @@ class Plan(Artifact):
     profile: ProfileRef
     cluster: Cluster
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
+    # torch threads of each process in which the curves were measured: launch gives its workers as many
+    threads_per_process: Annotated[int, Field(ge=1)] | None = None
     notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
     predicted: Predicted
     metaops: Annotated[tuple[PlanMetaOp, ...], Field(min_length=1)]

@@ -11,7 +11,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.checks import FoundWorkload, find_workload, require_valid
-from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker, usable_cores
 from spindle_cli.launch.network import whole_cluster_here
 from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
@@ -76,7 +76,7 @@ def verify_plan(
             found.source,
             folder / "plan",
             share,
-            _launch_options(folder / "plan", threads_per_worker(share.processes), options),
+            _launch_options(folder / "plan", threads_per_worker(plan, share.processes), options),
         )
         say(f"training {options.steps} steps in one plain process")
         _run(plain, "plain PyTorch")
@@ -106,7 +106,7 @@ def _plain_launch(
         found.source,
         run_dir,
         share,
-        _launch_options(run_dir, threads_per_worker(1), options),
+        _launch_options(run_dir, usable_cores(), options),
     )
     argv = (sys.executable, "-m", "spindle_cli.verify.plain", str(launch.request_file))
     return launch.model_copy(update={"argv": argv, "processes": 1})
