@@ -1,0 +1,196 @@
+"""From the times of single ops to a profile: each MetaOp with its sizes and its scaling curve."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spindle_cli.errors import RunFailedError
+from spindle_cli.profile.fit import choose_measured, fit_curve, fitted_point
+from spindle_cli.profile.jobs import JobTable, OpRef, valid_degrees
+from spindle_cli.profile.timings import OpTiming, PhaseTimes
+from spindle_cli.profile.types import (
+    CurvePoint,
+    Device,
+    MeasuredLink,
+    MetaOpProfile,
+    Profile,
+    Source,
+    WorkloadRef,
+)
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+
+
+@dataclass(frozen=True)
+class Times:
+    """What is known of the ops' times, and how to say where it comes from.
+
+    Attributes:
+        by_key: of the jobs that could be timed.
+        flops: forward floating-point operations of each op for its task's whole batch.
+        source_of: what a point of so many devices says about itself.
+        value_bytes: bytes of a value between ops for the whole batch.
+    """
+
+    by_key: Mapping[str, OpTiming]
+    flops: Mapping[OpRef, float]
+    source_of: Callable[[int], Source]
+    value_bytes: Callable[[ValueSpec], int]
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Up to how many devices curves reach, and at most about how many of their points are timed."""
+
+    max_devices: int
+    max_points: int
+
+
+def assemble(
+    graph: WorkloadGraph,
+    table: JobTable,
+    times: Times,
+    extent: Extent,
+    *,
+    source: str,
+    train: TrainSettings,
+    device: Device,
+    environment: Mapping[str, Any],
+    links: tuple[MeasuredLink, ...] = (),
+) -> Profile:
+    """The profile of a workload from its ops' times.
+
+    Raises:
+        RunFailedError: an op fits the device's memory on no batch share.
+    """
+    return Profile(
+        workload=WorkloadRef(name=graph.workload.name, fingerprint=graph.fingerprint, source=source),
+        device=device,
+        environment=dict(environment),
+        optimizer_state_per_param=train.optimizer_state_per_param,
+        links=links,
+        metaops=tuple(
+            _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops
+        ),
+    )
+
+
+class _MetaOpAssembly:
+    def __init__(
+        self, graph: WorkloadGraph, metaop: MetaOp, table: JobTable, times: Times, extent: Extent
+    ) -> None:
+        self._metaop = metaop
+        self._task = graph.tasks[metaop.task]
+        self._ops = [self._task.ops[index] for index in metaop.ops]
+        self._table = table
+        self._times = times
+        self._extent = extent
+        self._batch_size = self._task.task.batch_size
+
+    def profile(self) -> MetaOpProfile:
+        metaop = self._metaop
+        valid = valid_degrees(metaop, self._batch_size, self._extent.max_devices)
+        points = self._timed_points(valid)
+        fit = fit_curve(points, valid[-1])
+        known = {point.num_devices for point in points}
+        between = [n for n in valid if n > points[0].num_devices and n not in known]
+        fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
+        layer_bytes, extra_bytes, trained_share = _parameter_bytes(self._task, self._ops)
+        return MetaOpProfile(
+            name=metaop.name,
+            task=metaop.task,
+            num_ops=len(metaop.ops),
+            batch_size=self._batch_size,
+            inputs=metaop.inputs,
+            inputs_of_every_op=metaop.inputs_of_every_op,
+            parameters=metaop.parameters,
+            parameter_blocks=metaop.parameter_blocks,
+            param_bytes_per_op=layer_bytes,
+            extra_param_bytes=extra_bytes,
+            trainable_fraction=trained_share,
+            activation_bytes_per_op=self._activation_bytes(),
+            output_bytes=self._output_bytes(self._ops[-1]),
+            inner_output_bytes=self._output_bytes(self._ops[0]) if len(self._ops) > 1 else None,
+            component=metaop.component,
+            op_kind=self._table.class_of[OpRef(metaop.task, self._ops[len(self._ops) // 2].index)],
+            coupled=metaop.coupled,
+            flops_per_op=self._mean(self._times.flops[self._ref(op)] for op in self._ops),
+            curve=tuple(sorted([*points, *fitted], key=lambda point: point.num_devices)),
+            fit=fit,
+        )
+
+    def _timed_points(self, valid: Sequence[int]) -> list[CurvePoint]:
+        """Points whose ops were all timed; a share that did not fit the memory is no allocation."""
+        points = []
+        for dp in choose_measured(valid, self._extent.max_points):
+            timings = self._timings(dp)
+            if timings is not None:
+                points.append(self._point(dp, [timing.on(dp) for timing in timings]))
+        if not points:
+            raise RunFailedError(
+                f"{self._metaop.name}: no share of its batch of {self._batch_size} samples "
+                "fits the device's memory",
+                hint="Use a smaller batch_size, or devices with more memory.",
+            )
+        return points
+
+    def _timings(self, dp: int) -> list[OpTiming] | None:
+        keys = [self._table.key(self._ref(op), self._batch_size // dp) for op in self._ops]
+        timings = [self._times.by_key.get(key) for key in keys]
+        found = [timing for timing in timings if timing is not None]
+        return found if len(found) == len(timings) else None
+
+    def _point(self, dp: int, ops: Sequence[PhaseTimes]) -> CurvePoint:
+        spreads = [times.spread for times in ops if times.spread is not None]
+        repeats = [times.repeats for times in ops if times.repeats is not None]
+        return CurvePoint(
+            num_devices=dp,
+            dp=dp,
+            forward_s=sum(times.forward_s for times in ops) / len(ops),
+            backward_s=sum(times.backward_s for times in ops) / len(ops),
+            source=self._times.source_of(dp),
+            spread=max(spreads) if spreads else None,
+            repeats=min(repeats) if repeats else None,
+        )
+
+    def _activation_bytes(self) -> int:
+        """Mean of the ops, for the whole batch, from the largest share that was timed."""
+        for dp in valid_degrees(self._metaop, self._batch_size, self._extent.max_devices):
+            timings = self._timings(dp)
+            if timings is not None:
+                return round(self._mean(timing.activation_bytes * dp for timing in timings))
+        raise AssertionError("a MetaOp without timed points is refused before")
+
+    def _output_bytes(self, op: Op) -> int:
+        """Bytes that the op hands on, whole batch; a loss is handed to nobody."""
+        return sum(self._times.value_bytes(self._task.values[name]) for name in op.outputs)
+
+    def _ref(self, op: Op) -> OpRef:
+        return OpRef(self._metaop.task, op.index)
+
+    def _mean(self, values: Any) -> float:
+        return float(sum(values)) / len(self._ops)
+
+
+def _parameter_bytes(task: TaskGraph, ops: Sequence[Op]) -> tuple[int, dict[int, int], float]:
+    """Bytes of one op's own layer, those of glue by op, and the share of all of them that is trained."""
+    layer_bytes = 0
+    extra: dict[int, int] = {}
+    trained = total = 0
+    for position, op in enumerate(ops):
+        own = glue = 0
+        for name in op.parameters:
+            parameter = task.root.get_parameter(name)
+            num_bytes = parameter.numel() * parameter.itemsize
+            total += num_bytes
+            trained += num_bytes * parameter.requires_grad
+            if name in op.layer_parameters:
+                own += num_bytes
+            else:
+                glue += num_bytes
+        layer_bytes = max(layer_bytes, own)
+        if glue:
+            extra[position] = glue
+    return layer_bytes, extra, trained / total if total else 1.0

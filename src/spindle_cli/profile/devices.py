@@ -1,0 +1,136 @@
+"""Published peaks of the devices that curves can be estimated for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from spindle_cli.errors import InputError
+from spindle_cli.units import GIB
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class DevicePeak:
+    """What a device can do at best, and the constants of how far below that small work stays.
+
+    Attributes:
+        name: as cluster files call it.
+        flops_per_s: dense matrix products, by precision.
+        memory_bytes_per_s: reading and writing the device's memory.
+        best_matrix_share, best_memory_share: of the two peaks, what the best real kernels reach.
+        tiles_to_fill: output tiles of a matrix product that run at once (one per multiprocessor); fewer leave
+            part idle.
+        tile_elements: output elements of one tile.
+        host_s_per_kernel: seconds of the host to dispatch one kernel; it runs ahead of the device.
+        device_s_per_kernel: seconds of the device between one kernel's last work and the next one's first.
+    """
+
+    name: str
+    flops_per_s: dict[Precision, float]
+    memory_bytes: int
+    memory_bytes_per_s: float
+    best_matrix_share: float
+    best_memory_share: float
+    tiles_to_fill: int
+    tile_elements: int
+    host_s_per_kernel: float
+    device_s_per_kernel: float
+
+
+# cuBLAS tiles of 128 x 128 to 256 x 128 (NVIDIA, Matrix Multiplication Background User's Guide, section 2.3).
+_GPU_TILE_ELEMENTS = 128 * 128
+# Eager PyTorch spends 5-25 us of host time per operation; at the low end, as the backward pass is driven from
+# C++.
+_HOST_S_PER_KERNEL = 8e-6
+# Between two dependent kernels of a stream.
+_DEVICE_S_PER_KERNEL = 1.5e-6
+
+# Peaks: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32). A800 and
+# H800 are the same chips with fewer NVLinks. Best matrix share: an 8192-cube bf16 product on an H200 measured
+# 769-798 of 989 TFLOP/s; best memory share: a copy on an H200 measured 4,300 of 4,800 GB/s. Multiprocessors:
+# 108 (A100), 132 (H100, H200).
+_A100 = DevicePeak(
+    name="a100-80gb",
+    flops_per_s={"bfloat16": 312e12, "float32": 19.5e12},
+    memory_bytes=80 * GIB,
+    memory_bytes_per_s=2.039e12,
+    best_matrix_share=0.8,
+    best_memory_share=0.9,
+    tiles_to_fill=108,
+    tile_elements=_GPU_TILE_ELEMENTS,
+    host_s_per_kernel=_HOST_S_PER_KERNEL,
+    device_s_per_kernel=_DEVICE_S_PER_KERNEL,
+)
+_H100 = DevicePeak(
+    name="h100-80gb",
+    flops_per_s={"bfloat16": 989e12, "float32": 67e12},
+    memory_bytes=80 * GIB,
+    memory_bytes_per_s=3.35e12,
+    best_matrix_share=0.8,
+    best_memory_share=0.9,
+    tiles_to_fill=132,
+    tile_elements=_GPU_TILE_ELEMENTS,
+    host_s_per_kernel=_HOST_S_PER_KERNEL,
+    device_s_per_kernel=_DEVICE_S_PER_KERNEL,
+)
+_H200 = DevicePeak(
+    name="h200-141gb",
+    flops_per_s={"bfloat16": 989e12, "float32": 67e12},
+    memory_bytes=141 * 10**9,
+    memory_bytes_per_s=4.8e12,
+    best_matrix_share=0.8,
+    best_memory_share=0.9,
+    tiles_to_fill=132,
+    tile_elements=_GPU_TILE_ELEMENTS,
+    host_s_per_kernel=_HOST_S_PER_KERNEL,
+    device_s_per_kernel=_DEVICE_S_PER_KERNEL,
+)
+# One core of a server, one thread: two 256-bit fused multiply-adds a cycle at 2.5 GHz make 80 GFLOP/s, of
+# which half is reached; no tile ever leaves it idle. bfloat16 is emulated at float32's speed.
+_CPU = DevicePeak(
+    name="cpu",
+    flops_per_s={"bfloat16": 80e9, "float32": 80e9},
+    memory_bytes=4 * GIB,
+    memory_bytes_per_s=10e9,
+    best_matrix_share=0.5,
+    best_memory_share=0.8,
+    tiles_to_fill=1,
+    tile_elements=64,
+    host_s_per_kernel=0.0,
+    device_s_per_kernel=5e-6,
+)
+
+_BY_NAME: dict[str, DevicePeak] = {
+    "a100": _A100,
+    "a100-80gb": _A100,
+    "a800": _A100,
+    "a800-80gb": _A100,
+    "h100": _H100,
+    "h100-80gb": _H100,
+    "h800": _H100,
+    "h800-80gb": _H100,
+    "h200": _H200,
+    "h200-141gb": _H200,
+    "cpu": _CPU,
+}
+
+
+def listed_devices() -> tuple[str, ...]:
+    """Every name that `device_peak` knows."""
+    return tuple(_BY_NAME)
+
+
+def device_peak(name: str) -> DevicePeak:
+    """The peaks of a listed device, by the name that cluster files give it.
+
+    Raises:
+        InputError: not listed.
+    """
+    if name not in _BY_NAME:
+        raise InputError(
+            f"no published peaks are listed for the device {name!r}; known: {', '.join(_BY_NAME)}",
+            hint="Name one of these with --device, or profile without --estimate where the device is.",
+        )
+    return _BY_NAME[name]

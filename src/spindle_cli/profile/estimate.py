@@ -1,0 +1,105 @@
+"""Scaling curves from published peaks: no device, no parameters, nothing run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+
+from spindle_cli.profile.assemble import Extent, Times, assemble
+from spindle_cli.profile.counting import Work, between, count_work, value_bytes
+from spindle_cli.profile.devices import DevicePeak, Precision
+from spindle_cli.profile.jobs import Job, JobTable, OpRef, make_jobs
+from spindle_cli.profile.progress import steps_bar
+from spindle_cli.profile.roofline import kernels_s
+from spindle_cli.profile.timings import OpTiming, PhaseTimes
+from spindle_cli.profile.types import Device, Profile
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.load import LoadedWorkload
+
+# Every valid number of devices gets its own point: an estimate costs next to nothing.
+_ALL_POINTS = 10**6
+
+
+@dataclass(frozen=True)
+class EstimateSettings:
+    """What to estimate for: the device as the cluster file names it, up to how many, and the arithmetic."""
+
+    device_name: str
+    device: DevicePeak
+    max_devices: int
+    precision: Precision
+
+    def environment(self) -> dict[str, Any]:
+        """What the times rest on, for the profile."""
+        return {"model": "roofline", "precision": self.precision}
+
+
+def estimate(
+    loaded: LoadedWorkload, graph: WorkloadGraph, settings: EstimateSettings, console: Console
+) -> Profile:
+    """The profile of a workload for a listed device, every point 'estimated'.
+
+    The work of each op comes from running it on tensors without data, its time from a roofline
+    (`roofline.py`). With data parallelism alone an op communicates nothing, so one device's share is the
+    whole op's time.
+    """
+    table = make_jobs(graph, settings.max_devices, _ALL_POINTS)
+    timings: dict[str, OpTiming] = {}
+    flops: dict[str, float] = {}
+    with steps_bar(len(table.jobs), console) as steps:
+        for job, work in _count_all(graph, table, settings.precision):
+            steps.start(job.label)
+            timings[job.key] = _timing(work, settings)
+            flops[job.key] = work.forward_flops
+            steps.done()
+    times = Times(
+        by_key=timings,
+        flops=_whole_batch(graph, table, flops),
+        source_of=lambda _: "estimated",
+        value_bytes=partial(value_bytes, precision=settings.precision),
+    )
+    return assemble(
+        graph,
+        table,
+        times,
+        Extent(settings.max_devices, _ALL_POINTS),
+        source=loaded.source,
+        train=loaded.train,
+        device=Device(
+            type=settings.device_name, name=settings.device.name, memory_bytes=settings.device.memory_bytes
+        ),
+        environment=settings.environment(),
+    )
+
+
+def _count_all(graph: WorkloadGraph, table: JobTable, precision: Precision) -> Iterator[tuple[Job, Work]]:
+    """The work of every job; of an op's shares the smallest and largest are counted, those between follow."""
+
+    def count(job: Job) -> Work:
+        task = graph.tasks[job.op.task]
+        return count_work(task, task.ops[job.op.op], job.rows, precision)
+
+    for _, group in groupby(table.jobs, key=lambda job: job.op):
+        jobs = list(group)
+        most, fewest = jobs[0], jobs[-1]
+        many, few = count(most), count(fewest)
+        for job in jobs:
+            if job is most or job is fewest:
+                yield job, many if job is most else few
+            else:
+                yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job)
+
+
+def _timing(work: Work, settings: EstimateSettings) -> OpTiming:
+    seconds = partial(kernels_s, device=settings.device, precision=settings.precision)
+    times = PhaseTimes(forward_s=seconds(work.forward), backward_s=seconds(work.backward))
+    return OpTiming(slowest=(times,), activation_bytes=round(work.activation_bytes))
+
+
+def _whole_batch(graph: WorkloadGraph, table: JobTable, flops: dict[str, float]) -> dict[OpRef, float]:
+    return {op: flops[table.key(op, graph.tasks[op.task].task.batch_size)] for op in table.class_of}

@@ -1,0 +1,191 @@
+"""Scaling curves measured on this machine's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from spindle_cli.artifact import sha256_of
+from spindle_cli.profile.assemble import Extent, Times, assemble
+from spindle_cli.profile.counting import count_work
+from spindle_cli.profile.jobs import JobTable, OpRef, make_jobs
+from spindle_cli.profile.machine import DeviceType, cpu_model, describe_device, usable_cores
+from spindle_cli.profile.messages import WorkerSettings
+from spindle_cli.profile.partial import ResumeFile
+from spindle_cli.profile.pool import DoesNotFitError, JobSamples, WorkerPool
+from spindle_cli.profile.progress import steps_bar
+from spindle_cli.profile.timings import SHARED_CORES_BLOCK_S, Limits, OpTiming, slowest_of, summarise
+from spindle_cli.profile.types import Profile, Source
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.load import LoadedWorkload
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How to measure.
+
+    Attributes:
+        device: kind of device.
+        processes: of this node that are busy at once, one per device.
+        nproc: allocations of up to so many devices are measured as such, on as many processes; larger ones
+            are composed from one device's share.
+        threads: of each process.
+        max_devices: curves reach so far.
+        max_points: at most about so many points of a curve are measured; those between are fitted.
+        limits: when a measurement may stop.
+    """
+
+    device: DeviceType
+    processes: int
+    nproc: int
+    threads: int
+    max_devices: int
+    max_points: int
+    limits: Limits
+
+    def environment(self) -> dict[str, Any]:
+        """What the times depend on besides the workload, for the profile."""
+        found: dict[str, Any] = {
+            "torch": torch.__version__,
+            "threads_per_process": self.threads,
+            "processes": self.processes,
+            "cores": usable_cores(),
+            "cpu": cpu_model(),
+            "precision": "float32",
+            "time_limit_s": self.limits.max_s,
+            "spread_bound": self.limits.spread,
+        }
+        if self.device == "cuda":
+            found["cuda"] = torch.version.cuda
+        return found
+
+    def source_of(self, num_devices: int) -> Source:
+        """What a point says about itself."""
+        return "measured" if num_devices <= self.nproc else "composed"
+
+
+def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
+    """Limits whose repeats are long enough where the processes share cores."""
+    if device == "cpu" and processes * threads > usable_cores():
+        return Limits(
+            limits.spread, limits.max_s, limits.min_repeats, limits.max_repeats, SHARED_CORES_BLOCK_S
+        )
+    return limits
+
+
+def measure(
+    loaded: LoadedWorkload,
+    graph: WorkloadGraph,
+    settings: MeasureSettings,
+    *,
+    folder: Path,
+    out: Path,
+    console: Console,
+    note: Callable[[str], None],
+) -> Profile:
+    """The profile of a workload, measured in worker processes; what an interrupted run beside `out` left is
+    used.
+
+    Args:
+        loaded, graph: the workload; its parameters may be on the meta device, as the workers build their own.
+        folder: that the workload's source is relative to.
+        out: where the profile will be written; results so far are kept beside it.
+        note: says something to the user.
+
+    Raises:
+        RunFailedError: a process died, or an op fits the memory on no share.
+    """
+    table = make_jobs(graph, settings.max_devices, settings.max_points)
+    device = describe_device(settings.device, settings.processes)
+    conditions = {
+        "fingerprint": graph.fingerprint,
+        "device": device.model_dump(),
+        "environment": settings.environment(),
+        "nproc": settings.nproc,
+    }
+    kept = ResumeFile(out, sha256_of(conditions))
+    if kept.resumed:
+        note(f"going on from {kept.path}: {kept.resumed} measurements were already made")
+    _Measuring(table, settings, kept, console).run(_worker_settings(loaded, settings, table, folder))
+    for key in sorted(kept.failed):
+        job = next(job for job in table.jobs if job.key == key)
+        note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
+    times = Times(
+        by_key=kept.timings,
+        flops=_count_flops(graph, table),
+        source_of=settings.source_of,
+        value_bytes=lambda value: value.num_bytes,
+    )
+    return assemble(
+        graph,
+        table,
+        times,
+        Extent(settings.max_devices, settings.max_points),
+        source=loaded.source,
+        train=loaded.train,
+        device=device,
+        environment=settings.environment(),
+        links=kept.links or (),
+    )
+
+
+class _Measuring:
+    def __init__(
+        self, table: JobTable, settings: MeasureSettings, kept: ResumeFile, console: Console
+    ) -> None:
+        self._settings = settings
+        self._kept = kept
+        self._console = console
+        self._todo = [job for job in table.jobs if job.key not in kept.timings and job.key not in kept.failed]
+        self._measures_links = settings.processes > 1 and kept.links is None
+
+    def run(self, workers: WorkerSettings) -> None:
+        """Do what is not done yet."""
+        if not self._todo and not self._measures_links:
+            return
+        total = len(self._todo) + self._measures_links
+        with WorkerPool(self._settings.processes, workers) as pool, steps_bar(total, self._console) as steps:
+            steps.start(f"starting {self._settings.processes} processes")
+            pool.wait_until_started()
+            if self._measures_links:
+                steps.start("link between two processes")
+                self._kept.add_links((pool.measure_link(),))
+                steps.done()
+            for job in self._todo:
+                steps.start(job.label)
+                try:
+                    self._kept.add_timing(job.key, self._timing(pool.run(job, self._settings.limits)))
+                except DoesNotFitError:
+                    self._kept.add_failed(job.key)
+                steps.done()
+
+    def _timing(self, seen: JobSamples) -> OpTiming:
+        if self._settings.nproc > 1:
+            slowest = slowest_of(seen.per_process[: self._settings.nproc])
+        else:
+            slowest = (summarise(seen.per_process[0]),)
+        return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes)
+
+
+def _worker_settings(
+    loaded: LoadedWorkload, settings: MeasureSettings, table: JobTable, folder: Path
+) -> WorkerSettings:
+    return WorkerSettings(loaded.source, folder, settings.device, settings.threads, table.stand_ins)
+
+
+def _count_flops(graph: WorkloadGraph, table: JobTable) -> Mapping[OpRef, float]:
+    """Forward operations of each op for the whole batch, equal ops counted once."""
+    counted: dict[str, float] = {}
+    flops: dict[OpRef, float] = {}
+    for op in table.class_of:
+        task = graph.tasks[op.task]
+        key = table.key(op, task.task.batch_size)
+        if key not in counted:
+            counted[key] = count_work(task, task.ops[op.op], task.task.batch_size, "float32").forward_flops
+        flops[op] = counted[key]
+    return flops

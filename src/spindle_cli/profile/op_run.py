@@ -1,0 +1,182 @@
+"""Run one op on one batch share, forward and backward, and time it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.profile.timings import Limits, Sample
+from spindle_cli.units import MS
+
+
+class Clock(Protocol):
+    """Marks moments in a device's work; the seconds between two are known after `wait`."""
+
+    def mark(self) -> Any:
+        """A moment after all work given to the device so far."""
+
+    def wait(self) -> None:
+        """Return when the device has done all its work."""
+
+    def between_s(self, start: Any, end: Any) -> float:
+        """Seconds from one mark to another."""
+
+
+class HostClock:
+    """For a CPU, which has done its work when a call returns."""
+
+    def mark(self) -> float:
+        """Seconds of the performance counter."""
+        return time.perf_counter()
+
+    def wait(self) -> None:
+        """Nothing is outstanding."""
+
+    def between_s(self, start: float, end: float) -> float:
+        """Their difference."""
+        return end - start
+
+
+class CudaClock:
+    """For a CUDA device: events in the current stream, so that the device's time is seen, not the host's."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event recorded after the work queued so far."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record()
+        return event
+
+    def wait(self) -> None:
+        """Synchronise with the device."""
+        torch.cuda.synchronize()
+
+    def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Seconds between two events."""
+        return float(start.elapsed_time(end)) * MS
+
+
+class OpRun:
+    """One op with real inputs, ready to be run again and again.
+
+    Args:
+        module: takes the inputs in order; returns a tensor or a tuple of tensors.
+        inputs: on the op's device; those that a gradient flows back to require one.
+        num_fields: how many of the first inputs are fields of the batch.
+    """
+
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor], num_fields: int) -> None:
+        self.module = module
+        self.inputs = tuple(inputs)
+        self.num_fields = num_fields
+        self.clock: Clock = HostClock()
+        if any(tensor.is_cuda for tensor in (*self.inputs, *module.parameters())):
+            self.clock = CudaClock()
+        self._leaves = [t for t in (*self.inputs, *module.parameters()) if t.requires_grad]
+        self._output_grads: tuple[Tensor, ...] | None = None
+
+    def warm_up(self, limits: Limits) -> float:
+        """Run until `limits.warm_up_s` have passed, at least twice; seconds of one run."""
+        started = time.perf_counter()
+        self.repeat(1)
+        while True:
+            sample = self.repeat(1)
+            if time.perf_counter() - started >= limits.warm_up_s:
+                return sample.total_s
+
+    def repeat(self, runs: int) -> Sample:
+        """Run forward and backward `runs` times; mean seconds of each."""
+        marks = []
+        for _ in range(runs):
+            before = self.clock.mark()
+            outputs = self._forward()
+            between = self.clock.mark()
+            self._backward(outputs)
+            marks.append((before, between, self.clock.mark()))
+            # Freed after the last mark, as the runtime frees a slice's graph while it already runs the next.
+            del outputs
+            self._clear_grads()
+        self.clock.wait()
+        forward_s = sum(self.clock.between_s(before, between) for before, between, _ in marks)
+        backward_s = sum(self.clock.between_s(between, after) for _, between, after in marks)
+        return Sample(forward_s / runs, backward_s / runs)
+
+    def kept_bytes(self) -> int:
+        """Bytes that one run keeps from forward to backward: what autograd saved, the outputs, and the
+        batch's fields.
+
+        Inputs from other ops are not counted: they are those ops' outputs. On a CUDA device what the
+            allocator gave out counts, so
+        that memory which autograd does not see (of custom functions, of casts) is in it.
+        """
+        fields = {
+            t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in self.inputs[: self.num_fields]
+        }
+        if isinstance(self.clock, CudaClock):
+            self.clock.wait()
+            before = torch.cuda.memory_allocated()
+            outputs = self._forward()
+            self.clock.wait()
+            kept = torch.cuda.memory_allocated() - before
+            del outputs
+            return kept + sum(fields.values())
+        with SavedStorages([*self.module.parameters(), *self.module.buffers(), *self.inputs]) as saved:
+            saved.add(self._forward())
+        return saved.num_bytes + sum(fields.values())
+
+    def _forward(self) -> tuple[Tensor, ...]:
+        outputs = self.module(*self.inputs)
+        return outputs if isinstance(outputs, tuple) else (outputs,)
+
+    def _backward(self, outputs: tuple[Tensor, ...]) -> None:
+        differentiable = [output for output in outputs if output.requires_grad]
+        if not differentiable:
+            return
+        if self._output_grads is None:
+            self._output_grads = tuple(torch.randn_like(output) for output in differentiable)
+        torch.autograd.backward(differentiable, self._output_grads)
+
+    def _clear_grads(self) -> None:
+        for leaf in self._leaves:
+            leaf.grad = None
+
+
+class SavedStorages:
+    """Context that notes every storage that autograd saves in it, once; those of `known` tensors not."""
+
+    def __init__(self, known: Sequence[Tensor]) -> None:
+        self._known = {tensor.untyped_storage()._cdata for tensor in known}
+        # Storages are told apart by address, so their tensors have to live as long as they are compared.
+        self._saved: dict[int, Tensor] = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._note, lambda tensor: tensor)
+
+    def __enter__(self) -> SavedStorages:
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._hooks.__exit__(*error)
+
+    def add(self, tensors: Sequence[Tensor]) -> None:
+        """Note tensors that are kept for another reason."""
+        for tensor in tensors:
+            self._note(tensor)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """One tensor of each storage noted."""
+        return tuple(self._saved.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the storages noted so far."""
+        return sum(tensor.untyped_storage().nbytes() for tensor in self._saved.values())
+
+    def _note(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()._cdata
+        if storage not in self._known:
+            self._saved.setdefault(storage, tensor.detach())
+        return tensor

@@ -1,0 +1,146 @@
+"""`spindle profile`'s two ways to a profile file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from spindle_cli.artifact import write_json
+from spindle_cli.cluster import Cluster
+from spindle_cli.errors import InputError, UsageError
+from spindle_cli.profile.devices import Precision, device_peak
+from spindle_cli.profile.estimate import EstimateSettings, estimate
+from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
+from spindle_cli.profile.measure import MeasureSettings, measure, shared_limits
+from spindle_cli.profile.timings import Limits
+from spindle_cli.profile.types import Profile
+from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.workload.analyse import analyse
+
+# Points of a curve that are measured; a batch with more divisors has the others fitted between.
+MAX_POINTS = 8
+# More processes than this per core say nothing about a machine that has the cores.
+_MOST_PROCESSES_PER_CORE = 4
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Whom progress is shown to: a console for the bar, and a way to say something."""
+
+    console: Console
+    note: Callable[[str], None]
+
+
+def profile_workload(
+    source: str,
+    out: Path,
+    audience: Audience,
+    *,
+    cluster: Cluster | None = None,
+    nproc: int | None = None,
+    threads: int = 1,
+    limits: Limits = Limits(),  # noqa: B008 - frozen
+    max_points: int = MAX_POINTS,
+) -> Profile:
+    """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
+    stopped.
+
+    Args:
+        cluster: curves reach to its number of devices, with one of its nodes' devices busy at once.
+        nproc: measure allocations of up to so many devices on as many processes.
+        threads: of each process.
+
+    Raises:
+        WorkloadError: the workload cannot be loaded or traced.
+        UsageError: `nproc` or the cluster ask for devices that are not here.
+        RunFailedError: a process died, or an op fits the memory on no share.
+    """
+    _check_writable(out)
+    device = device_of_type(None if cluster is None else cluster.device_type)
+    processes = _num_processes(device, cluster, nproc)
+    settings = MeasureSettings(
+        device=device,
+        processes=processes,
+        nproc=nproc or 1,
+        threads=threads,
+        max_devices=processes if cluster is None else cluster.num_devices,
+        max_points=max_points,
+        limits=shared_limits(limits, device, processes, threads),
+    )
+    loaded = load_abstract(source)
+    graph = analyse(loaded.workload)
+    profile = measure(
+        loaded, graph, settings, folder=Path.cwd(), out=out, console=audience.console, note=audience.note
+    )
+    write_json(out, profile)
+    return profile
+
+
+def estimate_profile(
+    source: str,
+    out: Path,
+    audience: Audience,
+    *,
+    cluster: Cluster | None = None,
+    device_name: str | None = None,
+    num_devices: int | None = None,
+    precision: Precision | None = None,
+) -> Profile:
+    """Estimate a workload's profile from published peaks and write it to `out`; nothing is run and no device
+    is needed.
+
+    Args:
+        cluster: gives the device and how many there are.
+        device_name, num_devices: the same without a cluster; `device_name` goes before the cluster's.
+        precision: of the arithmetic; bfloat16 on accelerators and float32 on a CPU if None.
+
+    Raises:
+        WorkloadError: the workload cannot be loaded or traced.
+        UsageError: neither a cluster nor a device and a number of devices are given.
+        InputError: no peaks are listed for the device.
+    """
+    _check_writable(out)
+    name = device_name or (cluster.device_type if cluster else None)
+    count = num_devices or (cluster.num_devices if cluster else None)
+    if name is None or count is None:
+        raise UsageError(
+            "an estimate needs to know the device and how many there are",
+            hint="Give --cluster CLUSTER.yaml, or --device and --nproc.",
+        )
+    peak = device_peak(name)
+    chosen: Precision = precision or ("float32" if peak.name == "cpu" else "bfloat16")
+    loaded = load_abstract(source)
+    graph = analyse(loaded.workload)
+    profile = estimate(loaded, graph, EstimateSettings(name, peak, count, chosen), audience.console)
+    write_json(out, profile)
+    return profile
+
+
+def _num_processes(device: DeviceType, cluster: Cluster | None, nproc: int | None) -> int:
+    """Processes busy at once: those asked for, else one per device of a node, as far as they are here."""
+    available = torch.cuda.device_count() if device == "cuda" else usable_cores()
+    if nproc is not None:
+        if device == "cuda" and nproc > available:
+            raise UsageError(
+                f"--nproc {nproc}: this machine has {available} CUDA devices",
+                hint="Without --nproc, larger allocations are composed from one device's share.",
+            )
+        return nproc
+    if cluster is None:
+        return available
+    wanted = max(cluster.node_sizes)
+    return min(wanted, available if device == "cuda" else _MOST_PROCESSES_PER_CORE * available)
+
+
+def _check_writable(out: Path) -> None:
+    """Refuse before anything is measured, not after."""
+    if not out.parent.is_dir():
+        raise InputError(
+            f"{out}: the folder {out.parent} does not exist", hint="Make it first, or write elsewhere."
+        )
+    if out.is_dir():
+        raise InputError(f"{out}: is a folder", hint="Name a file, for example profile.json.")

@@ -1,0 +1,129 @@
+"""Times of one op on one batch share, and when enough repeats have been made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Annotated
+
+from pydantic import Field
+
+from spindle_cli.artifact import Model
+from spindle_cli.profile.types import Bytes, Seconds
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a measurement may stop.
+
+    Attributes:
+        spread: enough once the interquartile range of the repeats over their median is at most this.
+        max_s: seconds after which one op's measurement ends whatever the spread, warm-up included.
+        min_repeats, max_repeats: at least and at most this many repeats.
+        block_s: a repeat runs the op as often as fills this time. Where processes share cores, it has to be
+            several of the scheduler's turns (some milliseconds), or most repeats would see a core that is
+            theirs alone.
+    """
+
+    spread: float = 0.05
+    max_s: float = 0.5
+    min_repeats: int = 5
+    max_repeats: int = 50
+    block_s: float = 0.002
+
+    @property
+    def warm_up_s(self) -> float:
+        """Seconds of running before anything is timed; a first run is always made."""
+        return self.max_s / 10
+
+
+# Several turns of the scheduler: Linux gives a process about 3 ms at a time.
+SHARED_CORES_BLOCK_S = 0.025
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repeat: mean seconds per run of the op within it."""
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward together."""
+        return self.forward_s + self.backward_s
+
+
+class PhaseTimes(Model):
+    """Median seconds of one op on one share, and the interquartile range of the repeats over their median."""
+
+    forward_s: Seconds
+    backward_s: Seconds
+    spread: Annotated[float, Field(ge=0)] | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+
+
+class OpTiming(Model):
+    """What is known of one op on one batch share.
+
+    `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
+    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share.
+    """
+
+    slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
+    activation_bytes: Bytes
+
+    def on(self, num_devices: int) -> PhaseTimes:
+        """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
+        return self.slowest[min(num_devices, len(self.slowest)) - 1]
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Interquartile range over the median; 0 for a single value."""
+    if len(values) < 2:
+        return 0.0
+    first, middle, third = quantiles(values, n=4, method="inclusive")
+    return (third - first) / middle if middle > 0 else 0.0
+
+
+def is_enough(samples: Sequence[Sample], elapsed_s: float, limits: Limits) -> bool:
+    """Whether these repeats, made in `elapsed_s`, settle the time."""
+    if len(samples) < limits.min_repeats:
+        # An op too slow for all repeats still gets three: fewer have no spread.
+        return len(samples) >= 3 and elapsed_s > 2 * limits.max_s
+    if len(samples) >= limits.max_repeats or elapsed_s >= limits.max_s:
+        return True
+    return spread_of([sample.total_s for sample in samples]) <= limits.spread
+
+
+def runs_per_repeat(run_s: float, limits: Limits) -> int:
+    """How many runs of an op make one repeat."""
+    return max(1, min(round(limits.block_s / max(run_s, 1e-9)), 10_000))
+
+
+def summarise(samples: Sequence[Sample]) -> PhaseTimes:
+    """Medians and spread of repeats."""
+    return PhaseTimes(
+        forward_s=median(sample.forward_s for sample in samples),
+        backward_s=median(sample.backward_s for sample in samples),
+        spread=spread_of([sample.total_s for sample in samples]),
+        repeats=len(samples),
+    )
+
+
+def slowest_of(per_process: Sequence[Sequence[Sample]]) -> tuple[PhaseTimes, ...]:
+    """For n = 1, 2, ...: the slowest of the first n processes in each repeat, summarised.
+
+    A slice ends when the last of its devices ends. Repeats run in lockstep, so that the i-th of each process
+    belong together.
+    """
+    return tuple(
+        summarise(
+            [
+                max(together, key=lambda sample: sample.total_s)
+                for together in zip(*per_process[:n], strict=True)
+            ]
+        )
+        for n in range(1, len(per_process) + 1)
+    )

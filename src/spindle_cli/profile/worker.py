@@ -1,0 +1,150 @@
+"""A worker of `spindle profile`: one process per device, which runs ops as the process that profiles asks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing import connection, parent_process
+from typing import Any
+
+import torch
+
+from spindle_cli.errors import SpindleError
+from spindle_cli.profile.inputs import ChainInputs
+from spindle_cli.profile.link_speed import measure_link
+from spindle_cli.profile.messages import (
+    Failed,
+    LinkMeasured,
+    Measure,
+    Measured,
+    MeasureLink,
+    Prepare,
+    Prepared,
+    Reply,
+    Request,
+    Started,
+    WorkerSettings,
+)
+from spindle_cli.profile.op_run import OpRun
+from spindle_cli.profile.stand_ins import load_stand_ins
+from spindle_cli.profile.timings import Sample, is_enough
+from spindle_cli.workload.ops import op_module
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What the workers share: a barrier before every repeat, and the number of repeats to make.
+
+    The first worker sets the number once it has seen enough; 0 until then. A number and not a flag: a slow
+    worker may look at it only when the first has already made the next repeat.
+    """
+
+    barrier: Any  # multiprocessing's Barrier
+    num_repeats: Any  # multiprocessing's Value
+
+
+def run_worker(rank: int, settings: WorkerSettings, lockstep: Lockstep, pipe: connection.Connection) -> None:
+    """Answer requests from `pipe` until it is closed or the parent process ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    _end_with_parent()
+    try:
+        worker = _Worker(rank, settings, lockstep)
+    except Exception as error:
+        pipe.send(_failure(error))
+        return
+    pipe.send(Started())
+    while True:
+        try:
+            request: Request = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(worker.answer(request))
+
+
+class _Worker:
+    def __init__(self, rank: int, settings: WorkerSettings, lockstep: Lockstep) -> None:
+        torch.set_num_threads(settings.threads)
+        self._lockstep = lockstep
+        self._is_first = rank == 0
+        self._device = torch.device("cpu")
+        if settings.device == "cuda":
+            self._device = torch.device("cuda", rank)
+            torch.cuda.set_device(self._device)
+        wanted = set(settings.stand_ins.values())
+        loaded, self._graph = load_stand_ins(settings.source, settings.folder, sorted(wanted))
+        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, loaded.train.seed, self._device)
+        self._run: OpRun | None = None
+
+    def answer(self, request: Request) -> Reply:
+        try:
+            match request:
+                case Prepare():
+                    return self._prepare(request)
+                case Measure():
+                    return Measured(tuple(self._measure(request)))
+                case MeasureLink():
+                    return LinkMeasured(measure_link(request.rank, request.store, self._device))
+        except (
+            Exception
+        ) as error:  # the parent decides; a worker that just ends would only be seen to be gone
+            self._run = None
+            return _failure(error)
+
+    def _prepare(self, request: Prepare) -> Prepared:
+        self._run = None  # frees the one before
+        ref = request.job.op
+        task = self._graph.tasks[ref.task]
+        op = task.ops[ref.op]
+        module = op_module(task, op).to(self._device)
+        self._run = OpRun(module, self._inputs.take(ref, request.job.rows), num_fields=len(op.fields))
+        kept = self._run.kept_bytes()
+        return Prepared(run_s=self._run.warm_up(request.limits), activation_bytes=kept)
+
+    def _measure(self, request: Measure) -> list[Sample]:
+        assert self._run is not None, "asked to measure before prepare"
+        samples: list[Sample] = []
+        started = time.perf_counter()
+        gc.disable()
+        try:
+            while True:
+                self._lockstep.barrier.wait()
+                if 0 < self._lockstep.num_repeats.value <= len(samples):
+                    return samples
+                samples.append(self._run.repeat(request.runs))
+                if self._is_first and is_enough(samples, time.perf_counter() - started, request.limits):
+                    self._lockstep.num_repeats.value = len(samples)
+        except BaseException:
+            self._lockstep.barrier.abort()
+            raise
+        finally:
+            gc.enable()
+
+
+def _failure(error: Exception) -> Failed:
+    if isinstance(error, SpindleError):
+        return Failed(error.message, error.hint, None, is_users=True)
+    text = f"{type(error).__name__}: {error}"
+    full = "".join(traceback.format_exception(error))
+    return Failed(text, None, full, out_of_memory=_is_out_of_memory(error))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # On the CPU torch raises a plain RuntimeError from its allocator.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, even if that was killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int) -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()
