@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.load import LoadedWorkload, build
@@ -56,7 +56,7 @@ def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWork
     found = resolve(source, relative_to=relative_to)
     births = Births()
     try:
-        with parameters_born(births, keep=lambda number: False):
+        with parameters_born(births, keep=lambda _: False):
             workload = build(found)
     except WorkloadError:
         workload = build(found)
@@ -82,7 +82,7 @@ def drop(parameters: Any) -> None:
 
 def to_meta(parameter: nn.Parameter) -> None:
     """Move one parameter to the meta device in place."""
-    if parameter.is_meta or isinstance(parameter, UninitializedTensorMixin):
+    if parameter.is_meta or is_lazy(parameter):
         return
     empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
     stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)

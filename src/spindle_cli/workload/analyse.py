@@ -10,6 +10,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.batches import collate, num_samples
 from spindle_cli.workload.contract import Run, find_runs
 from spindle_cli.workload.fingerprint import fingerprint
+from spindle_cli.workload.flow import flow_graph
 from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
 from spindle_cli.workload.kind import Kinds
 from spindle_cli.workload.naming import component_path, short_names
@@ -44,7 +45,8 @@ def analyse_task(task: Task | FlowTask, workload: Workload, observer: Observer) 
     count = min(_SAMPLES, num_samples(task))
     samples = collate(task, [task.dataset[index] for index in range(count)])
     if isinstance(task, FlowTask):
-        raise NotImplementedError
+        flows = flow_graph(task, tuple(samples))
+        return make_ops(task, flows.root, flows.graph, samples, workload, observer)
     graph = trace_task(task, workload, tuple(samples))
     return make_ops(task, task.module, graph, samples, workload, observer)
 

@@ -119,7 +119,8 @@ class _Placement:
         if not self._shapes.is_tensor(node) and not self._shapes.holds_tensors(node):
             return  # a size: computed where it is used
         producers = {self._home[source] for source in self._homed_inputs(node)}
-        if len(producers) == 1 and producers <= self._coupled:
+        joins_loss = any(source in self._mixed for source in node.all_input_nodes)
+        if len(producers) == 1 and producers <= self._coupled and not joins_loss:
             self._attach(node, producers.pop())
         elif self._mixes(node):
             self._place_mixing(node)

@@ -22,7 +22,7 @@ from spindle_cli.workload.source import Source, resolve
 from spindle_cli.workload.types import Workload
 
 
-class _Unlocalisable(Exception):
+class _UnlocalisableError(Exception):
     """The build cannot be done in part; it must be done in full."""
 
 
@@ -50,7 +50,7 @@ def load_local(
     found = resolve(source, relative_to=relative_to)
     try:
         workload = _build_in_part(found, wanted)
-    except _Unlocalisable:
+    except _UnlocalisableError:
         workload = build(found)
         _keep_only(workload, wanted)
     return LoadedWorkload(workload, found.train, source)
@@ -59,13 +59,13 @@ def load_local(
 def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> Workload:
     first = Births()
     try:
-        with parameters_born(first, keep=lambda number: False):
+        with parameters_born(first, keep=lambda _: False):
             abstract = build(source)
     except SpindleError as error:
-        raise _Unlocalisable from error
+        raise _UnlocalisableError from error
     used = _used(abstract, wanted)
     if any(id(parameter) not in first.numbers for parameter in used.values()):
-        raise _Unlocalisable  # came to be in a way that we do not see
+        raise _UnlocalisableError  # came to be in a way that we do not see
     kept = {first.numbers[id(parameter)] for parameter in used.values()}
     needed = _with_sources(kept, first)
     second = Births()
@@ -73,9 +73,9 @@ def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wa
         with parameters_born(second, keep=needed.__contains__), drawing_as_if_real(second):
             workload = build(source)
     except SpindleError as error:
-        raise _Unlocalisable from error
+        raise _UnlocalisableError from error
     if second.describe() != first.describe() or any(second.parameters[number].is_meta for number in kept):
-        raise _Unlocalisable
+        raise _UnlocalisableError
     drop(second.parameters[number] for number in needed - kept)
     return workload
 

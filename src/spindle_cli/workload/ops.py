@@ -5,13 +5,14 @@ from __future__ import annotations
 import builtins
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.glue import Homes, Trace, find_homes
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.inplace import check_homes, check_in_place
 from spindle_cli.workload.kind import Kinds, nodes_signature
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.shapes import Observer, Shapes
@@ -36,23 +37,29 @@ def make_ops(
     Raises:
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the user's code.
     """
+    check_in_place(task.name, root, graph)
     shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     loss = _find_loss(task, graph, shapes)
-    leaves = (*workload.operators, *workload.coupled)
-    operators = [
-        n
-        for n in graph.nodes
-        if n.op == "call_module" and isinstance(root.get_submodule(str(n.target)), leaves)
-    ]
+    operators = _operators(task, root, graph, workload)
     for node in operators:
         _split_container(graph, node, shapes)
         node.meta["arguments"] = _argument_specs(node, shapes)
     trace = Trace(task, root, graph, shapes, loss, operators)
     homes = find_homes(trace, workload)
+    check_homes(task.name, root, graph, homes.op)
     cutter = _Cutter(trace, homes, observer.kinds)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     return TaskGraph(task, root, ops, cutter.values, fields)
+
+
+def _operators(task: Task | FlowTask, root: nn.Module, graph: fx.Graph, workload: Workload) -> list[fx.Node]:
+    """The nodes that run an operator, in order: in a FlowTask, all that call a module."""
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    if isinstance(task, FlowTask):
+        return calls
+    classes = (*workload.operators, *workload.coupled)
+    return [node for node in calls if isinstance(root.get_submodule(str(node.target)), classes)]
 
 
 def _argument_specs(node: fx.Node, shapes: Shapes) -> list[tuple[tuple[int, ...], str]]:
@@ -157,7 +164,18 @@ class _Cutter:
         }
 
     def _needs(self, op: int) -> tuple[list[fx.Node], list[fx.Node]]:
-        """Nodes to copy into an op, and values that it takes from other ops, both in trace order."""
+        """Nodes to copy into an op, and values that it takes from other ops, both in trace order.
+
+        A node that gives the batch's size is not followed to the tensor that it was asked of, if the op has
+        another tensor to ask: a whole field or value is not handed over for its size alone.
+        """
+        own, taken = self._closure(op, self._gives_batch_size)
+        if any(map(self._gives_batch_size, own)) and self._asked_for_size(own, taken) is None:
+            own, taken = self._closure(op, lambda node: False)
+        key = self._order.__getitem__
+        return sorted(own, key=key), sorted(taken, key=key)
+
+    def _closure(self, op: int, is_leaf: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], set[fx.Node]]:
         own: set[fx.Node] = set()
         taken: set[fx.Node] = set()
         pending = [node for node, home in self._homes.op.items() if home == op]
@@ -171,9 +189,22 @@ class _Cutter:
                 taken.add(node)
             else:
                 own.add(node)
-                pending.extend(node.all_input_nodes)
-        key = self._order.__getitem__
-        return sorted(own, key=key), sorted(taken, key=key)
+                pending.extend([] if is_leaf(node) else node.all_input_nodes)
+        return own, taken
+
+    def _gives_batch_size(self, node: fx.Node) -> bool:
+        shapes = self._trace.shapes
+        value, doubled = shapes.values[node], shapes.doubled[node]
+        return type(value) is int and (value, doubled) == (shapes.batch_size, 2 * shapes.batch_size)
+
+    def _asked_for_size(self, own: Iterable[fx.Node], taken: Iterable[fx.Node]) -> fx.Node | None:
+        """A tensor that comes into the op from outside with one row per sample."""
+        fields = sorted((n for n in own if n.op == "placeholder"), key=self._order.__getitem__)
+        for node in (*sorted(taken, key=self._order.__getitem__), *fields):
+            batch = self._trace.shapes.batch_dim(node)
+            if batch.dim is not None and batch.rows == 1:
+                return node
+        return None
 
     def _is_loss(self, op: int) -> bool:
         return op == self._homes.num_ops - 1
@@ -192,8 +223,14 @@ class _Cutter:
         graph, copies = fx.Graph(), {}
         for node in (*fields, *taken):
             copies[node] = graph.placeholder(node.name)
+        asked = self._asked_for_size(own, taken)
         for node in own:
-            if node.op != "placeholder":
+            if node.op == "placeholder":
+                continue
+            if asked is not None and self._gives_batch_size(node):
+                dim = self._trace.shapes.batch_dim(asked).dim
+                copies[node] = graph.call_method("size", (copies[asked], dim))
+            else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         outputs = [] if self._is_loss(index) else self._handed_on.get(index, [])
         result: Any = (

@@ -104,6 +104,10 @@ def find_batch_dim(shape: tuple[int, ...], doubled: tuple[int, ...], batch_size:
     return BatchDim(dim, shape[dim] // batch_size)
 
 
+class _ChangesItsInputError(Exception):
+    """A module has changed a tensor that it was given."""
+
+
 class Observer:
     """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input."""
 
@@ -144,8 +148,12 @@ class Observer:
         """What a module gives, from memory if an equal one was given equal inputs."""
         key = f"{self.kinds.of(module)} {pytree.tree_map(_describe, (args, kwargs))}"
         if key not in self._known:
+            given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+            versions = [tensor._version for tensor in given]
             with self._faked(module):
                 self._known[key] = module(*args, **kwargs)
+            if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
+                raise _ChangesItsInputError
         return pytree.tree_map(_again, self._known[key])
 
     def fake(self, tensor: Tensor) -> Tensor:
@@ -188,8 +196,10 @@ class Observer:
 
 
 def _again(value: Any) -> Any:
-    """A tensor like one seen before, and a new object."""
-    return value.detach().requires_grad_(value.requires_grad) if isinstance(value, Tensor) else value
+    """A tensor like one seen before, and a new object; no leaf if it has a gradient."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_().clone() if value.requires_grad else value.detach()
 
 
 def _describe(value: Any) -> str:
@@ -237,6 +247,13 @@ class _Run(fx.Interpreter):
         if node.op == "call_module":
             what += f" ({type(self.fetch_attr(str(node.target))).__name__})"
         place = place_of_error(error) or node.meta.get("place")
+        if isinstance(error, _ChangesItsInputError):
+            return refusal(
+                self._task,
+                f"{what} changes its input in place, which the op before it has handed on",
+                node.meta.get("place"),
+                "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
+            )
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             return refusal(
                 self._task,

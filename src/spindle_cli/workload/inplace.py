@@ -1,0 +1,59 @@
+"""Refuse changes of a tensor in place that would be lost, or seen by others, once the trace is cut into ops."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import fx, nn
+
+from spindle_cli.workload.refuse import refusal
+
+_HINT = "Use the operation that returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
+
+
+def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
+    """Refuse glue that changes a tensor in place and is not its only user.
+
+    Raises:
+        WorkloadError: with the place in the user's code.
+    """
+    for node in graph.nodes:
+        changed = changed_in_place(node, root)
+        if changed is not None and (not node.users or len(changed.users) > 1):
+            raise _refusal(task, node, changed)
+
+
+def check_homes(task: str, root: nn.Module, graph: fx.Graph, homes: Mapping[fx.Node, int]) -> None:
+    """Refuse glue that changes in place what another op hands on.
+
+    Raises:
+        WorkloadError: with the place in the user's code.
+    """
+    for node in graph.nodes:
+        changed = changed_in_place(node, root)
+        if changed is not None and homes.get(changed) != homes.get(node):
+            raise _refusal(task, node, changed)
+
+
+def changed_in_place(node: fx.Node, root: nn.Module) -> fx.Node | None:
+    """The tensor that a node of glue changes, by torch's conventions: add_, inplace=True."""
+    if node.op == "call_method":
+        in_place = _is_in_place_name(str(node.target))
+    elif node.op == "call_function":
+        name = getattr(node.target, "__name__", "")
+        in_place = _is_in_place_name(name) or name == "setitem" or node.kwargs.get("inplace") is True
+    elif node.op == "call_module":
+        in_place = getattr(root.get_submodule(str(node.target)), "inplace", False) is True
+    else:
+        return None
+    changed = node.args[0] if node.args else None
+    return changed if in_place and isinstance(changed, fx.Node) else None
+
+
+def _is_in_place_name(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__") and not name.startswith("requires_grad")
+
+
+def _refusal(task: str, node: fx.Node, changed: fx.Node) -> Exception:
+    what = f"{node.name!r} changes {changed.name!r} in place, which other operators or glue use"
+    return refusal(task, what, node.meta.get("place"), _HINT)
