@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -82,4 +83,5 @@ def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
             hint="Check that the run's folder is writable and that the disk is not full.",
         ) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -87,13 +87,13 @@ TASKS: dict[str, str] = {
 }
 BATCH_SIZES: dict[Size, dict[str, int]] = {
     "paper": {
-        "image_captioning": 256,
-        "speech_recognition": 256,
-        "summarisation": 192,
-        "text_to_sql": 128,
-        "visual_grounding": 256,
-        "video_captioning": 192,
-        "object_description": 256,
+        "image_captioning": 128,
+        "speech_recognition": 128,
+        "summarisation": 96,
+        "text_to_sql": 64,
+        "visual_grounding": 128,
+        "video_captioning": 96,
+        "object_description": 128,
     },
     "laptop": {
         "image_captioning": 16,

@@ -1,0 +1,46 @@
+"""Saving the trained parameters: one file with every parameter once, whichever ranks hold it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from spindle_cli.errors import InputError
+from spindle_cli.run_files import model_path, newest_model
+from spindle_cli.runtime.save import save_model, write_model
+
+HELD = (("a", "b"), ("b", "c"))  # by rank; nobody holds "d"
+
+
+def save_as_rank(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=len(HELD))
+    held = {name: torch.full((2, 3), 10.0 * rank + ord(name), requires_grad=True) for name in HELD[rank]}
+    save_model(Path(folder), 40, ("a", "b", "c", "d"), held, torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_every_parameter_is_taken_from_the_first_rank_that_holds_it(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(save_as_rank, args=(str(tmp_path),), nprocs=len(HELD))
+    saved = load_file(model_path(tmp_path, 40))
+    expected = {"a": ord("a"), "b": ord("b"), "c": 10 + ord("c")}
+    assert {name: tensor.unique().tolist() for name, tensor in saved.items()} == {
+        name: [value] for name, value in expected.items()
+    }
+    assert [path.name for path in model_path(tmp_path, 40).parent.iterdir()] == ["model.safetensors"]
+
+
+def test_the_newest_model_is_that_of_the_most_steps(tmp_path: Path) -> None:
+    for step in (9, 10, 200):
+        write_model(model_path(tmp_path, step), {"a": torch.zeros(1)})
+    assert newest_model(tmp_path) == model_path(tmp_path, 200)
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("in the way")
+    with pytest.raises(InputError, match="the trained parameters cannot be written"):
+        write_model(model_path(tmp_path, 1), {"a": torch.zeros(1)})
