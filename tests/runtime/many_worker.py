@@ -7,10 +7,12 @@ from pathlib import Path
 
 import torch
 
+from spindle_cli.artifact import write_json
 from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.request import RunRequest
+from spindle_cli.errors import SpindleError
+from spindle_cli.request import RunRequest, error_path
 from spindle_cli.runtime.worker import connected, train_plan
-from spindle_cli.worker_session import worker_session
+from spindle_cli.worker_session import describe_error, worker_session
 
 
 def main(folder: Path) -> None:
@@ -20,7 +22,12 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     with worker_session(folder, environment.rank), connected(requests[0], environment, device):
         for request in requests:
-            train_plan(request, environment, device)
+            try:
+                train_plan(request, environment, device)
+            except SpindleError as error:  # of the kinds that every worker ends with at the same point
+                path = error_path(request.run_dir, environment.rank)
+                path.parent.mkdir(exist_ok=True)
+                write_json(path, describe_error(error, environment.rank))
 
 
 if __name__ == "__main__":

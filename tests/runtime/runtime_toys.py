@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -201,3 +203,31 @@ def build(reduction: str = "mean", frozen_tower: bool = False) -> Workload:
         operators=(Block, TimeMajorBlock, CrossBlock, Fuse),
         coupled=(Contrast,),
     )
+
+
+class Broken(Block):
+    """Fails once it is given real values; tracing gives it none."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if type(x) is Tensor:
+            raise ValueError("the layer's own error")
+        return super().forward(x)
+
+
+def build_broken() -> Workload:
+    """The last layer of a tower fails in training."""
+    workload = build()
+    blocks = workload.tasks[0].module.get_submodule("vision.blocks")
+    blocks[3] = Broken()
+    return Workload(
+        name="broken",
+        tasks=workload.tasks,
+        operators=(*workload.operators, Broken),
+        coupled=workload.coupled,
+    )
+
+
+def build_anew() -> Workload:
+    """Initial values that no seed fixes."""
+    torch.manual_seed(os.getpid())
+    return build()

@@ -59,7 +59,8 @@ def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     placements: list[Placement] = []
     for metaop in graph.metaops:
         batch_size = graph.tasks[metaop.task].task.batch_size
-        degrees = [1] if metaop.coupled else [n for n in range(1, num_devices + 1) if batch_size % n == 0]
+        most = 1 if metaop.coupled else num_devices
+        degrees = [count for count in range(1, most + 1) if batch_size % count == 0]
         first = 0
         while first < len(metaop.ops):
             last = draw.randint(first + 1, len(metaop.ops))
@@ -85,7 +86,7 @@ ON_TWO = (
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float) -> bool:
-    """Equal to `tolerance`, relative to the tensor's largest element (or 1e-3, below which it is rounding)."""
+    """Equal to `tolerance` of the tensor's largest element (or of 1e-3: what is smaller is rounding)."""
     scale = max(expected.abs().max().item(), 1e-3)
     return (found - expected).abs().max().item() <= tolerance * scale
 

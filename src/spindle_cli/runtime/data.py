@@ -116,6 +116,8 @@ class Feed:
     def _load_all(self, steps: range) -> None:
         try:
             for step in steps:
+                if self._stopped.is_set():
+                    return
                 self._hand_over({portion: self._load(portion, step) for portion in self._wanted})
         except Exception as error:  # handed to the training thread, which raises it
             self._hand_over(error)

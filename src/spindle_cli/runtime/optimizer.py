@@ -36,8 +36,9 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
             hint=f"Known are {', '.join(known)}.",
         )
     if name not in known:
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(known)}."
+        by_lower = {key.lower(): key for key in known}
+        close = difflib.get_close_matches(name.lower(), by_lower, n=1)
+        hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(known)}."
         raise WorkloadError(f"train.optimizer: torch.optim has no optimizer {name!r}", hint=hint)
     found: type[torch.optim.Optimizer] = getattr(torch.optim, name)
     return found

@@ -80,7 +80,7 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
 
 
 def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
-    """Refuse a plan that breaks its rules, is for other devices, or names what workers cannot do.
+    """Refuse a plan that breaks its rules, is for other devices, or needs what workers cannot do.
 
     Raises:
         InputError: with the place in the plan.
@@ -94,6 +94,15 @@ def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
             f"but {world_size} workers were started",
             hint="Start it with `spindle launch`, which starts one worker per device.",
         )
+    require_supported(plan, request)
+
+
+def require_supported(plan: Plan, request: RunRequest) -> None:
+    """Refuse what plans and requests can name but workers cannot do.
+
+    Raises:
+        InputError: naming it and its slice.
+    """
     for piece in plan.slices:
         if piece.tp > 1 or piece.recompute:
             what = f"tensor parallelism (tp {piece.tp})" if piece.tp > 1 else "recomputation of activations"

@@ -1,0 +1,208 @@
+"""The worker's parts on their own, with cases worked out by hand."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+from runtime_toys import Items
+from torch import nn
+
+from helpers.plans import two_towers
+from spindle_cli.errors import WorkloadError
+from spindle_cli.program.types import ParameterGroup
+from spindle_cli.runtime.communicators import Communicators
+from spindle_cli.runtime.comparison import compare
+from spindle_cli.runtime.data import Feed, Portion, StepBatch
+from spindle_cli.runtime.gradients import Bucket, GradientPool
+from spindle_cli.runtime.losses import loss_failure, loss_seed, share_of_loss
+from spindle_cli.runtime.optimizer import make_optimizer
+from spindle_cli.runtime.rows import share_shape, take_rows
+from spindle_cli.runtime.timing import Activity, Stopwatch
+from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.types import Task
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A world of one rank, in this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_rows_of_samples_lie_along_the_batch_dimension() -> None:
+    second = ValueSpec("v", (3, 8, 5), torch.float32, batch_dim=1, rows_per_sample=1, requires_grad=True)
+    assert share_shape(second, (2, 6)) == (3, 4, 5)
+    held = torch.arange(60).view(3, 4, 5)  # samples 2 to 5
+    assert torch.equal(take_rows(held, second, (2, 6), (3, 5)), held[:, 1:3])
+
+    doubled = ValueSpec("v", (16, 5), torch.float32, batch_dim=0, rows_per_sample=2, requires_grad=True)
+    assert share_shape(doubled, (2, 4)) == (4, 5)
+    held = torch.arange(20).view(4, 5)  # samples 2 and 3, two rows each
+    assert torch.equal(take_rows(held, doubled, (2, 4), (3, 4)), held[2:])
+
+    whole = ValueSpec("v", (5,), torch.float32, batch_dim=None, rows_per_sample=1, requires_grad=True)
+    assert share_shape(whole, (2, 4)) == (5,)
+    held = torch.arange(5)
+    assert take_rows(held, whole, (0, 8), (3, 4)) is held
+
+
+def test_a_share_counts_its_samples_in_a_mean_and_fully_in_a_sum() -> None:
+    assert share_of_loss("mean", (2, 5), 12) == 0.25
+    assert share_of_loss("sum", (2, 5), 12) == 1.0
+    task = Task("t", nn.Identity(), 12, [], weight=0.5)
+    assert loss_seed(task, (2, 5)) == 0.125
+
+
+def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
+    assert loss_failure({"a": 1.0, "b": -2.0}, 3) is None
+    failure = loss_failure({"a": 1.0, "b": float("nan")}, 3)
+    assert failure is not None
+    assert "step 3: the loss of b is nan" in failure.message
+
+
+def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(alone: None) -> None:
+    reached, unreached = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))
+    bucket = Bucket({"reached": reached, "unreached": unreached}, None)
+    for _ in range(2):
+        (reached * 2).sum().backward()
+        assert reached.grad is not None
+        assert reached.grad.untyped_storage().data_ptr() == bucket._flat.untyped_storage().data_ptr()
+        bucket.start_sum()
+        bucket.finish()
+        assert torch.equal(reached.grad, torch.full((2, 3), 2.0))
+        assert unreached.grad is None
+        bucket.reset()
+        assert torch.equal(reached.grad, torch.zeros(2, 3))
+
+
+def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> None:
+    own = nn.Parameter(torch.ones(2))
+    group = ParameterGroup(0, (0,), (("own", 0),), 8, slices=(0,), first_ops=(0,))
+    pool = GradientPool((group,), {"own": own}, Communicators([(0,)]), rank=0)
+    own.sum().backward()
+    pool.finish()
+    assert own.grad is not None
+    assert torch.equal(own.grad, torch.ones(2))
+    pool.reset()
+    assert own.grad is None
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "RMSprop", "Rprop"])
+def test_optimizers_are_found_by_name(name: str) -> None:
+    optimizer = make_optimizer(TrainSettings(optimizer=name, lr=0.1), [nn.Parameter(torch.ones(2, 2))])
+    assert type(optimizer).__name__ == name
+    assert make_optimizer(TrainSettings(optimizer=name), []) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"optimizer": "LBFGS"}, "'LBFGS' cannot be used"),
+        ({"optimizer": "SparseAdam"}, "sparse gradients only"),
+        ({"optimizer": "Adamw"}, "Did you mean AdamW"),
+        ({"optimizer": "nn"}, "no optimizer 'nn'"),
+        ({"optimizer": "SGD", "optimizer_args": {"beta": 1}}, "does not take .*beta"),
+        ({"optimizer": "AdamW", "optimizer_args": {"betas": [2, 2]}}, "Invalid beta"),
+    ],
+)
+def test_other_optimizers_are_refused_with_what_to_do(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(WorkloadError) as caught:
+        make_optimizer(TrainSettings.model_validate(settings), [nn.Parameter(torch.ones(2, 2))])
+    assert re.search(message, str(caught.value))
+
+
+def make_batches(dataset: object) -> dict[str, Batches]:
+    return {"t": Batches(Task("t", nn.Identity(), 6, dataset), seed=0)}
+
+
+def test_the_feed_loads_only_its_samples_and_gives_steps_in_order() -> None:
+    class Counted(Items):
+        def __init__(self) -> None:
+            super().__init__(("image", "label"), 12, 0)
+            self.taken: list[int] = []
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            self.taken.append(index)
+            return super().__getitem__(index)
+
+    dataset = Counted()
+    batches = make_batches(Items(("image", "label"), 12, 0))
+    portion = Portion("t", (2, 5), ("image",))
+    feed = Feed(make_batches(dataset), (portion,), range(4), CPU, torch.float64)
+    for step in range(4):
+        image = feed.take().fields("t", (3, 5), ("image",))["image"]
+        expected = batches["t"].rows(step, 3, 5, ["image"])["image"]
+        assert torch.equal(image, expected.double())
+    assert dataset.taken == [index for step in range(4) for index in batches["t"].indices(step)[2:5]]
+
+
+def test_the_feeds_errors_say_what_was_being_loaded() -> None:
+    class Failing(Items):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            raise OSError("the disk is gone")
+
+    portion = Portion("t", (2, 5), ("image",))
+    feed = Feed(make_batches(Failing(("image",), 12, 0)), (portion,), range(1), CPU)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        feed.take()
+    assert caught.value.__notes__ == ["while loading samples 2 to 4 of task 't', step 1"]
+
+
+def test_the_feed_waits_for_nobody_when_closed() -> None:
+    feed = Feed(
+        make_batches(Items(("image",), 12, 0)), (Portion("t", (0, 6), ("image",)),), range(10**6), CPU
+    )
+    feed.take()
+    feed.close()
+    feed._thread.join(timeout=5)
+    assert not feed._thread.is_alive()
+
+
+def test_a_batch_hands_out_views_of_the_portion_that_covers_the_samples() -> None:
+    image = torch.arange(12).view(4, 3)
+    batch = StepBatch({Portion("t", (4, 8), ("image",)): {"image": image}})
+    found = batch.fields("t", (5, 7), ("image",))["image"]
+    assert torch.equal(found, image[1:3])
+    assert found.untyped_storage().data_ptr() == image.untyped_storage().data_ptr()
+
+
+def test_the_first_step_is_not_in_the_medians() -> None:
+    stopwatch = Stopwatch(CPU)
+    for seconds in (0.05, 0.001, 0.001):
+        with stopwatch.timed(Activity.FORWARD, 3):
+            time.sleep(seconds)
+        with stopwatch.timed(Activity.FORWARD, 3):
+            pass
+        stopwatch.end_step()
+    stopwatch.close()
+    assert 0.001 <= stopwatch.medians()[Activity.FORWARD, 3] < 0.05
+    assert len(stopwatch.seconds[Activity.FORWARD, 3]) == 3
+
+
+def test_a_slice_takes_as_long_as_its_slowest_device() -> None:
+    _, plan = two_towers()
+    vision = [index for index, piece in enumerate(plan.slices) if piece.metaop == "pairs/vision"]
+    ranks = [{(Activity.FORWARD, index): 1.0 + rank for index in vision} for rank in range(4)]
+    for rank in ranks:
+        rank[Activity.WAIT, None] = 0.5
+    found = compare(plan, [9.0, 4.0, 2.0, 3.0], ranks)
+    assert found.iteration.measured_s == 3.0
+    assert found.steps == 3
+    times = {metaop.metaop: metaop for metaop in found.metaops}["pairs/vision"]
+    assert times.forward is not None
+    # 3 ops on 2 devices at 1 s and 1 op on 4 devices at 0.6 s, a third of it forward.
+    assert times.forward.predicted_s == pytest.approx(3.6 / 3)
+    assert times.predicted_s == pytest.approx(3.6)
+    assert times.forward.measured_s == 2.0 + 4.0  # rank 1 is the slowest of (0, 1), rank 3 of all four
+    assert found.devices[3].compute_s == 8.0
+    assert found.devices[3].wait_s == 0.5
