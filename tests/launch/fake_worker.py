@@ -1,6 +1,6 @@
-"""A worker that trains nothing: it meets the others, writes metrics, and does one of the bad things that workers do.
+"""A worker that trains nothing: it meets the others, writes metrics, and does one bad thing that workers do.
 
-`python -m fake_worker REQUEST.json` under torchrun. What it does is in `request.workload`: 'train', or '<deed>:<rank>'.
+`python -m fake_worker REQUEST.json` under torchrun; `request.workload` is its orders: 'train' or 'DEED:RANK'.
 """
 
 from __future__ import annotations

@@ -49,22 +49,21 @@ def compare_final(
 ) -> tuple[Check, tuple[Noise, ...]]:
     """Every parameter after the last step: norm of the difference over the norm.
 
-    A tensor that is beyond the tolerance is compared once more without the elements whose gradient was small;
-    where that makes the difference, they are in the second result.
+    A tensor that is beyond the tolerance is compared once more without the elements whose gradient was small
+    but not zero; where that makes the difference, they are in the second result.
     """
     tally = Tally("final parameters", tolerance)
-    gradients = plain.gradients
     noise: dict[str, Noise] = {}
 
     def relative(name: str, ours: Tensor, theirs: Tensor) -> float:
         whole = _by_norm(ours, theirs)
-        if whole <= tolerance or name not in gradients.holders:
+        if whole <= tolerance or name not in plain.gradients.holders:
             return whole
-        gradient = gradients.first(name).double().abs()
+        gradient = _larger_gradient(plan, plain, name)
         small = (gradient > 0) & (gradient < SMALL_ELEMENT * gradient.max())
         rest = _by_norm(ours[~small], theirs[~small])
-        if rest > tolerance:
-            return whole
+        if rest > tolerance or not small.any():
+            return rest
         noise[name] = Noise(
             name=name,
             left_out=int(small.sum()),
@@ -78,17 +77,26 @@ def compare_final(
     return tally.check(), tuple(noise.values())
 
 
-def find_noise(plain: CapturedRun, relative_floor: float) -> tuple[Noise, ...]:
-    """The parameters whose gradients are not zero but everywhere below the noise floor."""
+def find_noise(plan: CapturedRun, plain: CapturedRun, relative_floor: float) -> tuple[Noise, ...]:
+    """The parameters whose gradients are not zero but everywhere below the noise floor, in both runs."""
     largest_of_all = largest_gradient(plain)
     found: list[Noise] = []
     for name in plain.gradients.holders:
-        gradient = plain.gradients.first(name)
+        gradient = _larger_gradient(plan, plain, name)
         if 0 < _largest(gradient) < relative_floor * largest_of_all:
             share = _largest(gradient) / largest_of_all
             count = gradient.numel()
             found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
     return tuple(found)
+
+
+def _larger_gradient(plan: CapturedRun, plain: CapturedRun, name: str) -> Tensor:
+    """Element by element, the larger of both runs' first gradients in magnitude: zero only where both are."""
+    theirs = plain.gradients.first(name).double().abs()
+    if name not in plan.gradients.holders:
+        return theirs
+    ours = plan.gradients.first(name).double().abs()
+    return torch.maximum(ours, theirs) if ours.shape == theirs.shape else theirs
 
 
 def largest_gradient(plain: CapturedRun) -> float:

@@ -10,7 +10,7 @@ from pathlib import Path
 from spindle_cli.errors import RunFailedError
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.cause import failure_of
-from spindle_cli.launch.checks import FoundWorkload, find_workload, require_valid
+from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker, usable_cores
 from spindle_cli.launch.network import whole_cluster_here
 from spindle_cli.launch.process import run_launch
@@ -46,6 +46,15 @@ class VerifyOptions:
     worker_module: str = RUNTIME_WORKER
 
 
+@dataclass(frozen=True)
+class Runs:
+    """The two runs of a verification, ready to start: by the plan, and the plain one."""
+
+    plan: Plan
+    ours: Launch
+    plain: Launch
+
+
 def verify_plan(
     plan_path: Path, workload: str | None, options: VerifyOptions, say: Callable[[str], None]
 ) -> VerifyReport:
@@ -64,58 +73,47 @@ def verify_plan(
     plan = read_plan(plan_path)
     require_valid(plan, plan_path)
     found = find_workload(plan, plan_path, workload)
-    share = whole_cluster_here(plan.cluster)
-    for line in missing_devices(plan, share.processes):
-        say(line)
     with verify_folder(options.run_dir) as folder:
+        runs = build_runs(plan, plan_path, found.source, folder, options)
+        for line in missing_devices(plan, runs.ours.processes):
+            say(line)
         require_disk(folder, needed_bytes=captured_bytes(plan))
-        plain = _plain_launch(plan, plan_path, found, folder / "plain", options)
-        ours = build_launch(
-            plan,
-            plan_path,
-            found.source,
-            folder / "plan",
-            share,
-            _launch_options(folder / "plan", threads_per_worker(plan, share.processes), options),
-        )
         say(f"training {options.steps} steps in one plain process")
-        _run(plain, "plain PyTorch")
-        say(f"training {options.steps} steps by the plan with {share.processes} workers")
-        _run(ours, "the plan's run")
-        return _compare(plan, ours, plain, options)
+        train(runs.plain, "plain PyTorch")
+        say(f"training {options.steps} steps by the plan with {runs.ours.processes} workers")
+        train(runs.ours, "the plan's run")
+        return compare_runs(runs, options)
 
 
-def _launch_options(run_dir: Path, threads: int, options: VerifyOptions) -> LaunchOptions:
-    return LaunchOptions(
-        steps=options.steps,
-        threads=threads,
-        dtype=options.dtype,
-        capture_dir=run_dir.absolute() / "captured",
-        worker_module=options.worker_module,
-    )
-
-
-def _plain_launch(
-    plan: Plan, plan_path: Path, found: FoundWorkload, run_dir: Path, options: VerifyOptions
-) -> Launch:
-    """The plain process as a launch of one worker, started without torchrun."""
+def build_runs(plan: Plan, plan_path: Path, source: str, folder: Path, options: VerifyOptions) -> Runs:
+    """Both launches below `folder`; the plain process is a launch of one worker without torchrun."""
     share = whole_cluster_here(plan.cluster)
-    launch = build_launch(
-        plan,
-        plan_path,
-        found.source,
-        run_dir,
-        share,
-        _launch_options(run_dir, usable_cores(), options),
-    )
-    argv = (sys.executable, "-m", "spindle_cli.verify.plain", str(launch.request_file))
-    return launch.model_copy(update={"argv": argv, "processes": 1})
+
+    def launch(name: str, threads: int) -> Launch:
+        run_dir = folder / name
+        asked = LaunchOptions(
+            steps=options.steps,
+            threads=threads,
+            dtype=options.dtype,
+            capture_dir=run_dir.absolute() / "captured",
+            worker_module=options.worker_module,
+        )
+        return build_launch(plan, plan_path, source, run_dir, share, asked)
+
+    ours = launch("plan", threads_per_worker(plan, share.processes))
+    plain = launch("plain", usable_cores())
+    argv = (sys.executable, "-m", "spindle_cli.verify.plain", str(plain.request_file))
+    return Runs(plan, ours, plain.model_copy(update={"argv": argv, "processes": 1}))
 
 
-def _run(launch: Launch, name: str) -> None:
+def train(launch: Launch, name: str) -> None:
+    """Run one of them to its end; `name` tells them apart in messages.
+
+    Raises:
+        RunFailedError: a process failed.
+    """
     prepare_run_dir(launch.run_dir)
-    assert launch.request.capture_dir is not None
-    launch.request.capture_dir.mkdir()
+    capture_dir_of(launch).mkdir()
     if run_launch(launch, lambda: None) != 0:
         failure = failure_of(launch)
         failed = RunFailedError(f"{name} failed: {failure.message}", hint=failure.hint)
@@ -123,35 +121,46 @@ def _run(launch: Launch, name: str) -> None:
         raise failed
 
 
-def _compare(plan: Plan, ours: Launch, plain: Launch, options: VerifyOptions) -> VerifyReport:
+def capture_dir_of(launch: Launch) -> Path:
+    """Where a run of a verification leaves what is compared."""
+    assert launch.request.capture_dir is not None
+    return launch.request.capture_dir
+
+
+def compare_runs(runs: Runs, options: VerifyOptions) -> VerifyReport:
+    """Compare what two finished runs have left.
+
+    Raises:
+        RunFailedError: one of them has not left everything.
+    """
     dtype = options.dtype or "float32"
-    tolerance = TOLERANCE[dtype]
-    assert ours.request.capture_dir is not None and plain.request.capture_dir is not None
-    losses = compare_losses(list(read_metrics(ours.run_dir)), list(read_metrics(plain.run_dir)), tolerance)
+    tolerance, floor = TOLERANCE[dtype], NOISE_FLOOR[dtype]
+    our_steps = list(read_metrics(runs.ours.run_dir))
+    plain_steps = list(read_metrics(runs.plain.run_dir))
     with (
-        open_run(ours.request.capture_dir, ours.processes) as run,
-        open_run(plain.request.capture_dir, 1) as reference,
+        open_run(capture_dir_of(runs.ours), runs.ours.processes) as ours,
+        open_run(capture_dir_of(runs.plain), 1) as plain,
     ):
-        noise = find_noise(reference, NOISE_FLOOR[dtype])
+        noise = find_noise(ours, plain, floor)
         names = [entry.name for entry in noise]
-        unused = find_unused(run, reference)
-        final, elements = compare_final(run, reference, [*names, *unused], tolerance)
+        unused = find_unused(ours, plain)
+        final, elements = compare_final(ours, plain, [*names, *unused], tolerance)
         checks = (
-            compare_initial(run, reference, unused),
-            losses,
-            compare_gradients(run, reference, names, tolerance),
-            *((compare_noise(run, reference, names, NOISE_FLOOR[dtype]),) if names else ()),
+            compare_initial(ours, plain, unused),
+            compare_losses(our_steps, plain_steps, tolerance),
+            compare_gradients(ours, plain, names, tolerance),
+            *((compare_noise(ours, plain, names, floor),) if names else ()),
             final,
         )
     return VerifyReport(
         same=all(check.passed for check in checks),
-        workload=plan.workload.name,
-        strategy=plan.strategy,
-        workers=ours.processes,
+        workload=runs.plan.workload.name,
+        strategy=runs.plan.strategy,
+        workers=runs.ours.processes,
         steps=options.steps,
         dtype=dtype,
         checks=checks,
-        noise_floor=NOISE_FLOOR[dtype],
+        noise_floor=floor,
         noise=(*noise, *elements),
         unused=unused,
     )

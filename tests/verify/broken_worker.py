@@ -1,0 +1,108 @@
+"""The runtime, broken on purpose: `python -m broken_worker REQUEST.json` runs it whole and with every defect.
+
+Each of these runs leaves its files in a folder of the defect's name below the request's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from spindle_cli.environment import WorkerEnvironment
+from spindle_cli.request import RunRequest
+from spindle_cli.runtime import executor, optimizer, worker
+from spindle_cli.worker_session import worker_session
+from spindle_cli.workload.batches import Batches
+
+
+@contextmanager
+def whole(_rank: int) -> Iterator[None]:
+    """Nothing is broken."""
+    yield
+
+
+@contextmanager
+def gradients_scaled(_rank: int) -> Iterator[None]:
+    """Every gradient twice too large: Adam's steps stay the same."""
+    right = executor.loss_seed
+    with mock.patch.object(executor, "loss_seed", lambda *arguments: 2 * right(*arguments)):
+        yield
+
+
+@contextmanager
+def share_scaled(_rank: int) -> Iterator[None]:
+    """A share of the batch counts as if it were the whole: the dp of another slice."""
+    with mock.patch.object(executor, "loss_seed", lambda task, samples, batch_size=None: task.weight):
+        yield
+
+
+@contextmanager
+def sample_lost(_rank: int) -> Iterator[None]:
+    """The last sample of every share is the first once more."""
+    right = Batches.rows
+
+    def rows(self: Batches, step: int, first: int, last: int, fields: Any = None) -> dict[str, torch.Tensor]:
+        batch = right(self, step, first, last, fields)
+        for field in batch.values():
+            field[-1] = field[0]
+        return batch
+
+    with mock.patch.object(Batches, "rows", rows):
+        yield
+
+
+@contextmanager
+def copy_stale(rank: int) -> Iterator[None]:
+    """Rank 1 never updates one of the parameters that it shares with rank 0."""
+
+    def without_first(train: Any, parameters: Iterable[nn.Parameter]) -> Any:
+        return optimizer.make_optimizer(train, list(parameters)[1:])
+
+    if rank == 1:
+        with mock.patch.object(worker, "make_optimizer", without_first):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def step_lost(_rank: int) -> Iterator[None]:
+    """Training ends one step early: the last line of metrics and the last update are missing."""
+    right = worker.train_plan
+
+    def shorter(request: RunRequest, *rest: Any) -> None:
+        right(request.model_copy(update={"steps": (request.steps or 0) - 1}), *rest)
+
+    with mock.patch.object(worker, "train_plan", shorter):
+        yield
+
+
+DEFECTS: Mapping[str, Callable[[int], Any]] = {
+    defect.__name__: defect
+    for defect in (whole, gradients_scaled, share_scaled, sample_lost, copy_stale, step_lost)
+}
+
+
+def run_all(request: RunRequest, environment: WorkerEnvironment) -> None:
+    device = torch.device("cpu")
+    with worker.connected(request, environment, device):
+        for name, defect in DEFECTS.items():
+            folder = request.run_dir / name
+            (folder / "captured").mkdir(parents=True, exist_ok=True)
+            changed = {"run_dir": folder, "capture_dir": folder / "captured"}
+            with defect(environment.rank):
+                worker.train_plan(request.model_copy(update=changed), environment, device)
+
+
+if __name__ == "__main__":
+    read = RunRequest.read(Path(sys.argv[1]))
+    me = WorkerEnvironment.read()
+    with worker_session(read.run_dir, me.rank):
+        run_all(read, me)

@@ -1,0 +1,45 @@
+"""The toy's files: its workload, and a plan by hand whose two tasks share blocks over two devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import MetaOpProfile, WorkloadRef
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.load import load
+
+HERE = Path(__file__).parent
+DEVICES = {"large": (0, 1), "small": (1,)}
+
+
+def write_toy(folder: Path, **args: float) -> Path:
+    """Write toy.yaml and plan.yaml: the large task over both devices, then the small one on device 1."""
+    source = folder / "toy.yaml"
+    content = {"schema": "spindle.workload/1", "model": f"{HERE / 'verify_toy.py'}:build", "args": args}
+    source.write_text(yaml.safe_dump(content))
+    graph = analyse(load(str(source)).workload)
+    metaops: list[MetaOpProfile] = []
+    slices: list[Slice] = []
+    for metaop in graph.metaops:
+        profiled = metaop_of(
+            metaop.name,
+            len(metaop.ops),
+            {1: 1.0, 2: 0.5},
+            batch_size=graph.tasks[metaop.task].task.batch_size,
+            inputs=metaop.inputs,
+            parameters=metaop.parameters,
+            parameter_blocks=metaop.parameter_blocks,
+        )
+        start_s = slices[-1].end_s if slices else 0.0
+        slices.append(slice_of(profiled, (0, profiled.num_ops), DEVICES[metaop.task], start_s))
+        metaops.append(profiled)
+    plan = plan_of(profile_of(*metaops), cluster_of(2), [(piece,) for piece in slices])
+    made_for = WorkloadRef(name="toy", fingerprint=graph.fingerprint, source=source.name)
+    path = folder / "plan.yaml"
+    write_plan(path, plan.model_copy(update={"workload": made_for}))
+    return path
