@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.cluster import Link, Links
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.program.groups import ParameterBlock, parameter_groups
+from spindle_cli.program.groups import ParameterBlock, parameter_groups, sum_bytes
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Kind
 
@@ -52,6 +53,28 @@ def test_small_groups_of_the_same_devices_are_summed_together() -> None:
     assert (group.num_bytes, group.slices) == (2000, (0, 1))
 
 
+def test_a_slice_s_sums_begin_with_the_ops_that_complete_them() -> None:
+    """Backward runs from the last op to the first, and so do the sums, each ready before the slice is
+    through.
+    """
+    net = metaop_of("task/net", 3, {2: 1.0}, param_bytes_per_op=MIB)
+    program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 3), (0, 1), 0.0)]]))
+    sums = [action for action in program.actions[0] if action.kind is Kind.SUM]
+    assert [(program.groups[action.group].blocks, action.op) for action in sums] == [
+        ((("task/net", 2),), 2),
+        ((("task/net", 1),), 1),
+        ((("task/net", 0),), 0),
+    ]
+
+
+def test_a_sum_is_large_enough_that_its_latency_does_not_rule() -> None:
+    """1 GB/s and 1 ms: a sum over two devices takes 2 x 1 ms + bytes / 1 GB/s, half speed from 2 MB on."""
+    slow = Link(latency_us=1000, bandwidth_gb_per_s=1)
+    cluster = cluster_of(2).model_copy(update={"links": Links(intra_node=slow, inter_node=slow)})
+    assert sum_bytes((0, 1), cluster) == 2 * MIB
+    assert sum_bytes((0,), cluster) == 64 * 1024
+
+
 def test_frozen_parameters_have_no_group() -> None:
     net = metaop_of("task/net", 1, {2: 1.0}, trainable_fraction=0.0)
     program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]]))
@@ -78,7 +101,8 @@ def test_with_tensor_parallelism_only_holders_of_the_same_part_are_summed() -> N
     split = Slice(metaop="a", ops=(0, 1), devices=(0, 1, 2, 3), dp=2, tp=2, start_s=0, end_s=1)
     whole = Slice(metaop="b", ops=(0, 1), devices=(4,), dp=1, tp=1, start_s=0, end_s=1)
     block = (ParameterBlock("net", 0, 4 * MIB),)
-    groups = parameter_groups((split, whole), (0, 1), {("a", 0): block, ("b", 0): block})
+    uses = {("a", 0): block, ("b", 0): block}
+    groups = parameter_groups((split, whole), (0, 1), uses, cluster_of(5))
     assert [(group.devices, group.fragment, group.num_bytes) for group in groups] == [
         ((0, 2, 4), (0, 2), 2 * MIB),
         ((1, 3, 4), (1, 2), 2 * MIB),

@@ -121,6 +121,14 @@ def test_two_sums_in_another_order_on_one_device_are_caught(plan, data: st.DataO
         prove(changed(program, device, swap(first, second)))
 
 
+def test_a_sum_that_may_begin_too_early_is_caught() -> None:
+    program = link(two_towers()[1])
+    step = steps_of(program, 0, Kind.SUM)[-1]
+    early = replace(program.actions[0][step], op=2)
+    with pytest.raises(ProgramError, match="before op 0"):
+        prove(changed(program, 0, lambda actions: actions.__setitem__(step, early)))
+
+
 def test_a_send_before_its_compute_is_caught() -> None:
     program = link(two_towers()[1])
     send = steps_of(program, 0, Kind.SEND)[0]

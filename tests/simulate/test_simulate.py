@@ -62,6 +62,17 @@ def test_a_sum_hides_behind_the_backward_pass_that_follows_it() -> None:
     assert {wait.cause for wait in simulation.waits} == {Cause.SUM}
 
 
+def test_a_sum_begins_before_its_slice_is_through() -> None:
+    """Two ops, 2/3 s backward each: the second op's sum runs while the first one's backward does."""
+    big = 256 * MIB
+    net = metaop_of("task/net", 2, {2: 1.0}, param_bytes_per_op=big)
+    cluster = cluster_of(2)
+    simulation = simulate(plan_of(profile_of(net), cluster, [[slice_of(net, (0, 2), (0, 1), 0.0)]]))
+    sum_s = all_reduce_s(big, (0, 1), cluster)
+    assert [done.start_s for done in simulation.sums] == pytest.approx([4 / 3, 2.0])
+    assert simulation.iteration_s == pytest.approx(2.0 + sum_s)
+
+
 def test_recomputing_runs_forward_twice() -> None:
     net = metaop_of("task/net", 1, {1: 3.0})
     piece = slice_of(net, (0, 1), (0,), 0.0).model_copy(update={"recompute": True})
@@ -164,6 +175,6 @@ def test_a_thousand_devices_are_simulated_in_seconds() -> None:
             first = (chain * 41 + place * 331) % (1024 - size)
             waves.append([slice_of(metaop, (0, 2), range(first, first + size), 10.0 * chain + 2.0 * place)])
     plan = plan_of(profile_of(*metaops), cluster_of(1024, devices_per_node=8), waves)
-    started = time.perf_counter()
+    started = time.process_time()
     simulate(plan)
-    assert time.perf_counter() - started < 10
+    assert time.process_time() - started < 10

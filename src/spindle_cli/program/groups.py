@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from math import lcm
 
+from spindle_cli.cluster import Cluster
+from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.costs.memory import op_param_bytes, parameter_block
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import ParameterGroup
-from spindle_cli.units import MIB
+from spindle_cli.units import GIB, KIB
 
-# Groups of the same devices that are complete one after another are joined until they bring this many bytes:
-# a smaller sum is mostly latency.
-MIN_SUM_BYTES = MIB
+# Sizes of a sum to choose from, and one that takes its links' full bandwidth.
+_SUM_BYTES = tuple(64 * KIB << power for power in range(11))
+_LARGE_SUM_BYTES = GIB
 
 
 @dataclass(frozen=True)
@@ -47,92 +49,144 @@ def planned_parameters(plan: Plan) -> dict[tuple[str, int], tuple[ParameterBlock
 
 
 def parameter_groups(
-    slices: tuple[Slice, ...], order: tuple[int, ...], uses: ParameterUses
+    slices: tuple[Slice, ...], order: tuple[int, ...], uses: ParameterUses, cluster: Cluster
 ) -> tuple[ParameterGroup, ...]:
     """Group all used parameters by the devices that hold them and by when their gradients are complete.
 
-    Groups come in the order in which they are complete: by the backward pass of the first slice, in `order`,
-    that uses them.
+    Groups come in the order in which they are complete: in the backward pass of the first slice, in `order`,
+    that uses them, from its last op to its first. What is complete one after the other on the same devices is
+    summed together until it is worth a sum (`sum_bytes`).
     """
     position = {index: place for place, index in enumerate(order)}
+    holders = _Holders(slices)
+    parts: list[_Part] = []
+    for first_ops, names in _used_alike(slices, order, uses).items():
+        first_slice, first_op = first_ops[0]
+        num_bytes = sum(names.values())
+        for fragment, devices in holders.of(tuple(index for index, _ in first_ops)):
+            share = -(-num_bytes // fragment[1])
+            ready = (position[first_slice], first_op)
+            parts.append(_Part(ready, devices, fragment, list(names), share, dict(first_ops)))
+    parts.sort(key=_Part.when)
+    return tuple(part.group(index) for index, part in enumerate(_join_small(parts, cluster)))
+
+
+def sum_bytes(devices: tuple[int, ...], cluster: Cluster) -> int:
+    """Bytes from which a sum over these devices is worth its latency: the least that moves at half the speed
+    of a large one, from 64 KiB to 64 MiB.
+    """
+    if len(devices) < 2:
+        return _SUM_BYTES[0]
+    large_s_per_byte = all_reduce_s(_LARGE_SUM_BYTES, devices, cluster) / _LARGE_SUM_BYTES
+    for num_bytes in _SUM_BYTES:
+        if all_reduce_s(num_bytes, devices, cluster) <= 2 * num_bytes * large_s_per_byte:
+            return num_bytes
+    return _SUM_BYTES[-1]
+
+
+_FirstOps = tuple[tuple[int, int], ...]  # (slice, the first of its ops that uses something), in order
+
+
+def _used_alike(
+    slices: tuple[Slice, ...], order: tuple[int, ...], uses: ParameterUses
+) -> dict[_FirstOps, dict[tuple[str, int], int]]:
+    """Parameters that the same ops are the first to use, with their bytes."""
     size: dict[tuple[str, int], int] = {}
-    users: dict[tuple[str, int], list[int]] = {}
+    first_ops: dict[tuple[str, int], dict[int, int]] = {}
     for index in order:
         piece = slices[index]
         for op in range(*piece.ops):
             for block in uses[piece.metaop, op]:
                 name = (block.key, block.block)
                 size[name] = max(size.get(name, 0), block.num_bytes)
-                using = users.setdefault(name, [])
-                if not using or using[-1] != index:  # a block repeated inside a slice counts once
-                    using.append(index)
-
-    together: dict[
-        tuple[int, ...], list[tuple[str, int]]
-    ] = {}  # by users: the same devices and the same moment
-    for name, indices in users.items():
-        together.setdefault(tuple(indices), []).append(name)
-    parts: list[_Part] = []
-    for same_users, names in together.items():
-        num_bytes = sum(size[name] for name in names)
-        for fragment, devices in _fragment_holders([slices[index] for index in same_users]):
-            first_use, share = position[same_users[0]], -(-num_bytes // fragment[1])
-            parts.append(_Part(first_use, devices, fragment, tuple(names), share, frozenset(same_users)))
-    parts.sort(key=lambda part: (-part.first_use, part.devices, part.fragment))
-    return tuple(
-        ParameterGroup(
-            index, part.devices, part.blocks, part.num_bytes, tuple(sorted(part.slices)), part.fragment
-        )
-        for index, part in enumerate(_join_small(parts))
-    )
+                first_ops.setdefault(name, {}).setdefault(index, op)
+    alike: dict[_FirstOps, dict[tuple[str, int], int]] = {}
+    for name, firsts in first_ops.items():
+        alike.setdefault(tuple(firsts.items()), {})[name] = size[name]
+    return alike
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Part:
-    """A group in the making; `first_use`: position in the order of the first slice that uses it."""
+    """A group in the making.
 
-    first_use: int
+    Attributes:
+        ready: when it is complete: position in the order of the first slice that uses it, and the first op
+            in it.
+        first_ops: of each slice that adds to it, the first op that does.
+    """
+
+    ready: tuple[int, int]
     devices: tuple[int, ...]
     fragment: tuple[int, int]
-    blocks: tuple[tuple[str, int], ...]
+    blocks: list[tuple[str, int]]
     num_bytes: int
-    slices: frozenset[int]
+    first_ops: dict[int, int]
+
+    def when(self) -> tuple[int, int]:
+        """Ascending in the order of the backward pass."""
+        return -self.ready[0], -self.ready[1]
+
+    def join(self, later: _Part) -> None:
+        """Add what is complete later."""
+        self.ready = later.ready
+        self.blocks += later.blocks
+        self.num_bytes += later.num_bytes
+        for index, op in later.first_ops.items():
+            self.first_ops[index] = min(op, self.first_ops.get(index, op))
+
+    def group(self, index: int) -> ParameterGroup:
+        """The finished group."""
+        slices = tuple(sorted(self.first_ops))
+        return ParameterGroup(
+            index=index,
+            devices=self.devices,
+            blocks=tuple(self.blocks),
+            num_bytes=self.num_bytes,
+            slices=slices,
+            first_ops=tuple(self.first_ops[slice_] for slice_ in slices),
+            fragment=self.fragment,
+        )
 
 
-def _fragment_holders(users: list[Slice]) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
-    """Who holds each of the finest common fragments of parameters that these slices use: [((i, n), devices
-    ascending)].
-    """
-    count = lcm(*(piece.tp for piece in users))
-    holders: list[set[int]] = [set() for _ in range(count)]
-    for piece in users:
-        width = count // piece.tp
-        for shard in range(piece.tp):
-            for fragment in range(shard * width, (shard + 1) * width):
-                holders[fragment].update(piece.devices[shard :: piece.tp])
-    return [((fragment, count), tuple(sorted(devices))) for fragment, devices in enumerate(holders)]
+@dataclass
+class _Holders:
+    """Who holds each of the finest common fragments of parameters that some slices use."""
+
+    slices: tuple[Slice, ...]
+    found: dict[tuple[int, ...], list[tuple[tuple[int, int], tuple[int, ...]]]] = field(default_factory=dict)
+
+    def of(self, users: tuple[int, ...]) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
+        """[((i, n), devices ascending)] for parameters that the slices `users` use."""
+        if users not in self.found:
+            pieces = [self.slices[index] for index in users]
+            count = lcm(*(piece.tp for piece in pieces))
+            holders: list[set[int]] = [set() for _ in range(count)]
+            for piece in pieces:
+                width = count // piece.tp
+                for fragment in range(count):
+                    holders[fragment].update(piece.devices[fragment // width :: piece.tp])
+            self.found[users] = [
+                ((fragment, count), tuple(sorted(devices))) for fragment, devices in enumerate(holders)
+            ]
+        return self.found[users]
 
 
-def _join_small(parts: list[_Part]) -> list[_Part]:
-    """Join each part that is too small with the next ones of the same devices; it then waits for the last of
-    them.
-    """
+def _join_small(parts: list[_Part], cluster: Cluster) -> list[_Part]:
+    """Join each part that is too small with the next ones of the same devices; it then waits for the last."""
     joined: list[_Part] = []
     waiting: dict[tuple[tuple[int, ...], tuple[int, int]], _Part] = {}
+    enough: dict[tuple[int, ...], int] = {}
     for part in parts:
         key = (part.devices, part.fragment)
-        earlier = waiting.pop(key, None)
-        if earlier is not None:
-            part = replace(
-                part,
-                blocks=earlier.blocks + part.blocks,
-                num_bytes=earlier.num_bytes + part.num_bytes,
-                slices=earlier.slices | part.slices,
-            )
-        if part.num_bytes < MIN_SUM_BYTES:
-            waiting[key] = part
+        if part.devices not in enough:
+            enough[part.devices] = sum_bytes(part.devices, cluster)
+        if key in waiting:
+            waiting[key].join(part)
         else:
-            joined.append(part)
+            waiting[key] = part
+        if waiting[key].num_bytes >= enough[part.devices]:
+            joined.append(waiting.pop(key))
     joined.extend(waiting.values())
-    joined.sort(key=lambda part: (-part.first_use, part.devices, part.fragment))
+    joined.sort(key=_Part.when)
     return joined

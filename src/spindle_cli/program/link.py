@@ -32,9 +32,8 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
     edges = slice_edges(plan)
     order = execution_order(plan, edges)
     transfers = plan_transfers(plan, layouts, order, edges)
-    groups = parameter_groups(
-        plan.slices, order, planned_parameters(plan) if parameters is None else parameters
-    )
+    uses = planned_parameters(plan) if parameters is None else parameters
+    groups = parameter_groups(plan.slices, order, uses, plan.cluster)
 
     drafts = {device: _Draft(device) for device in range(plan.cluster.num_devices)}
     for index in order:
@@ -69,8 +68,8 @@ class _Draft:
     incoming: dict[Compute, list[Transfer]] = field(default_factory=dict)  # what a compute waits for
     outgoing: dict[Compute, list[Transfer]] = field(default_factory=dict)  # what it makes
     unposted: dict[int, deque[Transfer]] = field(default_factory=dict)  # by peer, in the order of keys
-    sums_after: dict[int, list[int]] = field(default_factory=dict)  # groups, by position in `computes`
-    last_sum: int = 0  # position of the latest sum
+    sums_after: dict[int, list[Action]] = field(default_factory=dict)  # by position in `computes`
+    last_sum: tuple[int, int] = (0, 0)  # of the latest sum: position in `computes`, and minus the op
     backward_place: dict[int, int] = field(default_factory=dict)  # slice -> position of its B in `computes`
 
     def add(self, transfer: Transfer) -> None:
@@ -87,14 +86,20 @@ class _Draft:
         self.unposted.setdefault(peer, deque()).append(transfer)
 
     def add_sum(self, group: ParameterGroup) -> None:
-        """Register a sum: right after the device's last backward slice that adds to it, but never before the
-        sum of an earlier group. To be called in the order of groups, when all computes are there.
+        """Register a sum: after the device's last backward slice that adds to it, ready from the first op
+        there that does, but never before the sum of an earlier group. To be called in the order of groups,
+        when all computes are there.
         """
         if not self.backward_place:
             self.backward_place = {slice_: place for place, (_, slice_) in enumerate(self.computes)}
-        own = max(self.backward_place[index] for index in group.slices if index in self.backward_place)
+        own = max(
+            (self.backward_place[index], -op)
+            for index, op in zip(group.slices, group.first_ops, strict=True)
+            if index in self.backward_place
+        )
         self.last_sum = max(self.last_sum, own)
-        self.sums_after.setdefault(self.last_sum, []).append(group.index)
+        place, minus_op = self.last_sum
+        self.sums_after.setdefault(place, []).append(Action(Kind.SUM, group=group.index, op=-minus_op))
 
     def write(self) -> list[Action]:
         """The device's actions. Receives are posted one compute ahead of the one that waits for them, so that
@@ -110,7 +115,7 @@ class _Draft:
             actions.append(Action(compute[0], piece=compute[1]))
             for transfer in self.outgoing.get(compute, ()):
                 self._post_through(transfer, actions, must=True)
-            actions.extend(Action(Kind.SUM, group=group) for group in self.sums_after.get(place, ()))
+            actions.extend(self.sums_after.get(place, ()))
         actions.append(Action(Kind.STEP))
         return actions
 

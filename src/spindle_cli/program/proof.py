@@ -67,7 +67,8 @@ def check_computes(program: Program) -> None:
 
 
 def check_sums(program: Program) -> None:
-    """All devices of a group, and no others, start its sum once, in the order of groups.
+    """All devices of a group, and no others, start its sum once, in the order of groups, and no earlier than
+    with the op that completes it.
 
     Raises:
         ProgramError: naming the first device that does not.
@@ -75,6 +76,7 @@ def check_sums(program: Program) -> None:
     members: dict[int, list[int]] = {group.index: [] for group in program.groups}
     for device, actions in program.actions.items():
         sums = [(step, action) for step, action in enumerate(actions) if action.kind is Kind.SUM]
+        _check_ops(program, device)
         for (_, earlier), (step, later) in pairwise(sums):
             if _group(earlier) >= _group(later):
                 raise fault(program, f"device {device} starts its sums out of order", (device, step))
@@ -86,6 +88,22 @@ def check_sums(program: Program) -> None:
             device = min(set(wanted) ^ set(members[group.index]))
             message = f"device {device} starts SUM {group.index}, or should and does not"
             raise fault(program, message, (device, len(program.actions[device]) - 1))
+
+
+def _check_ops(program: Program, device: int) -> None:
+    """A sum's op is of the backward slice before it, and not before the last that adds to it there."""
+    piece: int | None = None
+    for step, action in enumerate(program.actions[device]):
+        if action.kind is Kind.BACKWARD:
+            piece = action.piece
+        elif action.kind is Kind.SUM:
+            if piece is None or action.op is None or action.op not in range(*program.slices[piece].ops):
+                raise fault(program, f"device {device}: expected an op of the slice before", (device, step))
+            group = program.groups[_group(action)]
+            first_op = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, action.op)
+            if action.op > first_op:
+                message = f"device {device} may start this sum before op {first_op}, which adds to it"
+                raise fault(program, message, (device, step))
 
 
 def _group(action: Action) -> int:

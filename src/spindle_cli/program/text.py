@@ -2,7 +2,7 @@
 
     F 4                                        run slice 4 forward
     SEND #12 2->5 slice 4>6 rows 0:8 4096 B    post transfer 12, device 2 to 5, from slice 4 to slice 6
-    SUM 3                                      start the sum of parameter group 3
+    SUM 3 op 2                                 sum parameter group 3; complete with op 2's backward
     STEP
 
 A gradient's transfer keeps the forward direction of its slices: `SEND_GRAD #40 5->2 slice 4>6` goes from
@@ -20,7 +20,8 @@ _TRANSFER = re.compile(
     r"(?P<kind>SEND|RECV|SEND_GRAD|RECV_GRAD) #(?P<key>\d+) (?P<source>\d+)->(?P<destination>\d+)"
     r" slice (?P<producer>\d+)>(?P<consumer>\d+) rows (?P<first>\d+):(?P<last>\d+) (?P<num_bytes>\d+) B"
 )
-_NUMBERED = re.compile(r"(?P<kind>F|B|SUM) (?P<number>\d+)")
+_COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
+_SUM = re.compile(r"SUM (?P<group>\d+) op (?P<op>\d+)")
 
 
 def format_action(action: Action) -> str:
@@ -34,7 +35,9 @@ def format_action(action: Action) -> str:
         )
     if action.kind is Kind.STEP:
         return str(action.kind)
-    return f"{action.kind} {action.group if action.kind is Kind.SUM else action.piece}"
+    if action.kind is Kind.SUM:
+        return f"{action.kind} {action.group} op {action.op}"
+    return f"{action.kind} {action.piece}"
 
 
 def parse_action(text: str) -> Action:
@@ -45,9 +48,10 @@ def parse_action(text: str) -> Action:
     """
     if text == Kind.STEP:
         return Action(Kind.STEP)
-    if match := _NUMBERED.fullmatch(text):
-        kind, number = Kind(match["kind"]), int(match["number"])
-        return Action(kind, group=number) if kind is Kind.SUM else Action(kind, piece=number)
+    if match := _COMPUTE.fullmatch(text):
+        return Action(Kind(match["kind"]), piece=int(match["piece"]))
+    if match := _SUM.fullmatch(text):
+        return Action(Kind.SUM, group=int(match["group"]), op=int(match["op"]))
     match = _TRANSFER.fullmatch(text)
     if match is None:
         example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B'"
@@ -93,5 +97,6 @@ def _explain(program: Program, rank: int, action: Action) -> str:
         keys = dict.fromkeys(key for key, _ in group.blocks)
         names = ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
         size = format_bytes(group.num_bytes)
-        return f"{names}: {len(group.blocks)} blocks, {size}, over {len(group.devices)} devices"
+        blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
+        return f"{names}: {blocks}, {size}, over {len(group.devices)} devices"
     return "wait for all sums, then the optimizer"

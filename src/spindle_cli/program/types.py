@@ -63,6 +63,8 @@ class ParameterGroup:
         blocks: (parameters key, block) pairs.
         num_bytes: of the gradients that each device brings to the sum.
         slices: indices of the slices whose backward adds to these gradients, ascending.
+        first_ops: of each of `slices`, the first op that uses these parameters: with its backward the
+            slice has added all that it does.
         fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
             all of it. Slices with different tp that share parameters meet in the finest common fragments.
     """
@@ -72,19 +74,28 @@ class ParameterGroup:
     blocks: tuple[tuple[str, int], ...]
     num_bytes: int
     slices: tuple[int, ...]
+    first_ops: tuple[int, ...]
     fragment: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of a rank's program. `piece` is an index into `Plan.slices` (F, B), `transfer` (sends,
-    receives), `group` (SUM).
+    """One step of a rank's program.
+
+    Attributes:
+        piece: index into `Plan.slices` (F, B).
+        transfer: that is posted (sends, receives).
+        group: that is summed (SUM).
+        op: of the slice that runs backward just before, the op whose backward completes what this device
+            adds to the sum (SUM). The sum may start there, before the slice is through; the order of a
+            device's sums stays.
     """
 
     kind: Kind
     piece: int | None = None
     transfer: Transfer | None = None
     group: int | None = None
+    op: int | None = None
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,15 @@ _Compute = tuple[Kind, int]  # F or B, and the slice
 class _Device:
     """A device at a step of its program.
 
-    `missing`: transfers that each compute still waits for. `open_sums`: started and not ended.
+    `missing`: transfers that each compute still waits for. `begun`: sums that begin during the backward slice
+    that runs. `open_sums`: begun and not ended.
     """
 
     number: int
     actions: tuple[Action, ...]
     step: int = 0
     missing: dict[_Compute, int] = field(default_factory=dict)
+    begun: set[int] = field(default_factory=set)
     open_sums: int = 0
     waiting_since: float | None = None
 
@@ -81,9 +83,8 @@ class Engine:
             if action.transfer is not None:
                 self._post(action.kind, action.transfer)
             elif action.kind is Kind.SUM:
-                assert action.group is not None, "a SUM has a group"
-                device.open_sums += 1
-                self._traffic.join(device.number, self._program.groups[action.group])
+                assert action.group in device.begun, "a SUM begins during the backward slice before it"
+                device.begun.remove(action.group)
             elif action.kind is Kind.STEP:
                 if device.open_sums:
                     device.waiting_since = self._clock.now_s
@@ -130,11 +131,28 @@ class Engine:
 
     def _start(self, device: _Device, compute: _Compute) -> None:
         kind, piece = compute
-        duration = self._durations[piece]
+        now_s, duration = self._clock.now_s, self._durations[piece]
         if kind is Kind.FORWARD:
-            self._ledger.start_forward(device.number, piece, self._clock.now_s)
-        length_s = duration.forward_s if kind is Kind.FORWARD else duration.backward_s
-        self._clock.at(self._clock.now_s + length_s, partial(self._end, device, compute, self._clock.now_s))
+            length_s = duration.forward_s
+            self._ledger.start_forward(device.number, piece, now_s)
+        else:
+            length_s = duration.backward_s
+            self._begin_sums(device, piece, length_s)
+        self._clock.at(now_s + length_s, partial(self._end, device, compute, now_s))
+
+    def _begin_sums(self, device: _Device, piece: int, length_s: float) -> None:
+        """Let the sums that follow a backward slice begin where the op that completes them is through."""
+        first, last = self._program.slices[piece].ops
+        for action in device.actions[device.step + 1 :]:
+            if action.kind in (Kind.BACKWARD, Kind.STEP):
+                return
+            if action.kind is Kind.SUM:
+                assert action.group is not None and action.op is not None, "a SUM has a group and an op"
+                done = (last - action.op) / (last - first)
+                device.begun.add(action.group)
+                device.open_sums += 1
+                join = partial(self._traffic.join, device.number, self._program.groups[action.group])
+                self._clock.at(self._clock.now_s + done * length_s, join)
 
     def _end(self, device: _Device, compute: _Compute, start_s: float) -> None:
         kind, piece = compute
