@@ -62,14 +62,13 @@ def compare_final(
         gradient = _larger_gradient(plan, plain, name)
         small = (gradient > 0) & (gradient < SMALL_ELEMENT * gradient.max())
         rest = _by_norm(ours[~small], theirs[~small])
-        if rest > tolerance or not small.any():
-            return rest
-        noise[name] = Noise(
-            name=name,
-            left_out=int(small.sum()),
-            elements=small.numel(),
-            largest_gradient=float(gradient[small].max()) / largest_of_all,
-        )
+        if rest <= tolerance:
+            noise[name] = Noise(
+                name=name,
+                left_out=int(small.sum()),
+                elements=small.numel(),
+                largest_gradient=float(gradient[small].max()) / largest_of_all,
+            )
         return rest
 
     largest_of_all = largest_gradient(plain)
