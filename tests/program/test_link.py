@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
+from spindle_cli.plan.types import Plan
 from spindle_cli.program.edges import execution_order, slice_edges
 from spindle_cli.program.link import link
 from spindle_cli.program.proof import prove
@@ -102,7 +103,7 @@ def test_a_receive_is_posted_one_compute_ahead() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(plans())
-def test_every_linked_program_is_proved(plan) -> None:
+def test_every_linked_program_is_proved(plan: Plan) -> None:
     program = link(plan)
     prove(program)
     keys = [
@@ -116,7 +117,7 @@ def test_every_linked_program_is_proved(plan) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(plans())
-def test_all_ranks_agree_on_the_order_of_sums(plan) -> None:
+def test_all_ranks_agree_on_the_order_of_sums(plan: Plan) -> None:
     program = link(plan)
     for group in program.groups:
         for device in group.devices if len(group.devices) > 1 else ():

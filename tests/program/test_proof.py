@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.errors import ExitCode
+from spindle_cli.plan.types import Plan
 from spindle_cli.program.faults import ProgramError
 from spindle_cli.program.link import link
 from spindle_cli.program.proof import prove
@@ -45,7 +46,7 @@ def swap(first: int, second: int) -> Callable[[list[Action]], None]:
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_any_action_removed_is_caught(plan, data: st.DataObject) -> None:
+def test_any_action_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
     device = data.draw(
         st.sampled_from([device for device, actions in program.actions.items() if len(actions) > 1])
@@ -57,7 +58,7 @@ def test_any_action_removed_is_caught(plan, data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_both_ends_of_a_transfer_removed_is_caught(plan, data: st.DataObject) -> None:
+def test_both_ends_of_a_transfer_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
     transfers = [
         action.transfer
@@ -77,7 +78,7 @@ def test_both_ends_of_a_transfer_removed_is_caught(plan, data: st.DataObject) ->
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_two_posts_of_a_pair_in_another_order_on_one_side_are_caught(plan, data: st.DataObject) -> None:
+def test_two_posts_of_a_pair_in_another_order_on_one_side_are_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
     pairs = [
         (device, first, second)
@@ -96,7 +97,7 @@ def test_two_posts_of_a_pair_in_another_order_on_one_side_are_caught(plan, data:
 
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
-def test_a_receive_posted_after_its_compute_is_caught(plan, data: st.DataObject) -> None:
+def test_a_receive_posted_after_its_compute_is_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
     places = [
         (device, step)
@@ -111,7 +112,7 @@ def test_a_receive_posted_after_its_compute_is_caught(plan, data: st.DataObject)
 
 @settings(max_examples=50, deadline=None)
 @given(plans(), st.data())
-def test_two_sums_in_another_order_on_one_device_are_caught(plan, data: st.DataObject) -> None:
+def test_two_sums_in_another_order_on_one_device_are_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
     devices = [device for device in program.actions if len(steps_of(program, device, Kind.SUM)) > 1]
     assume(devices)

@@ -7,13 +7,14 @@ from hypothesis import given, settings
 
 from helpers.plans import two_towers
 from helpers.random_plans import plans
+from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.program.text import format_action, format_rank, parse_action
 
 
 @settings(max_examples=30, deadline=None)
 @given(plans())
-def test_every_action_comes_back_from_its_text(plan) -> None:
+def test_every_action_comes_back_from_its_text(plan: Plan) -> None:
     for actions in link(plan).actions.values():
         for action in actions:
             assert parse_action(format_action(action)) == action
