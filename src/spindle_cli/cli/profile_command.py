@@ -75,7 +75,10 @@ def profile(
         Literal["float32", "bfloat16"] | None,
         typer.Option("--precision", help="With --estimate: of the arithmetic.", show_default=False),
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each process.")] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option("--threads", min=1, metavar="N", help="Threads of each process.", show_default=False),
+    ] = None,
     time_limit: Annotated[
         float,
         typer.Option(

@@ -86,9 +86,13 @@ def _round_trip(rank: int, message: torch.Tensor) -> float:
 
 
 def as_link(measured: MeasuredLink) -> Link:
-    """A measured link as a cluster file states it."""
+    """A measured link as a cluster file states it, in four digits."""
     return Link(
-        latency_us=round(measured.latency_s / US, 3),
-        bandwidth_gb_per_s=round(measured.points[-1][1] / GB, 4),
-        curve=tuple((size, round(speed / GB, 4)) for size, speed in measured.points),
+        latency_us=_four_digits(measured.latency_s / US),
+        bandwidth_gb_per_s=_four_digits(measured.points[-1][1] / GB),
+        curve=tuple((size, _four_digits(speed / GB)) for size, speed in measured.points),
     )
+
+
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from spindle_cli.artifact import sha256_of
+from spindle_cli.artifact import sha256_of, write_json
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.counting import count_work
 from spindle_cli.profile.jobs import JobTable, OpRef, make_jobs
@@ -20,7 +20,7 @@ from spindle_cli.profile.partial import ResumeFile
 from spindle_cli.profile.pool import DoesNotFitError, JobSamples, WorkerPool
 from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.timings import SHARED_CORES_BLOCK_S, Limits, OpTiming, slowest_of, summarise
-from spindle_cli.profile.types import Profile, Source
+from spindle_cli.profile.types import Device, Profile, Source
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.load import LoadedWorkload
 
@@ -88,13 +88,13 @@ def measure(
     console: Console,
     note: Callable[[str], None],
 ) -> Profile:
-    """The profile of a workload, measured in worker processes; what an interrupted run beside `out` left is
-    used.
+    """Measure a workload in worker processes and write its profile to `out`.
+
+    Results so far are kept beside `out` until it is written; those of an interrupted run are used.
 
     Args:
         loaded, graph: the workload; its parameters may be on the meta device, as the workers build their own.
         folder: that the workload's source is relative to.
-        out: where the profile will be written; results so far are kept beside it.
         note: says something to the user.
 
     Raises:
@@ -102,26 +102,21 @@ def measure(
     """
     table = make_jobs(graph, settings.max_devices, settings.max_points)
     device = describe_device(settings.device, settings.processes)
-    conditions = {
-        "fingerprint": graph.fingerprint,
-        "device": device.model_dump(),
-        "environment": settings.environment(),
-        "nproc": settings.nproc,
-    }
-    kept = ResumeFile(out, sha256_of(conditions))
+    kept = ResumeFile(out, _conditions(graph, settings, device))
     if kept.resumed:
         note(f"going on from {kept.path}: {kept.resumed} measurements were already made")
-    _Measuring(table, settings, kept, console).run(_worker_settings(loaded, settings, table, folder))
-    for key in sorted(kept.failed):
-        job = next(job for job in table.jobs if job.key == key)
-        note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
+    workers = WorkerSettings(loaded.source, folder, settings.device, settings.threads, table.stand_ins)
+    _Measuring(table, settings, kept, console).run(workers)
+    for job in table.jobs:
+        if job.key in kept.failed:
+            note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
     times = Times(
         by_key=kept.timings,
         flops=_count_flops(graph, table),
         source_of=settings.source_of,
         value_bytes=lambda value: value.num_bytes,
     )
-    return assemble(
+    profile = assemble(
         graph,
         table,
         times,
@@ -132,6 +127,9 @@ def measure(
         environment=settings.environment(),
         links=kept.links or (),
     )
+    write_json(out, profile)
+    kept.remove()
+    return profile
 
 
 class _Measuring:
@@ -172,10 +170,16 @@ class _Measuring:
         return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes)
 
 
-def _worker_settings(
-    loaded: LoadedWorkload, settings: MeasureSettings, table: JobTable, folder: Path
-) -> WorkerSettings:
-    return WorkerSettings(loaded.source, folder, settings.device, settings.threads, table.stand_ins)
+def _conditions(graph: WorkloadGraph, settings: MeasureSettings, device: Device) -> str:
+    """Hash of all that measurements depend on: under other conditions they are made anew."""
+    return sha256_of(
+        {
+            "fingerprint": graph.fingerprint,
+            "device": device.model_dump(),
+            "environment": settings.environment(),
+            "nproc": settings.nproc,
+        }
+    )
 
 
 def _count_flops(graph: WorkloadGraph, table: JobTable) -> Mapping[OpRef, float]:

@@ -42,7 +42,7 @@ def profile_workload(
     *,
     cluster: Cluster | None = None,
     nproc: int | None = None,
-    threads: int = 1,
+    threads: int | None = None,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     max_points: int = MAX_POINTS,
 ) -> Profile:
@@ -52,7 +52,7 @@ def profile_workload(
     Args:
         cluster: curves reach to its number of devices, with one of its nodes' devices busy at once.
         nproc: measure allocations of up to so many devices on as many processes.
-        threads: of each process.
+        threads: of each process; the processes' share of this machine's cores if None.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
@@ -62,6 +62,7 @@ def profile_workload(
     _check_writable(out)
     device = device_of_type(None if cluster is None else cluster.device_type)
     processes = _num_processes(device, cluster, nproc)
+    threads = threads or max(1, usable_cores() // processes)
     settings = MeasureSettings(
         device=device,
         processes=processes,
@@ -73,11 +74,9 @@ def profile_workload(
     )
     loaded = load_abstract(source)
     graph = analyse(loaded.workload)
-    profile = measure(
+    return measure(
         loaded, graph, settings, folder=Path.cwd(), out=out, console=audience.console, note=audience.note
     )
-    write_json(out, profile)
-    return profile
 
 
 def estimate_profile(

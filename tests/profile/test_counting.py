@@ -1,0 +1,49 @@
+"""Counting an op's work on tensors without data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tiny_workload import WIDTH, build
+
+from spindle_cli.profile.counting import between, count_work
+from spindle_cli.profile.op_run import OpRun
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.ops import op_module
+
+
+@pytest.fixture(scope="module")
+def classify() -> TaskGraph:
+    return analyse(build()).tasks["classify"]
+
+
+def test_a_linear_layers_operations_are_counted_in_both_directions(classify: TaskGraph) -> None:
+    work = count_work(classify, classify.ops[1], 16, "float32")
+    product = 2 * 16 * WIDTH * WIDTH
+    assert work.forward_flops == product
+    # Gradients of the weight and of the input.
+    assert sum(kernel.flops for kernel in work.backward) == 2 * product
+    assert len(work.forward) == 2  # addmm, relu; views start no kernel
+
+
+def test_the_first_layer_sends_no_gradient_to_the_batch(classify: TaskGraph) -> None:
+    first = count_work(classify, classify.ops[0], 16, "float32")
+    assert sum(kernel.flops for kernel in first.backward) == 2 * 16 * WIDTH * WIDTH
+
+
+def test_kept_bytes_are_the_output_once_and_half_in_bfloat16(classify: TaskGraph) -> None:
+    # relu saves its result, which is the op's output; the input belongs to the op before.
+    assert count_work(classify, classify.ops[1], 16, "float32").activation_bytes == 16 * WIDTH * 4
+    assert count_work(classify, classify.ops[1], 16, "bfloat16").activation_bytes == 16 * WIDTH * 2
+
+
+def test_what_is_counted_to_be_kept_is_what_a_real_run_keeps(classify: TaskGraph) -> None:
+    for op in classify.ops[:2]:
+        run = OpRun(op_module(classify, op), [torch.randn(16, WIDTH)], num_fields=len(op.fields))
+        assert count_work(classify, op, 16, "float32").activation_bytes == run.kept_bytes()
+
+
+def test_work_between_two_shares_is_that_of_the_share(classify: TaskGraph) -> None:
+    few, many = (count_work(classify, classify.ops[3], rows, "float32") for rows in (2, 16))
+    assert between(few, many, 2, 16, 8) == count_work(classify, classify.ops[3], 8, "float32")

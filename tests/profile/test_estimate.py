@@ -1,0 +1,73 @@
+"""Estimated profiles."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from spindle_cli.errors import InputError, UsageError
+from spindle_cli.profile.profiling import Audience, estimate_profile
+from spindle_cli.profile.types import Profile
+
+TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"
+NOBODY = Audience(Console(file=io.StringIO()), lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Profile:
+    out = tmp_path_factory.mktemp("estimate") / "profile.json"
+    made = estimate_profile(TINY, out, NOBODY, device_name="a800-80gb", num_devices=8)
+    assert Profile.read(out) == made
+    return made
+
+
+def test_every_valid_number_of_devices_has_an_estimated_point(tiny: Profile) -> None:
+    assert [point.num_devices for point in tiny.by_name["classify/layers"].curve] == [1, 2, 4, 8]
+    assert [point.num_devices for point in tiny.by_name["spread/loss"].curve] == [1]
+    assert {point.source for metaop in tiny.metaops for point in metaop.curve} == {"estimated"}
+
+
+def test_sizes_are_those_of_the_model(tiny: Profile) -> None:
+    layers = tiny.by_name["classify/layers"]
+    assert layers.param_bytes_per_op == (8 * 8 + 8) * 4
+    assert layers.extra_param_bytes == {3: (8 * 3 + 3) * 4}
+    assert layers.flops_per_op == (4 * 2 * 16 * 8 * 8 + 2 * 16 * 8 * 3) / 4
+    # 16 samples of 8 numbers, in bfloat16.
+    assert layers.inner_output_bytes == 16 * 8 * 2
+    assert layers.output_bytes == 0
+    assert tiny.by_name["spread/layers"].output_bytes == 8 * 8 * 2
+    assert tiny.optimizer_state_per_param == 2.0
+
+
+def test_the_same_workload_gives_the_same_bytes(tiny: Profile, tmp_path: Path) -> None:
+    again = estimate_profile(TINY, tmp_path / "again.json", NOBODY, device_name="a800-80gb", num_devices=8)
+    assert again == tiny
+
+
+def test_a_paper_size_workload_scales_less_than_its_devices_as_shares_get_small(tmp_path: Path) -> None:
+    made = estimate_profile(
+        "spindle_cli.zoo.multitask_clip:build",
+        tmp_path / "clip.json",
+        NOBODY,
+        device_name="a800-80gb",
+        num_devices=64,
+    )
+    vision = made.by_name["vision_depth/vision"]
+    times = [point.op_s for point in vision.curve]
+    assert all(later < earlier for earlier, later in pairwise(times))
+    # Device-seconds grow with the number of devices: small shares do not fill a device.
+    spent = [point.op_s * point.num_devices for point in vision.curve]
+    assert all(later > earlier for earlier, later in pairwise(spent))
+
+
+def test_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the device and how many"):
+        estimate_profile(TINY, tmp_path / "p.json", NOBODY, device_name="h200")
+    with pytest.raises(InputError, match="'gameboy'"):
+        estimate_profile(TINY, tmp_path / "p.json", NOBODY, device_name="gameboy", num_devices=2)
+    with pytest.raises(InputError, match="does not exist"):
+        estimate_profile(TINY, tmp_path / "no" / "p.json", NOBODY, device_name="h200", num_devices=2)

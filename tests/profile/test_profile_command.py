@@ -1,0 +1,152 @@
+"""`spindle profile` with real processes: interrupted, gone on with, complete."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spindle_cli.cluster import Cluster
+from spindle_cli.profile.types import Profile
+
+TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"
+ENOUGH_MEASUREMENTS = 3
+
+
+def spindle(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "spindle_cli", *arguments]
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A profile that was killed in its middle and started again."""
+
+    profile: Profile
+    cluster: Cluster
+    summary: dict[str, object]
+    messages: str
+    kept: int
+    left_running: list[int]
+    files: list[str]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    folder = tmp_path_factory.mktemp("profile")
+    out, cluster, partial = (folder / name for name in ("p.json", "cluster.yaml", "p.partial.json"))
+    command = spindle(
+        "profile",
+        TINY,
+        "-o",
+        str(out),
+        "--nproc",
+        "2",
+        "--write-cluster",
+        str(cluster),
+        "--time-limit",
+        "0.05",
+        "--json",
+    )
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (partial.exists() and partial.read_text().count("slowest") >= ENOUGH_MEASUREMENTS):
+        assert first.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    workers = psutil.Process(first.pid).children(recursive=True)
+    first.kill()
+    first.wait()
+    _, running = psutil.wait_procs(workers, timeout=10)
+    kept = partial.read_text().count("slowest")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return Resumed(
+        Profile.read(out),
+        Cluster.read(cluster),
+        json.loads(done.stdout),
+        done.stderr,
+        kept,
+        [process.pid for process in running],
+        sorted(path.name for path in folder.iterdir()),
+    )
+
+
+@pytest.mark.processes
+def test_a_killed_profile_leaves_no_process_and_goes_on_where_it_was(resumed: Resumed) -> None:
+    assert resumed.left_running == []
+    assert f"{resumed.kept} measurements were already made" in resumed.messages
+    assert resumed.files == ["cluster.yaml", "p.json"]
+
+
+@pytest.mark.processes
+def test_points_on_real_processes_are_measured_with_their_spread(resumed: Resumed) -> None:
+    layers = resumed.profile.by_name["classify/layers"]
+    assert [(point.num_devices, point.source) for point in layers.curve] == [(1, "measured"), (2, "measured")]
+    for metaop in resumed.profile.metaops:
+        for point in metaop.curve:
+            assert point.forward_s > 0 and point.backward_s > 0
+            assert point.repeats is not None and point.repeats >= 3
+            assert point.spread is not None
+    assert resumed.profile.environment["threads_per_process"] == 1
+    assert resumed.profile.environment["processes"] == 2
+
+
+@pytest.mark.processes
+def test_kept_bytes_and_sizes_are_those_of_the_model(resumed: Resumed) -> None:
+    layers = resumed.profile.by_name["spread/layers"]
+    assert layers.inner_output_bytes == layers.output_bytes == 8 * 8 * 4
+    # Each op keeps its output, the first one also the batch's field.
+    assert layers.activation_bytes_per_op == (4 * 8 * 8 * 4 + 8 * 8 * 4) / 4
+
+
+@pytest.mark.processes
+def test_the_measured_link_is_in_the_profile_and_in_the_cluster_file(resumed: Resumed) -> None:
+    link = resumed.profile.links[0]
+    assert 0 < link.latency_s < 1 and link.points[-1][1] > 1e6
+    assert resumed.cluster.num_devices == 2
+    assert resumed.cluster.device_type == "cpu"
+    assert resumed.cluster.links.intra_node.latency_us == pytest.approx(link.latency_s * 1e6, rel=1e-3)
+
+
+@pytest.mark.processes
+def test_json_says_what_was_made(resumed: Resumed) -> None:
+    assert resumed.summary["fingerprint"] == resumed.profile.workload.fingerprint
+    assert resumed.summary["sources"] == ["measured"]
+
+
+@pytest.mark.processes
+def test_an_interrupt_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
+    command = spindle("profile", TINY, "-o", str(tmp_path / "p.json"), "--nproc", "2")
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "p.partial.json").exists():
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    _, errors = running.communicate(timeout=30)
+    assert running.returncode == 130
+    assert "Traceback" not in errors and "interrupted" in errors
+    assert (tmp_path / "p.partial.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("--estimate", "--write-cluster", "c.yaml"), 2, "--write-cluster"),
+        (("--device", "h200"), 2, "--estimate"),
+        (("--estimate",), 2, "--cluster"),
+    ],
+)
+def test_options_that_do_not_belong_together_are_refused(
+    arguments: tuple[str, ...], code: int, said: str, tmp_path: Path
+) -> None:
+    command = spindle("profile", TINY, "-o", str(tmp_path / "p.json"), *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert said in done.stderr and "Traceback" not in done.stderr
