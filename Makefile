@@ -9,11 +9,12 @@ PYTHON3 ?= python3
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-# Pinned versions: the newest torch would bring several GB of CUDA packages.
+# Pinned versions: the newest torch would bring several GB of CUDA packages. Where the registry's own build of the pinned
+# one has CUDA too (PyPI on Linux), add PIP_ARGS='--extra-index-url https://download.pytorch.org/whl/cpu'.
 $(SETUP): pyproject.toml constraints.txt
 	$(PYTHON3) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Spindle needs Python 3.11 or newer; try make PYTHON3=python3.12")'
 	$(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --quiet --constraint constraints.txt --editable '.[demo,dev]'
+	$(PYTHON) -m pip install --quiet --constraint constraints.txt $(PIP_ARGS) --editable '.[demo,dev]'
 	touch $@
 
 demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and prove that it is the same model
