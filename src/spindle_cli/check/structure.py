@@ -5,6 +5,7 @@ The other rules can only be judged on a plan whose parts exist; see `spindle_cli
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 from spindle_cli.check.types import Violation, located, place_of
@@ -102,7 +103,7 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
     for wave, piece in located(plan):
         metaop = plan.by_name[piece.metaop]
         where = place_of(wave, piece)
-        repeated = tuple(sorted({d for d in piece.devices if piece.devices.count(d) > 1}))
+        repeated = tuple(sorted(device for device, times in Counter(piece.devices).items() if times > 1))
         if repeated:
             yield Violation(
                 rule="device-twice",
