@@ -410,6 +410,31 @@ class Chained(nn.Module):
         return self.chain(image).pow(2).mean()
 
 
+class Across(nn.Module):
+    """Attends across the batch, because nobody said batch_first=True; negatives from the same batch; squeeze()."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attend = nn.ModuleList(
+            nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=first) for first in (True, False)
+        )
+        self.tower = Tower()
+        self.score = nn.Linear(WIDTH, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = image
+        for layer in self.attend:
+            x = layer(x)
+        x = self.tower(x)
+        margin = (x * x.roll(1, 0)).sum(-1) - self.score(x).squeeze()
+        return functional.softplus(margin).mean()
+
+
+def across() -> Workload:
+    task = Task("t", Across(), 4, Items(image=(4, 6)))
+    return Workload("across", [task], operators=(nn.TransformerEncoderLayer, Block))
+
+
 class NoOperators(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -428,7 +453,7 @@ ALL: dict[str, Callable[[], Workload]] = {
     build.__name__: build
     for build in (
         two_tasks, coupled_class, encoder_decoder, two_losses, frozen, tuples, albert, residual, summed, biased,
-        convnet, masked, sum_over_size, doubling, flows, no_operators,
+        convnet, masked, sum_over_size, doubling, flows, across, no_operators,
     )
 }  # fmt: skip
 

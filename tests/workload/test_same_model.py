@@ -123,3 +123,28 @@ def test_an_op_uses_the_parameters_that_it_names(name: str) -> None:
             named = {id(traced.root.get_parameter(n)) for n in op.parameters}
             assert used == named
             assert len(named) == len(op.parameters)
+
+
+COUPLED = {
+    "two_tasks": ["image_text/loss"],
+    "coupled_class": ["plain/loss", "scaled/loss"],
+    "frozen": ["t/loss"],
+    "summed": ["t/contrast", "t/loss"],
+    "biased": ["t/first"],
+    "convnet": ["t/blocks", "t/blocks-2", "t/tail"],
+    "masked": ["t/loss"],
+    "across": ["t/attend-2", "t/loss"],
+}
+
+
+@pytest.mark.parametrize("name", shapes_of_models.ALL)
+def test_only_what_must_not_be_split_is_coupled(name: str) -> None:
+    graph = analyse(shapes_of_models.build(name))
+    assert [metaop.name for metaop in graph.metaops if metaop.coupled] == COUPLED.get(name, [])
+
+
+def test_what_was_found_to_be_coupled_is_said() -> None:
+    notes = analyse(shapes_of_models.build("across")).notes
+    assert len(notes) == 2
+    assert notes[0].startswith("t/attend-2 is never split") and "batch_first=True" in notes[0]
+    assert analyse(shapes_of_models.build("coupled_class")).notes == ()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
@@ -87,7 +87,12 @@ def to_meta(parameter: nn.Parameter) -> None:
     empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
     stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     stand_in.__dict__.update(parameter.__dict__)
-    torch.utils.swap_tensors(parameter, stand_in)
+    swap(parameter, stand_in)
+
+
+def swap(first: Tensor, second: Tensor) -> None:
+    """Exchange what two tensors are; each stays the same object for all who hold it."""
+    torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
 
 
 @contextlib.contextmanager
@@ -96,7 +101,9 @@ def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[Non
 
     Moving a parameter before it is initialised makes its initialisation free.
     """
-    register, copy = nn.Module.register_parameter, nn.Parameter.__deepcopy__
+    modules: Any = nn.Module
+    parameters: Any = nn.Parameter
+    register, copy = modules.register_parameter, parameters.__deepcopy__
 
     def note(parameter: nn.Parameter, source: int | None = None) -> None:
         if not keep(births.add(parameter, source)):
@@ -114,10 +121,8 @@ def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[Non
         note(copied, births.numbers.get(id(self)))
         return copied
 
-    nn.Module.register_parameter = noted_register  # type: ignore[method-assign]  # undone below
-    nn.Parameter.__deepcopy__ = noted_copy
+    modules.register_parameter, parameters.__deepcopy__ = noted_register, noted_copy
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-        nn.Parameter.__deepcopy__ = copy
+        modules.register_parameter, parameters.__deepcopy__ = register, copy

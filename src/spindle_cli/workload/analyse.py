@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.batches import collate, num_samples
@@ -12,6 +13,7 @@ from spindle_cli.workload.contract import Run, find_runs
 from spindle_cli.workload.fingerprint import fingerprint
 from spindle_cli.workload.flow import flow_graph
 from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
+from spindle_cli.workload.independence import Independence
 from spindle_cli.workload.kind import Kinds
 from spindle_cli.workload.naming import component_path, short_names
 from spindle_cli.workload.ops import make_ops
@@ -30,25 +32,40 @@ def analyse(workload: Workload) -> WorkloadGraph:
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and what to do.
     """
     observer = Observer()
-    tasks = {task.name: analyse_task(task, workload, observer) for task in workload.tasks}
+    independence = Independence(observer.kinds)
+    tasks = {task.name: analyse_task(task, workload, observer, independence) for task in workload.tasks}
     _check_operators_occur(workload, tasks)
     metaops = _make_metaops(tasks, observer.kinds)
     return WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops))
 
 
-def analyse_task(task: Task | FlowTask, workload: Workload, observer: Observer) -> TaskGraph:
+def analyse_task(
+    task: Task | FlowTask, workload: Workload, observer: Observer, independence: Independence
+) -> TaskGraph:
     """One task's ops and values.
 
     Raises:
         WorkloadError: it cannot be traced or run as it is written.
     """
+    _check_not_lazy(task)
     count = min(_SAMPLES, num_samples(task))
     samples = collate(task, [task.dataset[index] for index in range(count)])
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
-        return make_ops(task, flows.root, flows.graph, samples, workload, observer)
+        return make_ops(task, flows.root, flows.graph, samples, workload, observer, independence)
     graph = trace_task(task, workload, tuple(samples))
-    return make_ops(task, task.module, graph, samples, workload, observer)
+    return make_ops(task, task.module, graph, samples, workload, observer, independence)
+
+
+def _check_not_lazy(task: Task | FlowTask) -> None:
+    """Refuse modules whose parameters take their shapes from the first batch."""
+    modules = [task.module] if isinstance(task, Task) else [flow.consumer for flow in task.flows]
+    lazy = [name for module in modules for name, part in module.named_parameters() if is_lazy(part)]
+    if lazy:
+        raise WorkloadError(
+            f"task {task.name!r}: the parameter {lazy[0]!r} has no shape yet",
+            hint="Give the layer its input size, or run the module's forward once while building the workload.",
+        )
 
 
 def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> None:

@@ -16,19 +16,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.abstract import Births, to_meta
+from spindle_cli.workload.abstract import Births, swap, to_meta
 
 
 @contextlib.contextmanager
 def drawing_as_if_real(births: Births) -> Iterator[None]:
     """Draw what real parameters would draw, whether by a random operation or in one of torch.nn.init's functions."""
     stand_ins = _RealWhileInitialised(births)
-    with stand_ins, _DrawAndThrowAway():
+    throw_away: Any = _DrawAndThrowAway
+    with stand_ins, throw_away():
         yield
     stand_ins.give_back()
 
 
-class _DrawAndThrowAway(TorchDispatchMode):
+_tensor_type: Any = Tensor
+_IS_META = _tensor_type.is_meta.__get__
+
+
+class _DrawAndThrowAway(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
     """A random operation on meta tensors is first run on real ones of the same shapes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -60,7 +65,7 @@ class _RealWhileInitialised(TorchFunctionMode):
         self._lent: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        asked = func == torch.Tensor.is_meta.__get__ and func(args[0]) and _called_by_init()
+        asked = func == _IS_META and func(args[0]) and _called_by_init()
         if not asked:
             return func(*args, **(kwargs or {}))
         self.give_back()
@@ -69,7 +74,7 @@ class _RealWhileInitialised(TorchFunctionMode):
         if isinstance(tensor, torch.nn.Parameter):
             real = torch.nn.Parameter(real.detach(), requires_grad=tensor.requires_grad)
             real.__dict__.update(tensor.__dict__)
-        torch.utils.swap_tensors(tensor, real)
+        swap(tensor, real)
         self._lent = tensor
         return False
 

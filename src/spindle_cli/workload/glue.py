@@ -17,10 +17,20 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
+from spindle_cli.workload.independence import Independence
+from spindle_cli.workload.randomness import draws_random_numbers
 from spindle_cli.workload.reduction import ARITHMETIC, Degrees
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
+
+
+LISTED = "it is listed as coupled"
+_BATCH_NORM = "it normalises over the batch"
+_WHOLE = "it hands on a tensor without a batch dimension"
+_DEPENDENT = "what it gives for a sample depends on the batch's other samples (a missing batch_first=True?)"
+_NO_MEAN = "its loss is not the {reduction} of one loss per sample"
+_WHOLE_IN_SUM = "it adds a loss of the whole batch to a sum over samples"
 
 
 @dataclass
@@ -32,6 +42,7 @@ class Trace:
     graph: fx.Graph
     shapes: Shapes
     loss: fx.Node
+    independence: Independence
     operators: list[fx.Node] = field(default_factory=list)  # in execution order; op k runs operators[k]
 
 
@@ -39,11 +50,12 @@ class Trace:
 class Homes:
     """The op of each node; nodes that are not in `op` are computed again wherever they are used.
 
-    `num_ops` is one more than the number of operators if the loss is an op of its own.
+    `coupled`: ops that must not be split over the batch, with the reason. `num_ops` is one more than the number of operators
+    if the loss is an op of its own.
     """
 
     op: dict[fx.Node, int]
-    coupled: frozenset[int]
+    coupled: dict[int, str]
     num_ops: int
 
 
@@ -53,28 +65,36 @@ def find_homes(trace: Trace, workload: Workload) -> Homes:
     Raises:
         WorkloadError: a value that mixes samples feeds an operator that is not coupled.
     """
-    coupled = {index for index, node in enumerate(trace.operators) if _is_coupled(trace, node, workload)}
-    homes = _Placement(trace, set(coupled)).place()
+    coupled: dict[int, str] = {}
+    for index, node in enumerate(trace.operators):
+        reason = _why_coupled(trace, node, workload)
+        if reason is not None:
+            coupled[index] = reason
+    homes = _Placement(trace, dict(coupled)).place()
     last = len(trace.operators) - 1
-    if homes.num_ops > len(trace.operators) and last >= 0 and last not in coupled:
+    own_loss = homes.num_ops > len(trace.operators)
+    if own_loss and last >= 0 and last not in coupled and _hands_on_whole(trace, trace.operators[last]):
         # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
-        if _hands_on_whole(trace, trace.operators[last]):
-            homes = _Placement(trace, coupled | {last}).place()
+        homes = _Placement(trace, {**coupled, last: _WHOLE}).place()
     return homes
 
 
-def _is_coupled(trace: Trace, node: fx.Node, workload: Workload) -> bool:
+def _why_coupled(trace: Trace, node: fx.Node, workload: Workload) -> str | None:
+    """Why an operator must not be split over the batch; None if it may be."""
     module = trace.root.get_submodule(str(node.target))
-    if isinstance(module, workload.coupled) or has_batch_norm(module):
-        return True
-    return node is not trace.operators[-1] and _hands_on_whole(trace, node)
+    if isinstance(module, workload.coupled):
+        return LISTED
+    if has_batch_norm(module):
+        return _BATCH_NORM
+    if node is not trace.operators[-1] and _hands_on_whole(trace, node):
+        return _WHOLE
+    return _DEPENDENT if trace.independence.mixes(node, trace.root, trace.shapes) else None
 
 
 def has_batch_norm(module: nn.Module) -> bool:
     """Whether a module normalises over the samples of the batch (only while training)."""
-    return any(
-        isinstance(part, nn.modules.batchnorm._BatchNorm) and part.training for part in module.modules()
-    )
+    norm = nn.modules.batchnorm._BatchNorm
+    return any(isinstance(part, norm) and part.training for part in module.modules())
 
 
 def _hands_on_whole(trace: Trace, node: fx.Node) -> bool:
@@ -86,7 +106,7 @@ def _hands_on_whole(trace: Trace, node: fx.Node) -> bool:
 class _Placement:
     """One pass over a trace, from fields to loss, for a given set of coupled operators."""
 
-    def __init__(self, trace: Trace, coupled: set[int]) -> None:
+    def __init__(self, trace: Trace, coupled: dict[int, str]) -> None:
         self._trace = trace
         self._shapes = trace.shapes
         self._coupled = coupled
@@ -94,21 +114,23 @@ class _Placement:
         self._home: dict[fx.Node, int] = {node: index for index, node in enumerate(trace.operators)}
         self._consumers = self._find_consumers()
         self._available: dict[int, set[fx.Node]] = {}
-        self._mixed: set[fx.Node] = (
-            set()
-        )  # not one per sample, and placed in no coupled op: must join the loss
+        self._mixed: set[fx.Node] = set()  # not one per sample, and in no coupled op: must join the loss
+        self._reordering: set[fx.Node] = set()  # of those, rows that depend on other samples'
         self._loss_home = len(trace.operators)  # the loss as an op of its own
         for index, node in enumerate(trace.operators):
             self._available[index] = set(self._homed_inputs(node))
 
     def place(self) -> Homes:
+        """Homes of all nodes."""
         for node in self._trace.graph.nodes:
             if node.op not in ("placeholder", "get_attr", "output") and node not in self._home:
                 self._place_glue(node)
         self._place_loss()
-        coupled = self._coupled | {self._home[node] for node in self._home if self._is_batch_norm(node)}
+        for node, home in self._home.items():
+            if self._is_batch_norm(node):
+                self._coupled.setdefault(home, _BATCH_NORM)
         num_ops = max(self._home.values(), default=0) + 1
-        return Homes(self._home, frozenset(coupled), max(num_ops, len(self._trace.operators)))
+        return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
 
     def _place_glue(self, node: fx.Node) -> None:
         source = node.args[0] if node.args else None
@@ -120,12 +142,14 @@ class _Placement:
             return  # a size: computed where it is used
         producers = {self._home[source] for source in self._homed_inputs(node)}
         joins_loss = any(source in self._mixed for source in node.all_input_nodes)
-        if len(producers) == 1 and producers <= self._coupled and not joins_loss:
+        if len(producers) == 1 and producers <= self._coupled.keys() and not joins_loss:
             self._attach(node, producers.pop())
         elif self._mixes(node):
             self._place_mixing(node)
         elif producers:
             self._attach(node, self._best_home(node, producers))
+        elif self._consumers[node] and draws_random_numbers(node, self._trace.root):
+            self._attach(node, min(self._consumers[node]))  # drawn once, however many use it
 
     def _best_home(self, node: fx.Node, producers: set[int]) -> int:
         latest = max(producers)
@@ -161,7 +185,11 @@ class _Placement:
         tensors = [source for source in inputs if self._shapes.is_tensor(source)]
         if not sizes and not any(self._has_batch(source) for source in tensors):
             return False
-        return self._shapes.is_tensor(node) and not self._has_batch(node)
+        if self._shapes.is_tensor(node) and not self._has_batch(node):
+            return True
+        if self._trace.independence.mixes(node, self._trace.root, self._shapes):
+            self._reordering.add(node)
+        return node in self._reordering
 
     def _is_own_loss(self, node: fx.Node) -> bool:
         """Whether a node is an uncoupled operator's output without a batch: a loss of its own share."""
@@ -179,7 +207,7 @@ class _Placement:
 
     def _place_mixing(self, node: fx.Node) -> None:
         consumers = self._consumers[node]
-        strangers = sorted(consumers - self._coupled)
+        strangers = sorted(consumers - self._coupled.keys())
         if strangers:
             consumer = self._trace.operators[strangers[0]]
             name = type(self._trace.root.get_submodule(str(consumer.target))).__name__
@@ -188,7 +216,8 @@ class _Placement:
                 f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), which may be "
                 "split over the batch",
                 node.meta.get("place"),
-                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by itself.",
+                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by itself "
+                "(rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), not torch.cat).",
             )
         if consumers:
             self._attach(node, min(consumers))
@@ -205,7 +234,7 @@ class _Placement:
                 and loss_op not in self._coupled
                 and self._takes_whole(loss_op)
             ):
-                self._coupled.add(loss_op)
+                self._coupled[loss_op] = _WHOLE_IN_SUM
             return
         producers = {self._home[source] for node in mixed for source in self._homed_inputs(node)}
         own = self._loss_home
@@ -217,14 +246,18 @@ class _Placement:
             home = own
         for node in mixed or [self._trace.loss]:
             self._home[node] = home
-        if not splits or (self._trace.task.reduction == "sum" and self._takes_whole(home)):
-            self._coupled.add(home)
+        if not splits:
+            self._coupled.setdefault(home, _NO_MEAN.format(reduction=self._trace.task.reduction))
+        elif self._trace.task.reduction == "sum" and self._takes_whole(home):
+            self._coupled.setdefault(home, _WHOLE_IN_SUM)
 
     def _loss_splits(self, mixed: list[fx.Node]) -> bool:
         expected = 1 if self._trace.task.reduction == "sum" else 0
         if any(self._shapes.is_tensor(node) and self._shapes.batch_dim(node).mixes for node in mixed):
             return False
-        degrees = Degrees(self._shapes, self._trace.root, self._mixed | self._own_losses(), expected)
+        degrees = Degrees(
+            self._shapes, self._trace.root, self._mixed | self._own_losses(), self._reordering, expected
+        )
         return degrees.of(self._trace.loss) == expected
 
     def _own_losses(self) -> set[fx.Node]:

@@ -60,6 +60,7 @@ class Op:
         parameters, buffers: dotted names inside the task's module of all it uses, glue included.
         layer_parameters: of `parameters`, those of the operator module itself.
         coupled: its samples depend on each other; it is never split over the batch.
+        coupled_because: why, where the workload does not list it itself.
     """
 
     index: int
@@ -74,6 +75,7 @@ class Op:
     layer_parameters: tuple[str, ...]
     coupled: bool
     is_loss: bool
+    coupled_because: str | None = None
 
 
 @dataclass(frozen=True)
@@ -123,3 +125,12 @@ class WorkloadGraph:
     def by_name(self) -> dict[str, MetaOp]:
         """MetaOps by name."""
         return {metaop.name: metaop for metaop in self.metaops}
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """For people: MetaOps that were found to be coupled although the workload does not list them."""
+        return tuple(
+            f"{metaop.name} is never split over the batch: {reason}"
+            for metaop in self.metaops
+            if (reason := self.tasks[metaop.task].ops[metaop.ops[0]].coupled_because) is not None
+        )

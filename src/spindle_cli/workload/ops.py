@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.glue import Homes, Trace, find_homes
+from spindle_cli.workload.glue import LISTED, Homes, Trace, find_homes
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.independence import Independence
 from spindle_cli.workload.inplace import check_homes, check_in_place
 from spindle_cli.workload.kind import Kinds, nodes_signature
 from spindle_cli.workload.refuse import refusal
@@ -26,13 +27,14 @@ def make_ops(
     samples: Mapping[str, Tensor],
     workload: Workload,
     observer: Observer,
+    independence: Independence,
 ) -> TaskGraph:
     """Cut a task's trace into ops.
 
     Args:
         root: module that the trace's names are relative to.
         samples: a small collated batch, for the shapes of the fields.
-        observer: of the whole workload.
+        observer, independence: of the whole workload.
 
     Raises:
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the user's code.
@@ -44,7 +46,7 @@ def make_ops(
     for node in operators:
         _split_container(graph, node, shapes)
         node.meta["arguments"] = _argument_specs(node, shapes)
-    trace = Trace(task, root, graph, shapes, loss, operators)
+    trace = Trace(task, root, graph, shapes, loss, independence, operators)
     homes = find_homes(trace, workload)
     check_homes(task.name, root, graph, homes.op)
     cutter = _Cutter(trace, homes, observer.kinds)
@@ -79,8 +81,8 @@ def _find_loss(task: Task | FlowTask, graph: fx.Graph, shapes: Shapes) -> fx.Nod
         and "loss" in shapes.values[result]
     ):
         result = _project(graph, result, operator.getitem, "loss", shapes)
-    elif isinstance(result, Mapping):
-        result = result.get("loss")
+    elif isinstance(result, Mapping) and "loss" in result:
+        result = result["loss"]
     if not isinstance(result, fx.Node) or not shapes.is_tensor(result):
         raise refusal(
             task.name,
@@ -104,6 +106,8 @@ def _find_loss(task: Task | FlowTask, graph: fx.Graph, shapes: Shapes) -> fx.Nod
 def _describe(result: Any, shapes: Shapes) -> str:
     if isinstance(result, fx.Node):
         return f"a {type(shapes.values[result]).__name__}"
+    if isinstance(result, Mapping):
+        return f"a dict with {', '.join(map(repr, result)) or 'nothing'}"
     return "nothing" if result is None else f"a {type(result).__name__}"
 
 
@@ -254,9 +258,9 @@ class _Cutter:
         parameters, buffers = names_used(root, graph)
         layer = None if target is None else root.get_submodule(target)
         own = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
-        coupled = index in self._homes.coupled
+        reason = self._homes.coupled.get(index)
         glue = nodes_signature(list(graph.nodes), root, target, self._kinds)
-        kind = "/".join(("none" if layer is None else self._kinds.of(layer), glue, str(coupled)))
+        kind = "/".join(("none" if layer is None else self._kinds.of(layer), glue, str(reason is not None)))
         return Op(
             index=index,
             kind=hashlib.sha256(kind.encode()).hexdigest()[:16],
@@ -268,7 +272,8 @@ class _Cutter:
             parameters=parameters,
             buffers=buffers,
             layer_parameters=tuple(name for name in parameters if id(root.get_parameter(name)) in own),
-            coupled=coupled,
+            coupled=reason is not None,
+            coupled_because=None if reason == LISTED else reason,
             is_loss=self._is_loss(index),
         )
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
-from spindle_cli.workload.shapes import Shapes
+from spindle_cli.workload.shapes import Shapes, growth
 
 Degree = int | None
 
@@ -58,13 +58,22 @@ class Degrees:
         shapes: of the task's trace.
         root: for the loss modules it calls.
         mixed: nodes whose value is not one per sample.
+        reordering: of those, the ones whose rows depend on other samples' in a way that nothing is known of.
         of_operators: degree to assume for an operator's own loss: what the task says its loss is.
     """
 
-    def __init__(self, shapes: Shapes, root: nn.Module, mixed: set[fx.Node], of_operators: int) -> None:
+    def __init__(
+        self,
+        shapes: Shapes,
+        root: nn.Module,
+        mixed: set[fx.Node],
+        reordering: set[fx.Node],
+        of_operators: int,
+    ) -> None:
         self._shapes = shapes
         self._root = root
         self._mixed = mixed
+        self._reordering = reordering
         self._of_operators = of_operators
         self._known: dict[fx.Node, Degree] = {}
 
@@ -78,9 +87,11 @@ class Degrees:
 
     def _find(self, node: fx.Node) -> Degree:
         if not self._shapes.is_tensor(node) and not self._shapes.holds_tensors(node):
-            return _growth(self._shapes.values[node], self._shapes.doubled[node])
+            return growth(self._shapes.values[node], self._shapes.doubled[node])
         if node not in self._mixed:
             return 0
+        if node in self._reordering:
+            return None
         if node.op == "call_module":
             return self._of_module(node)
         inputs = [source for source in node.all_input_nodes if source in self._mixed]
@@ -165,19 +176,3 @@ class Degrees:
 
 def _of_reduction(reduction: Any) -> Degree:
     return {"mean": 0, "batchmean": 0, "sum": 1}.get(reduction) if isinstance(reduction, str) else None
-
-
-def _growth(value: Any, doubled: Any) -> Degree:
-    """Degree of a number that may depend on the batch's size: x.shape[0] is 1, 1 / x.shape[0] is -1."""
-    if not isinstance(value, int | float) or not isinstance(doubled, int | float) or value == doubled:
-        return 0 if _same(value, doubled) else None
-    if value == 0:
-        return None
-    growths: dict[float, int] = {2.0: 1, 0.5: -1, 4.0: 2, 0.25: -2}
-    return growths.get(doubled / value)
-
-
-def _same(value: Any, doubled: Any) -> bool:
-    if isinstance(value, Tensor) or isinstance(doubled, Tensor):
-        return False
-    return bool(value == doubled)

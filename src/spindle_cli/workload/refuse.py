@@ -44,6 +44,13 @@ def _frames(frame: FrameType | None) -> Iterable[tuple[str, int]]:
         frame = frame.f_back
 
 
+def place_of(file: str, line: int) -> str:
+    """'file:line', relative to the current folder if it is inside it."""
+    folder = Path.cwd()
+    short = Path(file).relative_to(folder) if Path(file).is_relative_to(folder) else file
+    return f"{short}:{line}"
+
+
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """The first frame of the user's own; failing that, the first of an installed library that is not torch."""
     library: str | None = None
@@ -53,5 +60,5 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
         if "site-packages" in file or "dist-packages" in file:
             library = library or f"{file}:{line}"
         elif not file.startswith(_STDLIB):
-            return f"{file}:{line}"
+            return place_of(file, line)
     return library

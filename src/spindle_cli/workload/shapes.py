@@ -7,7 +7,7 @@ batch's. Nothing is allocated and nothing is computed, so a model of any size ta
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,11 @@ class Shapes:
 
     def batch_dim(self, node: fx.Node) -> BatchDim:
         """Of a node that gives one tensor."""
-        return find_batch_dim(self.values[node].shape, self.doubled[node].shape, self.batch_size)
+        return self.batch_of(self.values[node], self.doubled[node])
+
+    def batch_of(self, value: Tensor, doubled: Tensor) -> BatchDim:
+        """Of a tensor that is seen for the batch and for twice the batch."""
+        return find_batch_dim(value.shape, doubled.shape, self.batch_size)
 
     def spec(self, node: fx.Node, task: str) -> ValueSpec:
         """The node's tensor as a value between ops.
@@ -114,9 +118,8 @@ class Observer:
     def __init__(self) -> None:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.kinds = Kinds()
-        self._fakes: dict[
-            int, tuple[Tensor, Tensor]
-        ] = {}  # by id; holds the tensor, so that its id stays its own
+        # by id, with the tensor itself, so that its id stays its own
+        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
         self._known: dict[str, Any] = {}
 
     def observe(
@@ -150,7 +153,7 @@ class Observer:
         if key not in self._known:
             given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             versions = [tensor._version for tensor in given]
-            with self._faked(module):
+            with swapped_tensors(module, self.fake):
                 self._known[key] = module(*args, **kwargs)
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError
@@ -166,20 +169,22 @@ class Observer:
             self._fakes[id(tensor)] = (tensor, made)
         return self._fakes[id(tensor)][1]
 
-    @contextlib.contextmanager
-    def _faked(self, root: nn.Module) -> Iterator[None]:
-        """Put fake tensors in the place of a module's parameters and buffers, and the real ones back."""
-        undo: list[tuple[dict[str, Any], str, Any]] = []
 
-        def replace(holder: dict[str, Any], name: str, value: Any) -> None:
-            undo.append((holder, name, holder[name]))
-            holder[name] = value
+@contextlib.contextmanager
+def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Put other tensors in the place of a module's parameters and buffers, and its own ones back."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
 
+    def replace(holder: dict[str, Any], name: str, value: Any) -> None:
+        undo.append((holder, name, holder[name]))
+        holder[name] = value
+
+    try:
         for module in root.modules():
             for holder in (module._parameters, module._buffers):
                 for name, tensor in holder.items():
                     if tensor is not None:
-                        replace(holder, name, self.fake(tensor))
+                        replace(holder, name, stand_in(tensor))
             for name, value in module.__dict__.items():
                 # nn.LSTM and its like keep a second list of their parameters
                 if (
@@ -187,12 +192,23 @@ class Observer:
                     and value
                     and all(isinstance(item, nn.Parameter) for item in value)
                 ):
-                    replace(module.__dict__, name, [self.fake(item) for item in value])
-        try:
-            yield
-        finally:
-            for holder, name, value in reversed(undo):
-                holder[name] = value
+                    replace(module.__dict__, name, [stand_in(item) for item in value])
+        yield
+    finally:
+        for holder, name, value in reversed(undo):
+            holder[name] = value
+
+
+def growth(value: Any, doubled: Any) -> int | None:
+    """How a number grows with the batch: 0 not at all, 1 like x.shape[0], -1 like 1 / x.shape[0]; None: otherwise."""
+    if isinstance(value, Tensor) or isinstance(doubled, Tensor):
+        return None
+    if value == doubled:
+        return 0
+    if not isinstance(value, int | float) or not isinstance(doubled, int | float) or value == 0:
+        return None
+    growths: dict[float, int] = {2.0: 1, 0.5: -1, 4.0: 2, 0.25: -2}
+    return growths.get(doubled / value)
 
 
 def _again(value: Any) -> Any:

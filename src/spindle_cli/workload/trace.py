@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
+from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_error, refusal
 from spindle_cli.workload.types import Task, Workload
 
 _WRAP_HINT = (
@@ -42,9 +42,7 @@ class OperatorTracer(fx.Tracer):
         node.meta["place"] = place_of_caller()
         return node
 
-    def create_args_for_root(
-        self, root_fn: Any, is_module: bool, concrete_args: Any = None
-    ) -> tuple[Any, list[Any]]:
+    def create_args_for_root(self, *_: Any) -> tuple[Any, list[Any]]:
         """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they mean in Python."""
         proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._fields}
 
@@ -74,6 +72,9 @@ def trace_task(task: Task, workload: Workload, fields: tuple[str, ...]) -> fx.Gr
 
 def _untraceable(task: str, error: Exception) -> WorkloadError:
     text = str(error).strip().split("\n")[0]
+    if text.startswith("'len' is not supported"):
+        what = "forward takes len() of a tensor, which is not known before it runs"
+        return refusal(task, what, place_of_error(error), "Write x.shape[0] in place of len(x).")
     if isinstance(error, fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
         what = f"forward depends on values that are known only when it runs, so it cannot be traced: {text}"
         return refusal(task, what, place_of_error(error), _WRAP_HINT)
@@ -88,7 +89,7 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
 def _check_signature(task: Task, fields: tuple[str, ...]) -> None:
     """Refuse fields that forward does not take, and arguments that no field gives."""
     forward = type(task.module).forward
-    place = place_of_function(forward)
+    place = _place_of_function(forward)
     parameters = list(inspect.signature(forward).parameters.values())[1:]
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         known = None
@@ -113,10 +114,10 @@ def _check_signature(task: Task, fields: tuple[str, ...]) -> None:
     )
 
 
-def place_of_function(function: Callable[..., Any]) -> str | None:
+def _place_of_function(function: Callable[..., Any]) -> str | None:
     """'file:line' where a function is defined."""
     code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+    return None if code is None else place_of(code.co_filename, code.co_firstlineno)
 
 
 @contextlib.contextmanager

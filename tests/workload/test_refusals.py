@@ -1,0 +1,321 @@
+"""What cannot be trained as it is written is refused, with the place in the user's code and what to do."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+from .toy import WIDTH, Block, Items
+
+
+class Net(nn.Module):
+    """A chain of blocks; what each test breaks comes after, between or before them."""
+
+    def __init__(self, forward: Callable[..., Any], **modules: nn.Module) -> None:
+        super().__init__()
+        self.run = forward
+        self.block = Block()
+        self.second = Block()
+        for name, module in modules.items():
+            self.add_module(name, module)
+
+    def forward(self, x: Tensor, label: Tensor) -> Any:
+        return self.run(self, x, label)
+
+
+def refusal_of(workload: Workload) -> str:
+    with pytest.raises(WorkloadError) as caught:
+        analyse(workload)
+    return str(caught.value)
+
+
+def of_forward(
+    forward: Callable[..., Any], *, operators: tuple[type[nn.Module], ...] = (Block,), **modules: nn.Module
+) -> str:
+    data = Items(x=(4, WIDTH), label=((), 3))
+    return refusal_of(Workload("w", [Task("t", Net(forward, **modules), 4, data)], operators=operators))
+
+
+def place(function: Callable[..., Any], line: int) -> str:
+    """'file:line' of the line-th line of a function (its `def` is line 0)."""
+    first = inspect.getsourcelines(function)[1]
+    return f"{Path(__file__).name}:{first + line}"
+
+
+def test_control_flow_on_values() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        if x.sum() > 0:
+            x = -x
+        return x.mean()
+
+    message = of_forward(forward)
+    assert place(forward, 2) in message
+    assert "cannot be traced" in message
+    assert "operators" in message and "nn.Module of its own" in message and "FlowTask" in message
+
+
+def test_a_loop_over_a_batch() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return torch.stack([row.mean() for row in self.block(x)]).mean()
+
+    assert place(forward, 1) in of_forward(forward)
+
+
+def test_an_error_of_the_users_own_names_its_line() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        return self.blok(x).mean()
+
+    message = of_forward(forward)
+    assert place(forward, 2) in message and "AttributeError" in message and "blok" in message
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (lambda x: None, "returns nothing"),
+        (lambda x: {"logits": x.mean()}, "returns a dict with 'logits'"),
+        (lambda x: {"loss": 1.0}, "float"),
+        (lambda x: (x.mean(), x), "returns a tuple"),
+        (lambda x: x, "shape (4, 4, 8)"),
+        (lambda x: x.mean().detach(), "no parameter that is trained"),
+        (lambda x: (x > 0).sum(), "no parameter that is trained"),
+    ],
+)
+def test_no_scalar_loss(result: Callable[[Tensor], Any], found: str) -> None:
+    message = of_forward(lambda self, x, label: result(self.block(x)))
+    assert "task 't'" in message and found in message and Path(__file__).name in message
+
+
+class Absent(nn.Linear):
+    pass
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Block()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+
+def test_an_operator_class_that_no_task_holds() -> None:
+    message = of_forward(lambda self, x, label: self.block(x).mean(), operators=(Block, Absent))
+    assert "Absent never occurs" in message and "no task holds" in message and "Block" in message
+
+
+def test_an_operator_class_inside_another_operator() -> None:
+    message = of_forward(lambda self, x, label: self.outer(x).mean(), operators=(Outer, Block), outer=Outer())
+    assert "Block never occurs" in message and "inside Outer" in message
+
+
+def test_an_operator_class_that_is_never_called() -> None:
+    message = of_forward(lambda self, x, label: self.linear(x).mean(), linear=nn.Linear(WIDTH, 1))
+    assert "Block never occurs" in message and "no task's loss depends on" in message
+
+
+def test_a_batch_too_small_for_batch_norm() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norm(x[:, 0])
+
+    net = Net(lambda self, x, label: self.normed(x).mean(), normed=Normed())
+    message = refusal_of(Workload("w", [Task("t", net, 1, Items(x=(4, WIDTH), label=((), 3)))], (Normed,)))
+    assert "for a batch of 1 samples" in message and "more than 1 value per channel" in message
+    assert "large enough" in message and place(Normed, 6) in message
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"x": (4, WIDTH)}, "lack 'label'"),
+        ({"x": (4, WIDTH), "label": ((), 3), "extra": (1,)}, "does not take 'extra'"),
+        ({"y": (4, WIDTH), "label": ((), 3)}, "lack 'x' and forward does not take 'y'"),
+    ],
+)
+def test_items_that_are_not_forwards_arguments(fields: dict[str, Any], found: str) -> None:
+    net = Net(lambda self, x, label: self.block(x).mean())
+    message = refusal_of(Workload("w", [Task("t", net, 4, Items(**fields))], (Block,)))
+    assert found in message and place(Net.forward, 0) in message
+
+
+def test_items_of_a_shape_that_the_model_does_not_take() -> None:
+    net = Net(lambda self, x, label: self.block(x).mean())
+    message = refusal_of(Workload("w", [Task("t", net, 4, Items(x=(4, 5), label=((), 3)))], (Block,)))
+    assert "'block' (Block) fails" in message and "(4, 4, 5)" in message and "toy.py" in message
+
+
+def test_an_operator_that_reads_values() -> None:
+    class Reads(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x / x.max().item()
+
+    message = of_forward(
+        lambda self, x, label: self.reads(self.block(x)).mean(), operators=(Block, Reads), reads=Reads()
+    )
+    assert "'reads' (Reads) reads the values" in message and place(Reads, 2) in message
+
+
+def test_a_selection_of_unknown_size() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        return x[label > 1].mean()
+
+    message = of_forward(forward)
+    assert "reads the values" in message and place(forward, 2) in message and "mask" in message
+
+
+def test_a_value_that_mixes_samples_before_an_operator() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        x = x - x.mean(0)
+        return self.second(x).mean()
+
+    message = of_forward(forward)
+    assert "mixes the samples" in message and place(forward, 2) in message and "`coupled`" in message
+
+
+def test_a_change_in_place_that_others_see() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        y = self.second(x)
+        return (x.mul_(2) + y).mean()
+
+    message = of_forward(forward)
+    assert "in place" in message and place(forward, 3) in message
+
+
+def test_a_change_in_place_whose_result_is_not_used() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x)
+        x.mul_(2)
+        return x.mean()
+
+    assert place(forward, 2) in of_forward(forward)
+
+
+def test_an_operator_that_changes_its_input() -> None:
+    class Changes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mul_(2)
+
+    message = of_forward(
+        lambda self, x, label: self.changes(self.block(x)).mean(),
+        operators=(Block, Changes),
+        changes=Changes(),
+    )
+    assert "'changes' (Changes) changes its input in place" in message
+
+
+def test_a_batch_size_written_into_the_model() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return self.block(x.view(4, 2, 2, WIDTH)).mean()
+
+    message = of_forward(forward)
+    assert place(forward, 1) in message and "batch size written into the model" in message
+
+
+def test_several_rows_per_sample_along_an_inner_dimension() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = self.block(x).flatten(0, 1).T
+        return self.wide(x).mean()
+
+    class Wide(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    message = of_forward(forward, operators=(Block, Wide), wide=Wide())
+    assert "4 rows per sample along dimension 1" in message and place(forward, 2) in message
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lambda x: x.transpose(0, 1).reshape(-1, WIDTH),
+        lambda x: torch.cat([x, -x]),
+        lambda x: x.repeat(2, 1, 1),
+        lambda x: x.flip(0),
+        lambda x: x.roll(1, 0),
+        lambda x: x.softmax(0),
+        lambda x: functional.normalize(x, dim=0),
+        lambda x: x + torch.arange(x.shape[0]).view(-1, 1, 1),
+        lambda x: x[torch.arange(x.shape[0]) - 1],
+    ],
+)
+def test_rows_that_do_not_lie_sample_by_sample(rows: Callable[[Tensor], Tensor]) -> None:
+    """Splitting them would give each share rows of other samples."""
+
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        x = rows(self.block(x))
+        return self.second(x).mean()
+
+    message = of_forward(forward)
+    assert "mixes the samples" in message and Path(__file__).name in message
+
+
+def flow_task(**fields: Any) -> FlowTask:
+    return FlowTask("f", 4, Items(x=(4, WIDTH), **fields))
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean()
+
+
+def test_flows_without_an_end() -> None:
+    first, second = Block(), Block()
+    task = flow_task().add_flow("x", first).add_flow(first, second).add_flow(second, first)
+    assert "cycle among block, block_2" in refusal_of(Workload("w", [task]))
+
+
+def test_flows_with_two_ends() -> None:
+    task = flow_task().add_flow("x", Mean()).add_flow("x", Mean())
+    assert "found mean, mean_2" in refusal_of(Workload("w", [task]))
+
+
+def test_flows_from_an_unknown_field() -> None:
+    assert "neither a module nor a field" in refusal_of(Workload("w", [flow_task().add_flow("y", Mean())]))
+
+
+def test_no_flows() -> None:
+    assert "no flows" in refusal_of(Workload("w", [flow_task()]))
+
+
+def test_a_lazy_module_that_has_not_seen_a_batch() -> None:
+    message = of_forward(lambda self, x, label: self.lazy(self.block(x)).mean(), lazy=nn.LazyLinear(3))
+    assert "'lazy.weight'" in message and "forward once" in message
+
+
+def test_length_of_a_tensor() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        return self.block(x).sum() / len(x)
+
+    message = of_forward(forward)
+    assert place(forward, 1) in message and "x.shape[0]" in message
+
+
+def test_what_is_right_is_not_refused() -> None:
+    """A loss by functional.cross_entropy in glue is accepted: the control of the refusals above."""
+    net = Net(
+        lambda self, x, label: functional.cross_entropy(self.head(self.block(x)[:, 0]), label),
+        head=nn.Linear(WIDTH, 3),
+    )
+    graph = analyse(Workload("w", [Task("t", net, 4, Items(x=(4, WIDTH), label=((), 3)))], (Block,)))
+    assert [op.coupled for op in graph.tasks["t"].ops] == [False]
