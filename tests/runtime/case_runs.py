@@ -66,20 +66,20 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     return request
 
 
-def run_workers(program: Sequence[str], folder: Path, num_workers: int) -> subprocess.CompletedProcess[str]:
-    """Run a worker program under torchrun. `folder`: where the workers' logs go."""
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
-    command = [sys.executable, *torchrun, *program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, cwd=folder)
+def run_cases(cases: Sequence[Case], num_workers: int, folder: Path, *, fails: bool) -> None:
+    """Run all cases, in their order, in one set of processes under torchrun, each in its own folder below
+    `folder`.
 
-
-def run_cases(cases: Sequence[Case], num_workers: int, folder: Path) -> None:
-    """Run all cases in one set of processes, each in its own folder below `folder`."""
-    for case in cases:
+    `fails`: the last one ends the workers with an error.
+    """
+    for number, case in enumerate(cases):
         prepare(case, num_workers, folder / case.name)
-    done = run_workers([str(HERE / "many_worker.py"), str(folder)], folder, num_workers)
+        (folder / f"{number:02d}").symlink_to(folder / case.name)
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
+    command = [sys.executable, *torchrun, str(HERE / "many_worker.py"), str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("workers/*.log")))
-    assert done.returncode == 0, f"{done.stderr[-2000:]}\n{logs}"
+    assert (done.returncode != 0) == fails, f"{done.stderr[-2000:]}\n{logs}"
 
 
 def captured(folder: Path, stage: CaptureStage, num_workers: int) -> list[dict[str, Tensor]]:

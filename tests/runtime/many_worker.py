@@ -1,4 +1,4 @@
-"""A worker that runs several requests, one after another: `many_worker.py DIR` with DIR/*/request.json."""
+"""A worker that runs several requests, one after another: `many_worker.py DIR`, DIR/NN/request.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spindle_cli.worker_session import describe_error, worker_session
 
 def main(folder: Path) -> None:
     environment = WorkerEnvironment.read()
-    requests = [RunRequest.read(path) for path in sorted(folder.glob("*/request.json"))]
+    requests = [RunRequest.read(path) for path in sorted(folder.glob("[0-9]*/request.json"))]
     device = torch.device("cpu")
     torch.set_num_threads(1)
     with worker_session(folder, environment.rank), connected(requests[0], environment, device):

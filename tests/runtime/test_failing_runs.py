@@ -6,8 +6,9 @@ import math
 from pathlib import Path
 
 import pytest
-from case_runs import HERE, Case, captured, prepare, run_cases, run_workers
+from case_runs import HERE
 from hand_plans import place, whole
+from runtime_cases import BROKEN, DIVERGING, UNSEEDED
 
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Wave
@@ -20,46 +21,36 @@ from spindle_cli.workload.load import load
 
 
 @pytest.mark.processes
-def test_what_all_workers_see_stops_them_all_before_the_update(tmp_path: Path) -> None:
-    diverging = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})
-    unseeded = Case("unseeded", (0, 1), function="build_anew")
-    run_cases((diverging, unseeded), 2, tmp_path)
-
+def test_a_loss_that_is_no_number_stops_all_workers_before_the_update(two_workers: Path) -> None:
+    folder = two_workers / DIVERGING.name
     for rank in range(2):
-        error = WorkerError.read(error_path(tmp_path / "diverging", rank))
+        error = WorkerError.read(error_path(folder, rank))
         assert error.type == "RunFailedError"
         assert "step 2: the loss of" in error.message
-        error = WorkerError.read(error_path(tmp_path / "unseeded", rank))
-        assert "does not start with the same values on every rank" in error.message
-    lines = list(read_metrics(tmp_path / "diverging"))
+    lines = list(read_metrics(folder))
     assert [line.step for line in lines] == [1, 2]
     assert math.isfinite(lines[0].loss)
     assert not math.isfinite(lines[1].loss)
-    assert not (tmp_path / "diverging" / PREDICTED_FILE).exists()
+    assert not (folder / PREDICTED_FILE).exists()
 
 
 @pytest.mark.processes
-def test_an_error_in_the_users_layer_names_the_slice_that_ran(tmp_path: Path) -> None:
-    case = Case(
-        "broken",
-        (
-            ("pairs/vision", (0, 3), (0,)),
-            ("pairs/vision-2", (0, 1), (1,)),
-            *((name, ops, (0,)) for name, ops, _ in whole(analyse_toy("build_broken"), (0,))[2:]),
-        ),
-        function="build_broken",
-    )
-    folder = tmp_path / "broken"
-    prepare(case, 2, folder)
-    done = run_workers(["-m", "spindle_cli.runtime.worker", str(folder / "request.json")], folder, 2)
-    assert done.returncode != 0
-    error = WorkerError.read(error_path(folder, 1))
+def test_initial_values_that_differ_between_workers_are_refused(two_workers: Path) -> None:
+    for rank in range(2):
+        error = WorkerError.read(error_path(two_workers / UNSEEDED.name, rank))
+        assert "does not start with the same values on every rank" in error.message
+
+
+@pytest.mark.processes
+def test_an_error_in_the_users_layer_names_the_slice_that_ran(two_workers: Path) -> None:
+    error = WorkerError.read(error_path(two_workers, 1))
     assert error.type == "ValueError"
     assert error.message.startswith("the layer's own error")
     assert "in the forward pass of slice pairs/vision-2[0:1]" in error.message
     assert error.place is not None
     assert "runtime_toys.py" in error.place
-    assert captured(folder, "initial", 2), "it failed in the first step, not before"
+    peer = WorkerError.read(error_path(two_workers / BROKEN.name, 0))
+    assert peer.lost_peer
 
 
 def analyse_toy(function: str):

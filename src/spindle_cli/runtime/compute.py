@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,22 +38,49 @@ class ForwardRun:
     loss: Tensor | None
 
 
-def run_forward(local: LocalSlice, fields: Mapping[str, Tensor], inputs: Mapping[str, Tensor]) -> ForwardRun:
-    """Run the slice's ops in order on its fields and inputs, both already cut to this share."""
+def run_forward(
+    local: LocalSlice,
+    fields: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    watched: Mapping[int, Callable[[], None]],
+) -> ForwardRun:
+    """Run the slice's ops in order.
+
+    Args:
+        local: the slice.
+        fields, inputs: by name, cut to this share.
+        watched: {op of the MetaOp: what to call}, in the later backward pass, as soon as that op and all
+        after it
+            in the slice are through (at the latest when the pass ends; then nothing is called).
+    """
     leaves = {
         spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
         for spec in local.wired.inputs
     }
     values: dict[str, Tensor] = dict(leaves)
     loss: Tensor | None = None
-    for op, module in zip(local.wired.ops, local.modules, strict=True):
-        arguments = [fields[name] for name in op.fields] + [values[name] for name in op.inputs]
-        result = module(*arguments)
+    for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.modules, strict=True):
+        taken = [values[name] for name in op.inputs]
+        if index in watched:
+            _call_when_backward_reaches(taken, watched[index])
+        result = module(*[fields[name] for name in op.fields], *taken)
         if op.is_loss:
             loss = result
         else:
             values.update(zip(op.outputs, result, strict=True))
     return ForwardRun(leaves, {spec.name: values[spec.name] for spec in local.wired.outputs}, loss)
+
+
+def _call_when_backward_reaches(tensors: Collection[Tensor], call: Callable[[], None]) -> None:
+    """Call back when the gradient of one of these tensors is complete.
+
+    They come from the op before. Autograd runs what was made later first, and a parameter's accumulation as
+    soon as
+    it can: when it comes to the op before, all later ops have added to their parameters' gradients.
+    """
+    for tensor in tensors:
+        if tensor.grad_fn is not None:
+            tensor.register_hook(lambda _: call())  # type: ignore[no-untyped-call]
 
 
 def run_backward(

@@ -16,6 +16,7 @@ from spindle_cli.runtime.data import StepBatch
 from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.losses import LossBoard, loss_seed
 from spindle_cli.runtime.rows import Samples, take_rows
+from spindle_cli.runtime.sums import SumStarter
 from spindle_cli.runtime.timing import Activity, Stopwatch
 from spindle_cli.runtime.transfers import Exchange, Held
 from spindle_cli.runtime.wiring import WiredEdge
@@ -47,6 +48,7 @@ class Executor:
         self._slices = slices
         self._exchange = exchange
         self._pool = pool
+        self._sums = SumStarter(self._actions, pool.start_sum)
         self._board = board
         self._stopwatch = stopwatch
         self._runs: dict[int, ForwardRun] = {}
@@ -89,8 +91,7 @@ class Executor:
                 assert action.piece is not None
                 self._backward(self._slices[action.piece])
             case Kind.SUM:
-                assert action.group is not None
-                self._pool.start_sum(action.group)
+                self._sums.reach(action)
             case Kind.STEP:
                 with self._stopwatch.timed(Activity.WAIT):
                     self._exchange.finish()
@@ -106,7 +107,7 @@ class Executor:
         task = wired.task.task
         fields = batch.fields(task.name, local.samples, wired.fields)
         with self._stopwatch.timed(Activity.FORWARD, wired.index):
-            run = run_forward(local, fields, inputs)
+            run = run_forward(local, fields, inputs, self._sums.watched(wired.index))
         if run.loss is not None:
             self._board.add(task.name, run.loss, local.samples)
         self._runs[wired.index] = run
@@ -116,6 +117,7 @@ class Executor:
         with self._stopwatch.timed(Activity.WAIT):
             gradients = self._output_gradients(wired.outgoing)
         run = self._runs.pop(wired.index)
+        self._sums.begin(wired.index)
         with self._stopwatch.timed(Activity.BACKWARD, wired.index):
             seed = loss_seed(wired.task.task, local.samples)
             self._input_gradients[wired.index] = run_backward(run, gradients, seed)

@@ -1,0 +1,25 @@
+"""The process runs that several tests look at: one set of 4 workers and one of 2, each with many cases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from case_runs import run_cases
+from runtime_cases import ON_FOUR, ON_TWO
+
+
+@pytest.fixture(scope="session")
+def four_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder for each case of `ON_FOUR`."""
+    folder = tmp_path_factory.mktemp("four")
+    run_cases(ON_FOUR, 4, folder, fails=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder for each case of `ON_TWO`; the last one ends the workers."""
+    folder = tmp_path_factory.mktemp("two")
+    run_cases(ON_TWO, 2, folder, fails=True)
+    return folder

@@ -1,0 +1,90 @@
+"""The cases that run in worker processes: what is trained, and on which devices each part of it runs."""
+
+from __future__ import annotations
+
+import random
+
+import runtime_toys
+from case_runs import ADAMW, Case
+from hand_plans import Placement, whole
+
+from spindle_cli.workload.analyse import analyse
+
+# Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
+# tasks on different devices, the same devices in another order.
+SCATTERED: tuple[Placement, ...] = (
+    ("pairs/vision", (0, 2), (0, 1)),
+    ("pairs/text", (0, 2), (2,)),
+    ("classify/vision", (0, 3), (3,)),
+    ("classify/text", (0, 1), (2, 0)),
+    ("pairs/vision", (2, 4), (1, 3, 2, 0)),
+    ("pairs/text", (2, 3), (1, 0)),
+    ("classify/text", (1, 3), (0, 1, 2)),
+    ("classify/vision", (3, 4), (1, 0)),
+    ("caption/vision", (0, 1), (3, 2)),
+    ("caption/vision", (1, 4), (2,)),
+    ("pairs/contrast", (0, 1), (3,)),
+    ("classify/mix", (0, 1), (1, 2)),
+    ("classify/mix-2", (0, 1), (2, 3, 1)),
+    ("caption/layers", (0, 1), (2,)),
+    ("caption/layers", (1, 3), (0, 2, 1, 3)),
+    ("classify/fuse", (0, 1), (3, 0, 1, 2)),
+)
+# Every task on devices of its own, as far as there are devices.
+BY_TASK: tuple[Placement, ...] = (
+    ("pairs/vision", (0, 4), (0,)),
+    ("pairs/text", (0, 3), (1,)),
+    ("classify/text", (0, 3), (2, 3)),
+    ("classify/mix", (0, 1), (3,)),
+    ("classify/mix-2", (0, 1), (3,)),
+    ("classify/vision", (0, 4), (2,)),
+    ("classify/fuse", (0, 1), (2, 3)),
+    ("pairs/contrast", (0, 1), (0,)),
+    ("caption/vision", (0, 4), (0, 1)),
+    ("caption/layers", (0, 3), (1, 0)),
+)
+
+
+def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
+    """A random plan: each MetaOp cut at random, each part on random devices in random order."""
+    draw = random.Random(seed)
+    graph = analyse(runtime_toys.build())
+    placements: list[Placement] = []
+    for metaop in graph.metaops:
+        batch_size = graph.tasks[metaop.task].task.batch_size
+        most = 1 if metaop.coupled else num_devices
+        degrees = [count for count in range(1, most + 1) if batch_size % count == 0]
+        first = 0
+        while first < len(metaop.ops):
+            last = draw.randint(first + 1, len(metaop.ops))
+            devices = draw.sample(range(num_devices), draw.choice(degrees))
+            placements.append((metaop.name, (first, last), tuple(devices)))
+            first = last
+    return tuple(placements)
+
+
+ON_FOUR = (
+    Case("scattered", SCATTERED),
+    Case("scattered-float32", SCATTERED, train=ADAMW, dtype="float32"),
+    Case("summed-loss", SCATTERED, args={"reduction": "sum"}),
+    Case("frozen-tower", SCATTERED, args={"frozen_tower": True}, train=ADAMW),
+    Case("by-task", BY_TASK, train=ADAMW),
+    Case("all-on-four", (0, 1, 2, 3)),
+    *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(6)),
+)
+EXACT_ON_TWO = (
+    Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
+    Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
+)
+DIVERGING = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})
+UNSEEDED = Case("unseeded", (0, 1), function="build_anew")
+BROKEN = Case(
+    "broken",
+    (
+        ("pairs/vision", (0, 3), (0,)),
+        ("pairs/vision-2", (0, 1), (1,)),
+        *whole(analyse(runtime_toys.build_broken()), (0,))[2:],
+    ),
+    function="build_broken",
+)
+ON_TWO = (*EXACT_ON_TWO, DIVERGING, UNSEEDED, BROKEN)
