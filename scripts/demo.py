@@ -28,15 +28,18 @@ CLUSTER = ROOT / "configs/clusters/cpu-4.yaml"
 
 @dataclass(frozen=True)
 class Length:
-    """How long to train, and the share of held-out images that must then find their name (chance: 0.1)."""
+    """How long to train, and the share of held-out images that must then find their name (chance: 0.1).
 
-    steps: int
+    `steps`: None for as many as the workload file says.
+    """
+
+    steps: int | None
     verify_steps: int
     at_least: float
 
 
-FULL = Length(steps=200, verify_steps=3, at_least=0.9)
-SHORT = Length(steps=75, verify_steps=1, at_least=0.2)
+FULL = Length(steps=None, verify_steps=3, at_least=0.9)
+SHORT = Length(steps=100, verify_steps=1, at_least=0.25)
 
 
 def run(title: str, module: str, *arguments: str | Path) -> None:
@@ -54,9 +57,8 @@ def run(title: str, module: str, *arguments: str | Path) -> None:
 
 def choose_out(wanted: Path | None) -> Path:
     """The folder for all that the demo makes: as wanted, or the first of runs/demo-1, -2, ... that is free."""
-    out = wanted or next(
-        path for number in count(1) if not (path := Path("runs") / f"demo-{number}").exists()
-    )
+    numbered = (Path("runs") / f"demo-{number}" for number in count(1))
+    out = wanted or next(path for path in numbered if not path.exists())
     out.mkdir(parents=True, exist_ok=True)
     return out
 
@@ -79,7 +81,8 @@ def demo(out: Path, length: Length) -> None:
     run("Look at it", cli, "show", plan)
     run("Prove that it trains the same model as one plain process", cli, "verify", plan,
         "--steps", str(length.verify_steps))  # fmt: skip
-    run("Train", cli, "launch", plan, "--steps", str(length.steps), "--run-dir", run_dir)
+    steps = [] if length.steps is None else ["--steps", str(length.steps)]
+    run("Train", cli, "launch", plan, "--run-dir", run_dir, *steps)
     run("Put held-out samples to the trained model", "spindle_cli.zoo.digits.evaluate", "--run", run_dir,
         "--at-least", str(length.at_least))  # fmt: skip
     print(f"\n=== Iteration\n{iteration_times(plan, sequential, run_dir)}")

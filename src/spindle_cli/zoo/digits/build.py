@@ -20,7 +20,7 @@ from spindle_cli.zoo.digits.model import (
 from spindle_cli.zoo.layers import ContrastiveLoss, EncoderLayer
 from spindle_cli.zoo.options import choose_batch_sizes
 
-BATCH_SIZES = {"image_text": 96, "speech_text": 48, "image_speech": 64, "image_class": 32, "speech_class": 16}
+BATCH_SIZES = {"image_text": 48, "speech_text": 32, "image_speech": 24, "image_class": 16, "speech_class": 40}
 
 
 def build(batch_sizes: Mapping[str, int] | None = None) -> Workload:
@@ -35,7 +35,7 @@ def build(batch_sizes: Mapping[str, int] | None = None) -> Workload:
     sizes = choose_batch_sizes("digits", BATCH_SIZES, batch_sizes)
     image = ImageEncoder(width=64, layers=4, heads=4)
     text = TextEncoder(width=48, layers=2, heads=4)
-    speech = SpeechEncoder(width=96, layers=4, heads=4)
+    speech = SpeechEncoder(width=64, layers=4, heads=4)
     modules = {
         "image_text": ImageText(image, text),
         "speech_text": SpeechText(speech, text),
