@@ -236,9 +236,26 @@ def test_a_plan_edited_by_hand_fails_its_check_with_every_violation(files: Path)
     report = json.loads(run_spindle("check", path, "--json").out)
     assert not report["valid"]
     assert {"coverage", "wave-devices", "device-busy"} <= {entry["rule"] for entry in report["violations"]}
-    launched = launch_command(files)
-    assert launched.code in (1, 3)
-    assert "Traceback" not in launched.err
+    assert_one_message(launch_command(files), 3, "plan.yaml", "no slice runs ops [2, 3)")
+
+
+def test_an_invalid_plan_is_drawn_with_a_warning_but_has_no_programs(files: Path) -> None:
+    path = files / "plan.yaml"
+    path.write_text(path.read_text().replace("ops: [0, 3]", "ops: [0, 2]", 1))
+    shown = show_command(files)
+    assert shown.code == 0
+    assert "warning" in shown.err
+    assert_one_message(run_spindle("show", path, "--rank", 0), 3, "plan.yaml", "the plan is not valid")
+
+
+@pytest.mark.parametrize(
+    ("found", "replacement"),
+    [("metaop: pairs/text", "metaop: pairs/audio"), ("devices: [2, 3]", "devices: [4, 5]")],
+)
+def test_slices_of_nothing_or_nowhere_cannot_be_drawn(files: Path, found: str, replacement: str) -> None:
+    path = files / "plan.yaml"
+    path.write_text(path.read_text().replace(found, replacement))
+    assert_one_message(show_command(files), 3, "plan.yaml", "the plan is not valid")
 
 
 def test_a_profile_of_another_workload_is_refused(files: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from helpers.cli import run_spindle
@@ -116,3 +118,25 @@ def test_a_rank_s_program_has_an_action_a_line(tmp_path) -> None:
     assert "STEP" in lines[-1]
     document = json.loads(run_spindle("show", path, "--rank", 2, "--json").out)
     assert len(document["actions"]) == len(lines)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    times=st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=4, max_size=4),
+    devices=st.lists(st.integers(0, 3), min_size=1, max_size=5),
+    width=st.integers(40, 120),
+    max_rows=st.integers(1, 5),
+)
+def test_every_plan_that_can_be_read_can_be_drawn(
+    times: list[tuple[float, float]], devices: list[int], width: int, max_rows: int
+) -> None:
+    """Also one that no check would pass: slices that end before they start, or take no time."""
+    data = two_towers()[1].model_dump(mode="json", by_alias=True)
+    slices = [piece for wave in data["waves"] for piece in wave["slices"]]
+    for piece, (start_s, end_s) in zip(slices, times, strict=True):
+        piece.update(start_s=start_s, end_s=end_s)
+    slices[0]["devices"] = devices
+    plan = Plan.model_validate(data)
+    text = draw(plan, width, max_rows).plain
+    assert max(map(len, text.splitlines())) <= width
+    summarise(plan)

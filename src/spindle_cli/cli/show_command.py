@@ -8,26 +8,40 @@ import typer
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, PlanArgument
-from spindle_cli.errors import UsageError
+from spindle_cli.errors import InputError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from spindle_cli.check.types import Violation
     from spindle_cli.plan.types import Plan
+
+# Slices of MetaOps or on devices that do not exist have no place in the picture.
+CANNOT_DRAW = ("unknown-metaop", "unknown-device")
 
 
 def show(
     plan: PlanArgument,
     rank: Annotated[
         int | None,
-        typer.Option("--rank", min=0, help="Print the program of this rank instead.", show_default=False),
+        typer.Option(
+            "--rank", metavar="R", min=0, help="Print the program of this rank instead.", show_default=False
+        ),
     ] = None,
     width: Annotated[
         int | None,
         typer.Option(
-            "--width", min=40, help="Characters to draw in; the terminal's if not given.", show_default=False
+            "--width",
+            metavar="N",
+            min=40,
+            help="Characters to draw in; the terminal's if not given.",
+            show_default=False,
         ),
     ] = None,
     rows: Annotated[
-        int, typer.Option("--rows", min=1, help="At most so many rows of devices; more are merged.")
+        int,
+        typer.Option("--rows", metavar="N", min=1, help="At most so many rows of devices; more are merged."),
     ] = 48,
     as_json: JsonOption = False,
 ) -> None:
@@ -36,12 +50,18 @@ def show(
     Devices from top to bottom, time from left to right, coloured by task. A bar names its MetaOp by the
     letter of the table below the picture, and [first:last] of its ops; dots are idle time.
     """
+    from spindle_cli.check.run import check_plan
     from spindle_cli.plan.file import read_plan
 
     read = read_plan(plan)
+    violations = check_plan(read)
     if rank is not None:
+        _require(not violations, plan, violations)
         _print_program(read, rank, as_json)
         return
+    _require(all(violation.rule not in CANNOT_DRAW for violation in violations), plan, violations)
+    if violations:
+        output.note(f"warning: {plan}: {len(violations)} violations; `spindle check` lists them")
     from spindle_cli.show import picture, table
     from spindle_cli.show.summary import summarise
 
@@ -56,6 +76,13 @@ def show(
         console.print(picture.legend(read))
     console.print(table.allocation_table(read, report))
     console.print(table.footer(report))
+
+
+def _require(possible: bool, path: Path, violations: Sequence[Violation]) -> None:
+    if not possible:
+        raise InputError(
+            f"{path}: the plan is not valid: {violations[0]}", hint="`spindle check` lists every violation."
+        )
 
 
 def _print_program(plan: Plan, rank: int, as_json: bool) -> None:

@@ -37,7 +37,7 @@ def draw(plan: Plan, width: int, max_rows: int) -> Text:
             line.append(part)
         lines.append(line.append(f" {row.used:4.0%}"))
     if not all(row.exact for row in grid.rows):
-        lines.append(Text("~ a row of devices that differ: what most of them run"))
+        lines.append(Text("~ devices that differ: what most run"))
     return Text("\n").join(lines)
 
 
