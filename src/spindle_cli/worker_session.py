@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from spindle_cli.artifact import write_json
 from spindle_cli.errors import PeerLostError, SpindleError
@@ -26,9 +27,10 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @contextmanager
 def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
-    """Redirect this process's output to its log; on an exception write its `WorkerError` and exit by it.
+    """A worker's whole life: its output goes to its log, and the process ends with the block.
 
-    The worker also dies with its parent (Linux), so that no run outlives its launcher.
+    It ends with code 0, or after an exception with its `WorkerError` written and its exit code. It also dies
+    with its parent (Linux), so that no run outlives its launcher.
     """
     redirect_output(log_path(run_dir, rank))
     die_with_parent(signal.SIGKILL)
@@ -40,9 +42,15 @@ def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
         traceback.print_exc()
         report = describe_error(error, rank)
         write_json(error_path(run_dir, rank), report)
-        sys.stderr.flush()
-        # Threads of a half-closed communicator can hang the interpreter's shutdown: leave without it.
-        os._exit(report.exit_code)
+        _leave(report.exit_code)
+    _leave(0)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End the process at once: communicators' threads can hang or abort the interpreter's own shutdown."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def redirect_output(path: Path) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -17,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.errors import WorkloadError
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.worker_session import worker_session
@@ -46,15 +44,8 @@ def train(request: RunRequest, me: WorkerEnvironment, deed: str) -> None:
 def misbehave(deed: str) -> None:
     if deed == "raise":
         raise ValueError("the worker's own error")
-    if deed == "refuse":
-        raise WorkloadError("the dataset is empty", hint="Fill it.")
     if deed == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    if deed == "crash":
-        ctypes.string_at(0)
-    if deed == "exit":
-        print("about to leave")
-        os._exit(7)
     if deed == "hang":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)

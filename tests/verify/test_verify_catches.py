@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from broken_worker import DEFECTS
-from verify_cases import write_toy
 
+from helpers.toy_plan import write_toy
 from spindle_cli.plan.file import read_plan
 from spindle_cli.verify.run import Runs, VerifyOptions, build_runs, compare_runs, train
 from spindle_cli.verify.types import Check, VerifyReport

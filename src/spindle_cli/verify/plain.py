@@ -89,7 +89,7 @@ def require_no_chance(workload: Workload, before: Tensor) -> None:
             for task in workload.tasks
             for root in (modules_of(task) if isinstance(task, FlowTask) else (task.module,))
             for module in root.modules()
-            if "Dropout" in type(module).__name__ or getattr(module, "dropout", 0) not in (0, 0.0)
+            if "Dropout" in type(module).__name__ or _has_dropout(module)
         }
     )
     where = f" ({', '.join(names)})" if names else ""
@@ -98,6 +98,12 @@ def require_no_chance(workload: Workload, before: Tensor) -> None:
         "no two runs draw the same, so there is nothing to compare",
         hint="Verify it with its dropout and random augmentation at zero.",
     )
+
+
+def _has_dropout(module: nn.Module) -> bool:
+    """Whether a module has a rate of dropout as a number, as attention and recurrent layers do."""
+    rate = getattr(module, "dropout", 0.0)
+    return isinstance(rate, float) and rate > 0
 
 
 def loss_of(task: Task | FlowTask, batch: Mapping[str, Tensor]) -> Tensor:

@@ -116,7 +116,8 @@ def train(launch: Launch, name: str) -> None:
     capture_dir_of(launch).mkdir()
     if run_launch(launch, lambda: None) != 0:
         failure = failure_of(launch)
-        failed = RunFailedError(f"{name} failed: {failure.message}", hint=failure.hint)
+        said = failure.message.removeprefix("worker 0: ") if launch.processes == 1 else failure.message
+        failed = RunFailedError(f"{name} failed: {said}", hint=failure.hint)
         failed.exit_code = failure.exit_code
         raise failed
 

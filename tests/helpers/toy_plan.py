@@ -1,4 +1,4 @@
-"""The toy's files: its workload, and a plan by hand whose two tasks share blocks over two devices."""
+"""The toy workload's file, and a plan by hand whose two tasks share blocks over two devices."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ HERE = Path(__file__).parent
 DEVICES = {"large": (0, 1), "small": (1,)}
 
 
-def write_toy(folder: Path, **args: float) -> Path:
+def write_toy(folder: Path, *, devices_per_node: int = 2, **args: float) -> Path:
     """Write toy.yaml and plan.yaml: the large task over both devices, then the small one on device 1."""
     source = folder / "toy.yaml"
-    content = {"schema": "spindle.workload/1", "model": f"{HERE / 'verify_toy.py'}:build", "args": args}
+    model = f"{HERE / 'toy_workload.py'}:build"
+    content = {"schema": "spindle.workload/1", "model": model, "args": args, "train": {"steps": 4}}
     source.write_text(yaml.safe_dump(content))
     graph = analyse(load(str(source)).workload)
     metaops: list[MetaOpProfile] = []
@@ -38,7 +39,8 @@ def write_toy(folder: Path, **args: float) -> Path:
         start_s = slices[-1].end_s if slices else 0.0
         slices.append(slice_of(profiled, (0, profiled.num_ops), DEVICES[metaop.task], start_s))
         metaops.append(profiled)
-    plan = plan_of(profile_of(*metaops), cluster_of(2), [(piece,) for piece in slices])
+    cluster = cluster_of(2, devices_per_node=devices_per_node)
+    plan = plan_of(profile_of(*metaops), cluster, [(piece,) for piece in slices])
     made_for = WorkloadRef(name="toy", fingerprint=graph.fingerprint, source=source.name)
     path = folder / "plan.yaml"
     write_plan(path, plan.model_copy(update={"workload": made_for}))

@@ -1,0 +1,178 @@
+"""What a launch refuses before anything starts, each with its exit code."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from helpers.cli import Ended, run_spindle
+from helpers.plans import two_towers
+from helpers.toy_plan import write_toy
+from spindle_cli.errors import InputError, UsageError
+from spindle_cli.launch.checks import locate, require_valid
+from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.network import interface_of, parse_master, share_of_node
+from spindle_cli.launch.run_dir import choose_run_dir
+from spindle_cli.plan.file import read_plan
+
+
+@pytest.fixture
+def plan_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_toy(tmp_path)
+
+
+def dry_run(plan_path: Path, *more: object) -> Ended:
+    return run_spindle("launch", plan_path, "--dry-run", *more)
+
+
+def test_another_workload_is_refused_and_both_are_named(plan_path: Path, tmp_path: Path) -> None:
+    text = plan_path.read_text()
+    fingerprint = read_plan(plan_path).workload.fingerprint
+    plan_path.write_text(text.replace(fingerprint, "sha256:" + "0" * 64))
+    ended = dry_run(plan_path)
+    assert ended.code == 3
+    assert "workload 'toy' (sha256:000000000000)" in ended.err
+    assert f"{tmp_path / 'toy.yaml'} is 'toy' ({fingerprint[:19]})" in ended.err
+
+
+def test_a_missing_workload_is_refused_with_where_it_was_looked_for(plan_path: Path) -> None:
+    Path("toy.yaml").rename("moved.yaml")
+    ended = dry_run(plan_path)
+    assert ended.code == 3
+    assert "the workload 'toy.yaml' is not there (looked in" in ended.err
+    assert "--workload" in ended.err
+    assert dry_run(plan_path, "--workload", "moved.yaml").code == 0
+
+
+def test_a_workload_is_found_beside_its_plan_from_another_folder(
+    plan_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert locate("toy.yaml", (tmp_path,)) == str(tmp_path / "toy.yaml")
+    assert locate("package.module:build") == "package.module:build"
+    with pytest.raises(InputError, match="no_such"):
+        locate("no_such.py:build")
+
+
+def test_a_plan_that_was_edited_wrongly_is_refused(plan_path: Path) -> None:
+    plan_path.write_text(plan_path.read_text().replace("ops: [0, 2]", "ops: [0, 1]", 1))
+    ended = dry_run(plan_path)
+    assert ended.code == 3
+    assert "the plan is not valid" in ended.err
+    assert "[coverage]" in ended.err
+
+
+def test_a_taken_run_dir_is_refused_and_the_default_goes_on_counting(plan_path: Path) -> None:
+    Path("runs/toy-1").mkdir(parents=True)
+    Path("runs/toy-1/metrics.jsonl").write_text("")
+    assert choose_run_dir("toy", None, resume=False, node_rank=0) == Path("runs/toy-2")
+    ended = dry_run(plan_path, "--run-dir", "runs/toy-1")
+    assert ended.code == 2
+    assert "--resume" in ended.err
+
+
+def test_nodes_of_one_run_choose_the_same_folder_on_a_shared_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for node in range(2):
+        chosen = choose_run_dir("toy", None, resume=False, node_rank=node)
+        assert chosen == Path("runs/toy-1")
+        (chosen / "workers").mkdir(parents=True, exist_ok=True)
+        (chosen / "workers" / f"node-{node}.request.json").write_text("")
+    assert choose_run_dir("toy", None, resume=False, node_rank=1) == Path("runs/toy-2")
+    assert choose_run_dir("toy", None, resume=True, node_rank=1) == Path("runs/toy-1")
+
+
+def test_resume_without_a_run_is_refused(plan_path: Path) -> None:
+    ended = dry_run(plan_path, "--resume")
+    assert ended.code == 2
+    assert "there is no run in runs/toy-*" in ended.err
+
+
+@pytest.mark.parametrize("text", ["10.0.0.1", ":29500", "host:", "host:0", "host:65536", "host:x"])
+def test_a_master_without_host_or_port_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        parse_master(text)
+
+
+def test_a_master_is_read_with_ipv4_ipv6_and_names() -> None:
+    assert str(parse_master("10.0.0.1:29500")) == "10.0.0.1:29500"
+    assert str(parse_master("[fe80::1]:29500")) == "[fe80::1]:29500"
+    assert parse_master("node0.cluster:1").host == "node0.cluster"
+
+
+def test_nodes_and_master_must_fit_the_cluster(tmp_path: Path) -> None:
+    one = read_plan(write_toy(tmp_path)).cluster
+    two = read_plan(write_toy(tmp_path, devices_per_node=1)).cluster
+    for cluster, rank, master in [
+        (one, 1, None),
+        (one, 0, "h:1"),
+        (two, None, None),
+        (two, 2, "127.0.0.1:1"),
+    ]:
+        with pytest.raises(UsageError):
+            share_of_node(cluster, rank, master)
+    share = share_of_node(two, 1, "127.0.0.1:29500")
+    assert (share.rank, share.num_nodes, share.processes) == (1, 2, 1)
+
+
+def test_a_name_that_is_loopback_on_every_node_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = read_plan(write_toy(tmp_path, devices_per_node=1)).cluster
+    address = (2, 2, 17, "", ("127.0.1.1", 29500))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *arguments, **options: [address])
+    with pytest.raises(UsageError, match="no other node can reach"):
+        share_of_node(two, 0, "node0:29500")
+
+
+def test_the_users_own_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    assert interface_of("127.0.0.1") == "ib0"
+
+
+def test_devices_at_hand_are_compared_with_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plan = two_towers()
+    monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 2)
+    assert missing_devices(plan, 2) == ()
+    assert missing_devices(plan, 4) == (
+        "4 workers on 2 cores: they share them, and the predicted times do not hold",
+    )
+    with pytest.raises(InputError, match="a worker process each"):
+        missing_devices(plan, 100_000)
+    node = plan.cluster.nodes[0].model_copy(update={"device": "h100"})
+    gpus = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"nodes": (node,)})})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(InputError, match=r"4 devices \(h100\) on this node; found 1"):
+        missing_devices(gpus, 4)
+
+
+def test_workers_get_the_threads_that_the_curves_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plan = two_towers()
+    monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 16)
+    assert threads_per_worker(plan, 4) == 4
+    assert threads_per_worker(plan.model_copy(update={"threads_per_process": 1}), 4) == 1
+
+
+def test_a_disk_that_a_run_would_fill_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")(10**9, 0, 10**8)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    require_disk(tmp_path / "not" / "there" / "yet")
+    with pytest.raises(InputError, match="the run needs"):
+        require_disk(tmp_path, needed_bytes=10**8)
+
+
+def test_tensor_parallelism_is_refused_until_workers_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, plan = two_towers()
+    wave = plan.waves[0]
+    split = wave.slices[0].model_copy(update={"dp": 1, "tp": 2})
+    waves = (wave.model_copy(update={"slices": (split, *wave.slices[1:])}), *plan.waves[1:])
+    monkeypatch.setattr("spindle_cli.launch.checks.check_plan", lambda plan: ())
+    with pytest.raises(InputError, match=r"pairs/vision\[0:3\] is split 2 ways by tensor parallelism"):
+        require_valid(plan.model_copy(update={"waves": waves}), Path("plan.yaml"))

@@ -1,0 +1,104 @@
+"""What a run shows: the metrics as they come, progress, and the report at its end."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from helpers.plans import two_towers
+from spindle_cli.artifact import write_json
+from spindle_cli.errors import InputError
+from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.follow import MetricsFollower
+from spindle_cli.launch.progress import live_progress, progress_text
+from spindle_cli.launch.report import render_report, report_run
+from spindle_cli.launch.run import samples_per_step
+from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
+from spindle_cli.run_files import (
+    METRICS_FILE,
+    PREDICTED_FILE,
+    Comparison,
+    MetaOpComparison,
+    PredictedVsMeasured,
+    StepMetrics,
+)
+
+
+def step(number: int, loss: float = 1.0, iteration_s: float = 0.5) -> StepMetrics:
+    return StepMetrics(step=number, loss=loss, task_losses={"a": loss, "b": 2.0}, iteration_s=iteration_s)
+
+
+def test_every_line_is_handed_out_once_and_only_whole(tmp_path: Path) -> None:
+    follower = MetricsFollower(tmp_path)
+    assert follower.new() == []
+    first, second = step(1).to_line(), step(2).to_line()
+    with (tmp_path / METRICS_FILE).open("a") as file:
+        file.write(first + second[:10])
+        file.flush()
+        assert [metrics.step for metrics in follower.new()] == [1]
+        assert follower.new() == []
+        file.write(second[10:])
+        file.flush()
+        assert [metrics.step for metrics in follower.new()] == [2]
+
+
+def test_a_resumed_run_starts_after_the_lines_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_FILE
+    path.write_text(step(1).to_line())
+    follower = MetricsFollower(tmp_path)
+    with path.open("a") as file:
+        file.write(step(2).to_line())
+    assert [metrics.step for metrics in follower.new()] == [2]
+
+
+def test_a_broken_line_is_refused_with_its_file(tmp_path: Path) -> None:
+    follower = MetricsFollower(tmp_path)
+    (tmp_path / METRICS_FILE).write_text("{oops\n")
+    with pytest.raises(InputError, match=METRICS_FILE):
+        follower.new()
+
+
+def test_losses_that_are_not_finite_stay_json_and_come_back_as_nan() -> None:
+    line = step(1, loss=float("inf")).to_line()
+    assert '"loss": null' in line
+    assert str(StepMetrics.from_line(line, where="here").loss) == "nan"
+
+
+def test_progress_shows_losses_pace_and_time_left() -> None:
+    text = progress_text(step(10, loss=0.25), pace_s=0.5, total_steps=130, samples_per_step=24)
+    assert text == "loss 0.25 (a 0.25, b 2), 48 samples/s, 1 min 00 s left"
+
+
+def test_progress_is_drawn_on_a_terminal_only() -> None:
+    for is_terminal in (True, False):
+        drawn = io.StringIO()
+        console = Console(file=drawn, force_terminal=is_terminal, width=120)
+        with live_progress(console, 5, 8) as show:
+            show(step(3))
+        assert ("step 3/5" in drawn.getvalue()) == is_terminal
+
+
+def test_the_report_has_predicted_against_measured_and_the_files(tmp_path: Path) -> None:
+    _, plan = two_towers()
+    assert samples_per_step(plan) == 8  # one task
+    share = NodeShare(0, 1, 4, Address("127.0.0.1", 0), "lo")
+    launch = build_launch(plan, Path("p.yaml"), "toy:build", tmp_path, share, LaunchOptions())
+    compared = PredictedVsMeasured(
+        steps=2,
+        iteration=Comparison(predicted_s=2.0, measured_s=3.0),
+        metaops=(MetaOpComparison(metaop="pairs/vision", predicted_s=1.0, measured_s=0.9),),
+    )
+    write_json(tmp_path / PREDICTED_FILE, compared)
+    steps = [step(1, 2.0, iteration_s=9.0), step(2, 1.5), step(3, 1.0)]
+    report = report_run(launch, steps, samples_per_step=8)
+    assert report.samples_per_s == 16  # without the first step, which warms up
+    drawn = io.StringIO()
+    Console(file=drawn, width=100).print(render_report(report))
+    rows = [line.split() for line in drawn.getvalue().splitlines()]
+    assert ["│", "pairs/vision", "│", "1", "s", "│", "900", "ms", "│", "-10.0%", "│"] in rows
+    assert ["│", "iteration", "│", "2", "s", "│", "3", "s", "│", "+50.0%", "│"] in rows
+    assert "3 steps, loss 2 -> 1, 16 samples/s" in drawn.getvalue()
+    assert set(report.files) == {"predicted against measured"}
