@@ -40,9 +40,9 @@ def transfer_s(num_bytes: float, link: Link) -> float:
 def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
     """Seconds to sum `num_bytes` held by each of `devices` so that each has the sum.
 
-    The fastest of what the library can choose from: a ring over all devices; on several nodes with equally
+    The fastest of what the library can choose from: rings over all devices; on several nodes with equally
     many of the devices each, a reduce-scatter inside every node, a ring over the nodes for each of the shares
-    at once, an all-gather inside; a tree (small messages). Gloo, which runs CPU devices, only has the ring.
+    at once, an all-gather inside; a tree (small messages). Gloo, which runs CPU devices, only has one ring.
     """
     if len(devices) < 2 or num_bytes <= 0:
         return 0.0
@@ -80,22 +80,25 @@ class _Shape:
         self.num_devices = len(devices)
         self.num_nodes = len(per_node)
         self.most_per_node = max(per_node.values())
+        # Gloo has one ring, and CPU devices share their node's card.
+        self.num_rings = 1 if cluster.device_type == "cpu" else min(per_node.values())
         self.is_even = len(set(per_node.values())) == 1
         self.intra = cluster.links.intra_node
         self.inter = cluster.links.inter_node
 
     def ring_s(self, num_bytes: float, rounds: int) -> float:
-        """A ring of n devices: rounds x (n - 1) steps, each of 1/n of the bytes; every node boundary is
-        crossed once.
+        """Rings of n devices: rounds x (n - 1) steps, each of 1/n of the bytes.
 
-        A step is as slow as its slowest hop; the latency of a hop is paid where the ring has one.
+        As many rings side by side as every node has of the devices, each crossing between two nodes once and
+        by a network card of its own, so that a node with few of them limits the others. A step is as slow as
+        its slowest hop; the latency of a hop is paid where a ring has one.
         """
         n, crossings = self.num_devices, self.num_nodes if self.num_nodes > 1 else 0
         steps = rounds * (n - 1)
         latency_s = steps * ((n - crossings) * self.intra.latency_s + crossings * self.inter.latency_s) / n
         slowest = min(
             ([bandwidth_bytes_per_s(num_bytes, self.intra)] if n > crossings else [])
-            + ([bandwidth_bytes_per_s(num_bytes, self.inter)] if crossings else [])
+            + ([self.num_rings * bandwidth_bytes_per_s(num_bytes, self.inter)] if crossings else [])
         )
         return latency_s + steps * num_bytes / n / slowest
 
