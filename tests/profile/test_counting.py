@@ -7,7 +7,7 @@ import torch
 from tiny_workload import WIDTH, build
 
 from spindle_cli.profile.counting import between, count_work
-from spindle_cli.profile.op_run import OpRun
+from spindle_cli.profile.op_run import OpRun, WallClock
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.ops import op_module
@@ -40,7 +40,9 @@ def test_kept_bytes_are_the_output_once_and_half_in_bfloat16(classify: TaskGraph
 
 def test_what_is_counted_to_be_kept_is_what_a_real_run_keeps(classify: TaskGraph) -> None:
     for op in classify.ops[:2]:
-        run = OpRun(op_module(classify, op), [torch.randn(16, WIDTH)], num_fields=len(op.fields))
+        run = OpRun(
+            op_module(classify, op), [torch.randn(16, WIDTH)], num_fields=len(op.fields), clock=WallClock()
+        )
         assert count_work(classify, op, 16, "float32").activation_bytes == run.kept_bytes()
 
 

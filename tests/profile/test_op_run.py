@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.profile.op_run import OpRun
+from spindle_cli.profile.op_run import OpRun, TurnsClock, WallClock
 from spindle_cli.profile.timings import Limits
 
 FLOAT = 4
@@ -13,13 +15,13 @@ FLOAT = 4
 
 def test_kept_are_saved_values_and_outputs_but_neither_parameters_nor_inputs_of_other_ops() -> None:
     module = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
-    run = OpRun(module, [torch.randn(4, 8, requires_grad=True)], num_fields=0)
+    run = OpRun(module, [torch.randn(4, 8, requires_grad=True)], num_fields=0, clock=WallClock())
     # GELU keeps its input, the second layer keeps GELU's output, and the op's own output is kept too.
     assert run.kept_bytes() == 4 * (32 + 32 + 8) * FLOAT
 
 
 def test_a_field_of_the_batch_is_kept_by_the_op_that_reads_it() -> None:
-    run = OpRun(nn.Linear(8, 2), [torch.randn(4, 8)], num_fields=1)
+    run = OpRun(nn.Linear(8, 2), [torch.randn(4, 8)], num_fields=1, clock=WallClock())
     assert run.kept_bytes() == 4 * (8 + 2) * FLOAT
 
 
@@ -30,12 +32,12 @@ def test_a_value_saved_twice_or_as_a_view_is_counted_once() -> None:
             halves = doubled.chunk(2, dim=1)
             return halves[0] * halves[1]
 
-    run = OpRun(Squares(), [torch.randn(4, 8, requires_grad=True)], num_fields=0)
+    run = OpRun(Squares(), [torch.randn(4, 8, requires_grad=True)], num_fields=0, clock=WallClock())
     assert run.kept_bytes() == 4 * (8 + 4) * FLOAT
 
 
 def test_frozen_ops_have_no_backward_pass() -> None:
-    run = OpRun(nn.Linear(8, 8).requires_grad_(False), [torch.randn(4, 8)], num_fields=0)
+    run = OpRun(nn.Linear(8, 8).requires_grad_(False), [torch.randn(4, 8)], num_fields=0, clock=WallClock())
     sample = run.repeat(3)
     assert sample.forward_s > 0
     assert sample.backward_s < sample.forward_s
@@ -44,7 +46,7 @@ def test_frozen_ops_have_no_backward_pass() -> None:
 def test_runs_leave_no_gradients_behind() -> None:
     module = nn.Linear(8, 8)
     x = torch.randn(4, 8, requires_grad=True)
-    run = OpRun(module, [x], num_fields=0)
+    run = OpRun(module, [x], num_fields=0, clock=WallClock())
     assert run.warm_up(Limits(max_s=0.01)) > 0
     assert x.grad is None and module.weight.grad is None
 
@@ -54,4 +56,18 @@ def test_an_op_with_several_outputs_runs_backward_through_those_that_need_it() -
         def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
             return x * 2, x.detach() > 0
 
-    assert OpRun(Split(), [torch.randn(4, 8, requires_grad=True)], num_fields=0).repeat(1).backward_s > 0
+    assert (
+        OpRun(Split(), [torch.randn(4, 8, requires_grad=True)], num_fields=0, clock=WallClock())
+        .repeat(1)
+        .backward_s
+        > 0
+    )
+
+
+def test_processor_time_counts_every_process_that_takes_turns_on_a_core() -> None:
+    assert TurnsClock(2.0).between_s(1.0, 1.5) == 1.0
+    assert TurnsClock(0.5).between_s(1.0, 1.5) == 0.5
+    clock = TurnsClock(1.0)
+    before = clock.mark()
+    time.sleep(0.05)
+    assert clock.between_s(before, clock.mark()) < 0.04

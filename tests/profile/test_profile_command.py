@@ -5,23 +5,19 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
+from helpers.cli import run_spindle, spindle_process
 
 from spindle_cli.cluster import Cluster
 from spindle_cli.profile.types import Profile
 
 TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"
 ENOUGH_MEASUREMENTS = 3
-
-
-def spindle(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "spindle_cli", *arguments]
 
 
 @dataclass(frozen=True)
@@ -37,40 +33,34 @@ class Resumed:
     files: list[str]
 
 
+def wait_for(partial: Path, measurements: int, process: subprocess.Popen[str]) -> None:
+    """Return when so many measurements are kept; fail if the process ends before."""
+    deadline = time.monotonic() + 120
+    while not (partial.exists() and partial.read_text().count("slowest") >= measurements):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 @pytest.fixture(scope="module")
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     folder = tmp_path_factory.mktemp("profile")
     out, cluster, partial = (folder / name for name in ("p.json", "cluster.yaml", "p.partial.json"))
-    command = spindle(
-        "profile",
-        TINY,
-        "-o",
-        str(out),
-        "--nproc",
-        "2",
-        "--write-cluster",
-        str(cluster),
-        "--time-limit",
-        "0.05",
-        "--json",
-    )
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while not (partial.exists() and partial.read_text().count("slowest") >= ENOUGH_MEASUREMENTS):
-        assert first.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    options = ("--nproc", 2, "--write-cluster", cluster, "--time-limit", 0.05, "--json")
+    first = spindle_process("profile", TINY, "-o", out, *options, stderr=subprocess.DEVNULL)
+    wait_for(partial, ENOUGH_MEASUREMENTS, first)
     workers = psutil.Process(first.pid).children(recursive=True)
     first.kill()
     first.wait()
     _, running = psutil.wait_procs(workers, timeout=10)
     kept = partial.read_text().count("slowest")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    second = spindle_process("profile", TINY, "-o", out, *options)
+    printed, messages = second.communicate(timeout=120)
+    assert second.returncode == 0, messages
     return Resumed(
         Profile.read(out),
         Cluster.read(cluster),
-        json.loads(done.stdout),
-        done.stderr,
+        json.loads(printed),
+        messages,
         kept,
         [process.pid for process in running],
         sorted(path.name for path in folder.iterdir()),
@@ -122,12 +112,8 @@ def test_json_says_what_was_made(resumed: Resumed) -> None:
 
 @pytest.mark.processes
 def test_an_interrupt_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
-    command = spindle("profile", TINY, "-o", str(tmp_path / "p.json"), "--nproc", "2")
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "p.partial.json").exists():
-        assert running.poll() is None and time.monotonic() < deadline
-        time.sleep(0.02)
+    running = spindle_process("profile", TINY, "-o", tmp_path / "p.json", "--nproc", 2)
+    wait_for(tmp_path / "p.partial.json", 0, running)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=30)
     assert running.returncode == 130
@@ -136,17 +122,16 @@ def test_an_interrupt_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "said"),
+    ("arguments", "said"),
     [
-        (("--estimate", "--write-cluster", "c.yaml"), 2, "--write-cluster"),
-        (("--device", "h200"), 2, "--estimate"),
-        (("--estimate",), 2, "--cluster"),
+        (("--estimate", "--write-cluster", "c.yaml"), "--write-cluster"),
+        (("--device", "h200"), "--estimate"),
+        (("--estimate",), "--cluster"),
     ],
 )
 def test_options_that_do_not_belong_together_are_refused(
-    arguments: tuple[str, ...], code: int, said: str, tmp_path: Path
+    arguments: tuple[str, ...], said: str, tmp_path: Path
 ) -> None:
-    command = spindle("profile", TINY, "-o", str(tmp_path / "p.json"), *arguments)
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == code
-    assert said in done.stderr and "Traceback" not in done.stderr
+    ended = run_spindle("profile", TINY, "-o", tmp_path / "p.json", *arguments)
+    assert ended.code == 2
+    assert said in ended.err

@@ -93,7 +93,8 @@ class _MetaOpAssembly:
         metaop = self._metaop
         valid = valid_degrees(metaop, self._batch_size, self._extent.max_devices)
         points = self._timed_points(valid)
-        fit = fit_curve(points, valid[-1])
+        # An estimate has a point for every number of devices: nothing lies between, and nothing was measured.
+        fit = None if points[0].source == "estimated" else fit_curve(points, valid[-1])
         known = {point.num_devices for point in points}
         between = [n for n in valid if n > points[0].num_devices and n not in known]
         fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]

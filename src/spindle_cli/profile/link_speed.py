@@ -19,7 +19,7 @@ from spindle_cli.units import GB, US
 # float32 elements: 4 B is all latency; 16 MiB is past the knee of loopback, PCIe and NVLink alike.
 LATENCY_ELEMENTS = 1
 CURVE_ELEMENTS = tuple(2**power for power in range(10, 23, 2))
-_SECONDS_PER_SIZE = 0.08
+_SECONDS_PER_SIZE = 0.12
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 200
 _TIMEOUT = timedelta(seconds=60)
 

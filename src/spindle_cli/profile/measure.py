@@ -70,8 +70,8 @@ class MeasureSettings:
 
 
 def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
-    """Limits whose repeats are long enough where the processes share cores."""
-    if device == "cpu" and processes * threads > usable_cores():
+    """Limits whose repeats are long enough where processes share cores and only wall time says how long."""
+    if device == "cpu" and threads > 1 and processes * threads > usable_cores():
         return Limits(
             limits.spread, limits.max_s, limits.min_repeats, limits.max_repeats, SHARED_CORES_BLOCK_S
         )
@@ -105,7 +105,14 @@ def measure(
     kept = ResumeFile(out, _conditions(graph, settings, device))
     if kept.resumed:
         note(f"going on from {kept.path}: {kept.resumed} measurements were already made")
-    workers = WorkerSettings(loaded.source, folder, settings.device, settings.threads, table.stand_ins)
+    workers = WorkerSettings(
+        source=loaded.source,
+        folder=folder,
+        device=settings.device,
+        threads=settings.threads,
+        processes_per_core=settings.processes / usable_cores(),
+        stand_ins=table.stand_ins,
+    )
     _Measuring(table, settings, kept, console).run(workers)
     for job in table.jobs:
         if job.key in kept.failed:

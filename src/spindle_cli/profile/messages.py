@@ -19,6 +19,7 @@ class WorkerSettings:
     Attributes:
         source, folder: how to load the workload, and the folder that its path is relative to.
         threads: of each worker's operations.
+        processes_per_core: how many workers take turns on a core, at least 1.
         stand_ins: see `JobTable`.
     """
 
@@ -26,6 +27,7 @@ class WorkerSettings:
     folder: Path
     device: DeviceType
     threads: int
+    processes_per_core: float
     stand_ins: Mapping[OpRef, OpRef]
 
 

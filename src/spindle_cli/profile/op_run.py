@@ -26,8 +26,8 @@ class Clock(Protocol):
         """Seconds from one mark to another."""
 
 
-class HostClock:
-    """For a CPU, which has done its work when a call returns."""
+class WallClock:
+    """For a CPU with several threads, which have done their work when a call returns."""
 
     def mark(self) -> float:
         """Seconds of the performance counter."""
@@ -39,6 +39,28 @@ class HostClock:
     def between_s(self, start: float, end: float) -> float:
         """Their difference."""
         return end - start
+
+
+class TurnsClock:
+    """For a CPU with one thread: the thread's processor time, times the processes that take turns on a core.
+
+    Where processes outnumber cores this is the time that passes for each of them on average, without the
+    chance of whose turn it is, and without what other programs take.
+    """
+
+    def __init__(self, processes_per_core: float) -> None:
+        self._turns = max(processes_per_core, 1.0)
+
+    def mark(self) -> float:
+        """Seconds that this thread has run."""
+        return time.thread_time()
+
+    def wait(self) -> None:
+        """Nothing is outstanding."""
+
+    def between_s(self, start: float, end: float) -> float:
+        """Their difference, for all the processes of the core."""
+        return (end - start) * self._turns
 
 
 class CudaClock:
@@ -66,15 +88,14 @@ class OpRun:
         module: takes the inputs in order; returns a tensor or a tuple of tensors.
         inputs: on the op's device; those that a gradient flows back to require one.
         num_fields: how many of the first inputs are fields of the batch.
+        clock: of the op's device.
     """
 
-    def __init__(self, module: nn.Module, inputs: Sequence[Tensor], num_fields: int) -> None:
+    def __init__(self, module: nn.Module, inputs: Sequence[Tensor], num_fields: int, clock: Clock) -> None:
         self.module = module
         self.inputs = tuple(inputs)
         self.num_fields = num_fields
-        self.clock: Clock = HostClock()
-        if any(tensor.is_cuda for tensor in (*self.inputs, *module.parameters())):
-            self.clock = CudaClock()
+        self.clock = clock
         self._leaves = [t for t in (*self.inputs, *module.parameters()) if t.requires_grad]
         self._output_grads: tuple[Tensor, ...] | None = None
 

@@ -30,7 +30,7 @@ from spindle_cli.profile.messages import (
     Started,
     WorkerSettings,
 )
-from spindle_cli.profile.op_run import OpRun
+from spindle_cli.profile.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.stand_ins import load_stand_ins
 from spindle_cli.profile.timings import Sample, is_enough
 from spindle_cli.workload.ops import op_module
@@ -78,6 +78,7 @@ class _Worker:
         wanted = set(settings.stand_ins.values())
         loaded, self._graph = load_stand_ins(settings.source, settings.folder, sorted(wanted))
         self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, loaded.train.seed, self._device)
+        self._clock = _clock(settings)
         self._run: OpRun | None = None
 
     def answer(self, request: Request) -> Reply:
@@ -101,7 +102,7 @@ class _Worker:
         task = self._graph.tasks[ref.task]
         op = task.ops[ref.op]
         module = op_module(task, op).to(self._device)
-        self._run = OpRun(module, self._inputs.take(ref, request.job.rows), num_fields=len(op.fields))
+        self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
         kept = self._run.kept_bytes()
         return Prepared(run_s=self._run.warm_up(request.limits), activation_bytes=kept)
 
@@ -123,6 +124,12 @@ class _Worker:
             raise
         finally:
             gc.enable()
+
+
+def _clock(settings: WorkerSettings) -> Clock:
+    if settings.device == "cuda":
+        return CudaClock()
+    return TurnsClock(settings.processes_per_core) if settings.threads == 1 else WallClock()
 
 
 def _failure(error: Exception) -> Failed:
