@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
@@ -105,16 +105,17 @@ def test_planning_and_the_command_line_load_no_torch() -> None:
 
 
 def test_help_is_instant() -> None:
-    """Under 0.3 s, the median of five; a busy machine gets twice that before the test fails."""
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-m", "spindle_cli", "--help"], check=True, capture_output=True, timeout=30
+    """Under 0.3 s; the processor's time is measured, since the machine may be busy with other tests."""
+    command = [sys.executable, "-m", "spindle_cli", "--help"]
+    times_s = []
+    for _ in range(3):
+        before = os.times()
+        subprocess.run(command, check=True, capture_output=True, timeout=30)
+        after = os.times()
+        times_s.append(
+            after.children_user - before.children_user + after.children_system - before.children_system
         )
-        times.append(time.perf_counter() - start)
-    assert median(times) < 0.6
-    assert min(times) < 0.3
+    assert median(times_s) < 0.3
 
 
 def test_help_loads_no_stage() -> None:

@@ -25,7 +25,8 @@ def edited(edit: Edit) -> Plan:
 
 
 def slices_of(data: dict[str, Any], wave: int) -> list[dict[str, Any]]:
-    return data["waves"][wave]["slices"]
+    slices: list[dict[str, Any]] = data["waves"][wave]["slices"]
+    return slices
 
 
 def test_a_valid_plan_has_no_violations() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -97,7 +98,7 @@ def test_the_summary_counts_ops_by_allocation_and_time_by_device() -> None:
     assert report.device_use == pytest.approx((1.0, 3.6 / 3.8, 2.1 / 3.8, 2.1 / 3.8))
 
 
-def test_the_command_prints_picture_table_and_prediction(tmp_path) -> None:
+def test_the_command_prints_picture_table_and_prediction(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(path, two_towers()[1])
     ended = run_spindle("show", path)
@@ -109,7 +110,7 @@ def test_the_command_prints_picture_table_and_prediction(tmp_path) -> None:
     assert max(map(len, ended.out.splitlines())) <= 120
 
 
-def test_a_rank_s_program_has_an_action_a_line(tmp_path) -> None:
+def test_a_rank_s_program_has_an_action_a_line(tmp_path: Path) -> None:
     path = tmp_path / "plan.yaml"
     write_plan(path, two_towers()[1])
     ended = run_spindle("show", path, "--rank", 2)
