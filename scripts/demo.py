@@ -56,35 +56,38 @@ def run(title: str, module: str, *arguments: str | Path) -> None:
 
 
 def choose_out(wanted: Path | None) -> Path:
-    """The folder for all that the demo makes: as wanted, or the first of runs/demo-1, -2, ... that is free."""
+    """The folder for all that the demo makes: as wanted, or the first free of runs/demo-1, -2, ..."""
     numbered = (Path("runs") / f"demo-{number}" for number in count(1))
     out = wanted or next(path for path in numbered if not path.exists())
     out.mkdir(parents=True, exist_ok=True)
     return out
 
 
+def spindle(title: str, *arguments: str | Path) -> None:
+    """Run one command of the `spindle` command line."""
+    run(title, "spindle_cli", *arguments)
+
+
 def demo(out: Path, length: Length) -> None:
     """All steps, from the workload file to the figures at the end."""
-    profile, plan, sequential, run_dir = (
-        out / "profile.json",
-        out / "plan.yaml",
-        out / "sequential.yaml",
-        out / "run",
+    profile, plan, sequential = out / "profile.json", out / "plan.yaml", out / "sequential.yaml"
+    run_dir = out / "run"
+    on_cluster = ("--cluster", CLUSTER)
+    steps = () if length.steps is None else ("--steps", str(length.steps))
+    verify_steps = ("--steps", str(length.verify_steps))
+    evaluation = ("--run", run_dir, "--at-least", str(length.at_least))
+
+    spindle(
+        "Measure how every MetaOp scales", "profile", WORKLOAD, "-o", profile, *on_cluster, "--nproc", "4"
     )
-    cli = "spindle_cli"
-    run("Measure how every MetaOp scales, on 4 processes", cli, "profile", WORKLOAD, "-o", profile,
-        "--cluster", CLUSTER, "--nproc", "4")  # fmt: skip
-    run("Plan", cli, "plan", profile, "--cluster", CLUSTER, "-o", plan)
-    run("For comparison: the usual way, task after task", cli, "plan", profile, "--cluster", CLUSTER,
-        "-o", sequential, "--strategy", "sequential")  # fmt: skip
-    run("Check the plan without the planner's code", cli, "check", plan, "--profile", profile)
-    run("Look at it", cli, "show", plan)
-    run("Prove that it trains the same model as one plain process", cli, "verify", plan,
-        "--steps", str(length.verify_steps))  # fmt: skip
-    steps = [] if length.steps is None else ["--steps", str(length.steps)]
-    run("Train", cli, "launch", plan, "--run-dir", run_dir, *steps)
-    run("Put held-out samples to the trained model", "spindle_cli.zoo.digits.evaluate", "--run", run_dir,
-        "--at-least", str(length.at_least))  # fmt: skip
+    spindle("Plan", "plan", profile, "-o", plan, *on_cluster)
+    usual = ("-o", sequential, "--strategy", "sequential")
+    spindle("For comparison, the usual way: task after task", "plan", profile, *usual, *on_cluster)
+    spindle("Check the plan without the planner's code", "check", plan, "--profile", profile)
+    spindle("Look at it", "show", plan)
+    spindle("Prove that it trains the same model as one plain process", "verify", plan, *verify_steps)
+    spindle("Train", "launch", plan, "--run-dir", run_dir, *steps)
+    run("Put held-out samples to the trained model", "spindle_cli.zoo.digits.evaluate", *evaluation)
     print(f"\n=== Iteration\n{iteration_times(plan, sequential, run_dir)}")
 
 
