@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, floor, log10
 
-from spindle_cli.artifact import sha256_of
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Piece
+from spindle_cli.plan.schedule import Placed
 from spindle_cli.plan.types import (
     Plan,
     PlanMetaOp,
@@ -22,19 +21,17 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 SIGNIFICANT_DIGITS = 10
 
 
-def exact_slices(
-    problem: Problem, pieces: Sequence[Piece], devices: Sequence[tuple[int, ...]]
-) -> tuple[Slice, ...]:
+def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
     """Slices in order of start, each as early as its devices, its inputs and its MetaOp's slice before allow.
 
     Times are whole ticks of a decimal fraction of a second, durations rounded up, so that no sum of floats
-    can make a slice too short or let two overlap. `pieces` must be in order of start.
+    can make a slice too short or let two overlap.
     """
     ticks_per_s = 10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(problem.serial_s)))
     device_free = [0] * problem.num_devices
     node_end = [0] * len(problem.nodes)
     slices: list[tuple[int, Slice]] = []
-    for piece, members in zip(pieces, devices, strict=True):
+    for piece, members in zip(placed.draft.pieces, placed.devices, strict=True):
         node = problem.nodes[piece.node]
         ready = max((node_end[j] for j in node.inputs), default=0)
         start = max(ready, node_end[piece.node], *(device_free[d] for d in members))
@@ -55,7 +52,7 @@ def exact_slices(
                     tp=piece.point.tp,
                     start_s=start / ticks_per_s,
                     end_s=end / ticks_per_s,
-                    recompute=False,
+                    recompute=piece.point.recompute,
                 ),
             )
         )
@@ -104,7 +101,7 @@ def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice]) -> PlanMetaOp:
 
 def profile_ref(profile: Profile) -> ProfileRef:
     """Identity of a profile: the hash of its canonical JSON."""
-    return ProfileRef(sha256=sha256_of(profile.model_dump(mode="json", by_alias=True)))
+    return ProfileRef(sha256=profile.sha256())
 
 
 def threads_of(profile: Profile) -> int | None:

@@ -17,16 +17,14 @@ something.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.plan.problem import Node, Problem
+from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.solver import LinearProgram
-from spindle_cli.profile.types import CurvePoint
 
-# The optimum is lowered by this share, above the solver's tolerance, so that it bounds every schedule in
-# floats too.
-SOLVER_SLACK = 1e-6
+# Above what adding up a few hundred floats can be off by.
+FLOAT_SLACK = 1e-12
 
 
 @dataclass(frozen=True)
@@ -43,7 +41,7 @@ class Bound:
     """
 
     lower_bound_s: float
-    ops: tuple[tuple[tuple[CurvePoint, float], ...], ...]
+    ops: tuple[tuple[tuple[Point, float], ...], ...]
     start_s: tuple[float, ...]
     device_value_s: float
     critical: tuple[float, ...]
@@ -79,8 +77,10 @@ def lower_bound(problem: Problem) -> Bound:
 
     solution = program.solve()
     end_s = solution.objective * unit_s
+    flow = [_flow(node, solution.duals) for node in problem.nodes]
+    device_price = abs(solution.duals["devices"])
     return Bound(
-        lower_bound_s=end_s * (1 - SOLVER_SLACK),
+        lower_bound_s=_certified_s(problem, solution.duals, flow, device_price),
         ops=tuple(
             tuple(
                 (point, solution.values[f"x_{i}_{k}"])
@@ -90,14 +90,14 @@ def lower_bound(problem: Problem) -> Bound:
             for i, hull in enumerate(hulls)
         ),
         start_s=tuple(solution.values[f"s_{i}"] * unit_s for i in range(len(hulls))),
-        device_value_s=-solution.duals["devices"] * end_s,
-        critical=tuple(_flow(node, solution.duals) for node in problem.nodes),
+        device_value_s=device_price * end_s,
+        critical=tuple(flow),
     )
 
 
-def hull_points(node: Node) -> tuple[CurvePoint, ...]:
+def hull_points(node: Node) -> tuple[Point, ...]:
     """The points on the lower convex hull of (seconds, device-seconds) per op: an optimum needs no other."""
-    hull: list[CurvePoint] = []
+    hull: list[Point] = []
     for point in reversed(node.points):  # ascending in seconds
         if hull and point.num_devices * point.op_s >= hull[-1].num_devices * hull[-1].op_s:
             continue  # slower and no cheaper
@@ -107,7 +107,7 @@ def hull_points(node: Node) -> tuple[CurvePoint, ...]:
     return tuple(reversed(hull))
 
 
-def _above(left: CurvePoint, middle: CurvePoint, right: CurvePoint) -> bool:
+def _above(left: Point, middle: Point, right: Point) -> bool:
     """Whether `middle` lies on or above the line from `left` to `right` in (seconds, device-seconds)."""
     run, rise = right.op_s - left.op_s, right.num_devices * right.op_s - left.num_devices * left.op_s
     height = middle.num_devices * middle.op_s - left.num_devices * left.op_s
@@ -118,3 +118,29 @@ def _flow(node: Node, duals: Mapping[str, float]) -> float:
     if not node.consumers:
         return abs(duals[f"end_{node.index}"])
     return sum(abs(duals[f"edge_{node.index}_{j}"]) for j in node.consumers)
+
+
+def _certified_s(
+    problem: Problem, duals: Mapping[str, float], flow: Sequence[float], device_price: float
+) -> float:
+    """The Lagrangian bound of the dual values: true whatever the solver's tolerances, unlike its objective.
+
+    With prices p of a device-second and f[i] of a second of i's duration, every schedule that ends by U has
+    C >= sum_m L_m min_n T_m(n) (p n + f[m]), less U times what the dual values break their own constraints
+    by: at most as much flow leaves a MetaOp as enters it, and N p plus the flow to the end is 1.
+    """
+    entering = [0.0] * len(problem.nodes)
+    to_end = 0.0
+    for node in problem.nodes:
+        for j in node.consumers:
+            entering[j] += abs(duals[f"edge_{node.index}_{j}"])
+        if not node.consumers:
+            to_end += flow[node.index]
+    broken = sum(max(0.0, into - out) for into, out in zip(entering, flow, strict=True))
+    broken += max(0.0, problem.num_devices * device_price + to_end - 1.0)
+    priced_s = sum(
+        node.num_ops
+        * min(point.op_s * (device_price * point.num_devices + flow[node.index]) for point in node.points)
+        for node in problem.nodes
+    )
+    return (priced_s - broken * problem.serial_s) * (1 - FLOAT_SLACK)

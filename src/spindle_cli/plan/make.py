@@ -1,40 +1,100 @@
-"""Making a plan: from a profile and a cluster to the plan file's content."""
+"""Making a plan: from a profile and a cluster to the plan file's content.
+
+problem.py    index the MetaGraph, cut the curves to the cluster
+bound.py      the linear program over the whole graph: lower bound and allocation
+strategies/   drafts: schedules without devices
+judge.py      placement, memory, predicted iteration; the best draft wins
+assemble.py   the plan
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from spindle_cli.cluster import Cluster
-from spindle_cli.costs.memory import device_memory
-from spindle_cli.plan.assemble import exact_slices, make_plan_file
-from spindle_cli.plan.bound import lower_bound
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.assemble import make_plan_file
+from spindle_cli.plan.bound import Bound, lower_bound
+from spindle_cli.plan.judge import Judged, judge
+from spindle_cli.plan.no_fit import no_fit
+from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.strategies.distmm import distmm
+from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.spindle import spindle
+from spindle_cli.plan.thrift import describe, thrifts
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 
+DEFAULT_EFFORT = 1
+
 
 def make_plan(
-    profile: Profile, cluster: Cluster, strategy: StrategyName = "spindle", effort: int = 1
+    profile: Profile, cluster: Cluster, strategy: StrategyName = "spindle", effort: int = DEFAULT_EFFORT
 ) -> Plan:
-    """Plan a profiled workload for a cluster.
+    """Plan a profiled workload for a cluster. Same inputs, same plan.
 
     Args:
         strategy: how the devices are shared out.
-        effort: more of it searches longer and never gives a worse plan.
+        effort: 0 or more; more of it searches longer and never gives a worse plan.
 
     Raises:
         NoPlanError: no valid allocation, or nothing fits the devices' memory.
     """
     problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
-    pieces = sequential(problem)
-    devices = [tuple(range(piece.point.num_devices)) for piece in pieces]
-    slices = exact_slices(problem, pieces, devices)
-    memory = device_memory(profile.metaops, slices, problem.num_devices, profile.optimizer_state_per_param)
-    compute_s = max(piece.end_s for piece in slices)
+    notes: list[str] = []
+    best = best_judged(problem, bound, strategy, effort)
+    if best is None:
+        problem, best, note = _with_thrift(profile, cluster, strategy)
+        notes.append(note)
+    name = best.placed.draft.name
+    if name != strategy:
+        notes.append(f"No better plan was found than {name}'s, so this is it.")
     predicted = Predicted(
-        iteration_s=compute_s,
-        compute_s=compute_s,
-        lower_bound_s=bound.lower_bound_s,
-        peak_memory_bytes=tuple(device.total_bytes for device in memory),
+        iteration_s=best.prediction.iteration_s,
+        compute_s=best.prediction.compute_s,
+        lower_bound_s=min(bound.lower_bound_s, best.prediction.compute_s),
+        peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
+        transfer_s=best.prediction.transfer_s,
+        gradient_sum_s=best.prediction.gradient_sum_s,
     )
-    return make_plan_file(problem, strategy, slices, predicted)
+    return make_plan_file(problem, strategy, best.slices, predicted, tuple(notes))
+
+
+def best_judged(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Judged | None:
+    """The best plan that fits; None if none does."""
+    fitting = [
+        judged for draft in drafts(problem, bound, strategy, effort) if (judged := judge(problem, draft))
+    ]
+    return min(fitting, key=Judged.rank, default=None)
+
+
+def drafts(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Iterator[Draft]:
+    """What a strategy proposes; `spindle` proposes the others' too."""
+    if strategy in ("sequential", "spindle"):
+        yield sequential(problem)
+    if strategy in ("distmm", "spindle"):
+        yield distmm(problem)
+    if strategy in ("optimus", "spindle"):
+        yield optimus(problem)
+    if strategy == "spindle":
+        yield from spindle(problem, bound, effort)
+
+
+def _with_thrift(profile: Profile, cluster: Cluster, strategy: StrategyName) -> tuple[Problem, Judged, str]:
+    """The best plan of those that give up speed for memory.
+
+    Raises:
+        NoPlanError: none fits.
+    """
+    found: list[tuple[Judged, Problem, str]] = []
+    for thrift in thrifts(profile):
+        problem = make_problem(profile, cluster, thrift)
+        best = best_judged(problem, lower_bound(problem), strategy, effort=0)
+        if best is not None:
+            found.append((best, problem, describe(thrift)))
+    if not found:
+        raise no_fit(profile, cluster)
+    best, problem, note = min(found, key=lambda item: item[0].rank())
+    return problem, best, note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from graphlib import TopologicalSorter
@@ -12,16 +13,49 @@ from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 
 @dataclass(frozen=True)
-class Node:
-    """A MetaOp. `points`: its fastest allocation per number of devices, ascending, each faster than all
-    before it.
+class Point:
+    """A valid allocation of a MetaOp, and the seconds that one op takes on it, over the whole batch.
 
-    `inputs` and `consumers` are indices of nodes; `level` is its MetaLevel.
+    With `recompute` an op's activations are not kept but computed again in its backward pass, which that
+    makes longer.
+    """
+
+    num_devices: int
+    dp: int
+    tp: int
+    forward_s: float
+    backward_s: float
+    op_s: float  # both together
+    recompute: bool = False
+
+
+@dataclass(frozen=True)
+class Thrift:
+    """How much speed is given up to save memory.
+
+    Attributes:
+        least_tp: of the allocations, only those with this degree of tensor parallelism or the largest there
+            is.
+        recompute: names of the MetaOps that keep no activations.
+    """
+
+    least_tp: int = 1
+    recompute: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Node:
+    """A MetaOp.
+
+    Attributes:
+        points: the fastest allocation per number of devices, ascending, each faster than all before it.
+        inputs, consumers: indices of nodes.
+        level: its MetaLevel.
     """
 
     index: int
     metaop: MetaOpProfile
-    points: tuple[CurvePoint, ...]
+    points: tuple[Point, ...]
     inputs: tuple[int, ...]
     consumers: tuple[int, ...]
     level: int
@@ -52,12 +86,17 @@ class Problem:
         return self.cluster.num_devices
 
     @cached_property
+    def rates(self) -> tuple[tuple[tuple[int, float], ...], ...]:
+        """(devices, seconds per op) of each node's points, for inner loops."""
+        return tuple(tuple((point.num_devices, point.op_s) for point in node.points) for node in self.nodes)
+
+    @cached_property
     def serial_s(self) -> float:
-        """Seconds of every MetaOp alone on its fastest allocation, one after another: what is always possible."""
+        """Every MetaOp alone on its fastest allocation, one after another: what is always possible."""
         return sum(node.shortest_s for node in self.nodes)
 
 
-def make_problem(profile: Profile, cluster: Cluster) -> Problem:
+def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = None) -> Problem:
     """Index the MetaGraph and cut the curves to the cluster's number of devices.
 
     Raises:
@@ -65,17 +104,21 @@ def make_problem(profile: Profile, cluster: Cluster) -> Problem:
     """
     index = {metaop.name: i for i, metaop in enumerate(profile.metaops)}
     inputs = [tuple(index[name] for name in metaop.inputs) for metaop in profile.metaops]
-    order = _order(inputs)
+    order = topological_order(inputs)
     level = [0] * len(inputs)
+    consumers: list[list[int]] = [[] for _ in inputs]
     for i in order:
         level[i] = max((level[j] + 1 for j in inputs[i]), default=0)
+    for i, producers in enumerate(inputs):
+        for j in producers:
+            consumers[j].append(i)
     nodes = tuple(
         Node(
             index=i,
             metaop=metaop,
-            points=useful_points(metaop, cluster.num_devices),
+            points=useful_points(metaop, cluster.num_devices, thrift or Thrift()),
             inputs=inputs[i],
-            consumers=tuple(j for j, producers in enumerate(inputs) if i in producers),
+            consumers=tuple(consumers[i]),
             level=level[i],
         )
         for i, metaop in enumerate(profile.metaops)
@@ -83,26 +126,40 @@ def make_problem(profile: Profile, cluster: Cluster) -> Problem:
     return Problem(profile, cluster, nodes, order)
 
 
-def useful_points(metaop: MetaOpProfile, num_devices: int) -> tuple[CurvePoint, ...]:
+def useful_points(metaop: MetaOpProfile, num_devices: int, thrift: Thrift) -> tuple[Point, ...]:
     """The allocations that no smaller one equals: ascending in devices, strictly descending in seconds.
 
     Raises:
         NoPlanError: none is on at most `num_devices` devices.
     """
-    points: list[CurvePoint] = []
-    for point in metaop.best_points:
-        if point.num_devices <= num_devices and (not points or point.op_s < points[-1].op_s):
-            points.append(point)
-    if not points:
-        fewest = metaop.best_points[0].num_devices
+    possible = [point for point in metaop.curve if point.num_devices <= num_devices]
+    if not possible:
+        fewest = metaop.curve[0].num_devices
         raise NoPlanError(
             f"{metaop.name}: its smallest valid allocation has {fewest} devices, the cluster {num_devices}",
             hint=f"Plan for at least {fewest} devices, or profile {metaop.name} for fewer.",
         )
+    least_tp = min(thrift.least_tp, max(point.tp for point in possible))
+    points: list[Point] = []
+    for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
+        point = _point(candidate, recompute=metaop.name in thrift.recompute)
+        if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
+            points.append(point)
     return tuple(points)
 
 
-def _order(inputs: list[tuple[int, ...]]) -> tuple[int, ...]:
+def _point(point: CurvePoint, *, recompute: bool) -> Point:
+    backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
+    op_s = point.forward_s + backward_s
+    return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
+
+
+def topological_order(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Indices with producers first, otherwise ascending.
+
+    Raises:
+        graphlib.CycleError: there is a cycle.
+    """
     sorter: TopologicalSorter[int] = TopologicalSorter(dict(enumerate(inputs)))
     sorter.prepare()
     order: list[int] = []

@@ -1,24 +1,23 @@
-"""A schedule before placement: slices with numbers of devices and times, no devices yet.
-
-As any free devices will do in it, a schedule is valid when no more than N devices are busy at any moment.
-"""
+"""A schedule before and after placement."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spindle_cli.profile.types import CurvePoint
+from spindle_cli.plan.problem import Point
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Ops [first, last) of a node on one allocation, from start to end."""
+    """Ops [first, last) of a node on one allocation, from start to end; no devices yet.
+
+    As any free devices will do in a schedule, it is valid when no more than N devices are busy at any moment.
+    """
 
     node: int
     first: int
     last: int
-    point: CurvePoint
+    point: Point
     start_s: float
     end_s: float
 
@@ -28,6 +27,28 @@ class Piece:
         return self.last - self.first
 
 
-def end_of(pieces: Iterable[Piece]) -> float:
-    """Seconds from the schedule's start to its end."""
-    return max(piece.end_s for piece in pieces)
+@dataclass(frozen=True)
+class Draft:
+    """A schedule that a strategy proposes: pieces in order of start, producers first.
+
+    Attributes:
+        devices: of each piece, where the strategy says which; None leaves it to the placement.
+        name: the construction it comes from, for messages.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    devices: tuple[tuple[int, ...], ...] | None = None
+
+    @property
+    def end_s(self) -> float:
+        """When the last piece ends."""
+        return max(piece.end_s for piece in self.pieces)
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A draft with the devices of every piece, in the order in which they hold the batch's shares."""
+
+    draft: Draft
+    devices: tuple[tuple[int, ...], ...]

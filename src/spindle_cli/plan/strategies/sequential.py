@@ -6,11 +6,11 @@ How DeepSpeed and Megatron run such models, every MetaOp with the parallelism th
 from __future__ import annotations
 
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Piece
+from spindle_cli.plan.schedule import Draft, Piece
 
 
-def sequential(problem: Problem) -> tuple[Piece, ...]:
-    """The schedule, in the order of the tasks as far as the edges allow."""
+def sequential(problem: Problem) -> Draft:
+    """The schedule, in the order of the tasks as far as the edges allow, always from device 0 on."""
     pieces: list[Piece] = []
     now_s = 0.0
     for i in problem.order:
@@ -18,4 +18,5 @@ def sequential(problem: Problem) -> tuple[Piece, ...]:
         end_s = now_s + node.shortest_s
         pieces.append(Piece(i, 0, node.num_ops, node.points[-1], now_s, end_s))
         now_s = end_s
-    return tuple(pieces)
+    devices = tuple(tuple(range(piece.point.num_devices)) for piece in pieces)
+    return Draft("sequential", tuple(pieces), devices)

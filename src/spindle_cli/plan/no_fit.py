@@ -1,0 +1,185 @@
+"""When nothing fits: which device lacks how much, what takes it, and the smallest changes that would fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from spindle_cli.cluster import Cluster, NodeGroup
+from spindle_cli.costs.memory import DeviceMemory
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.bound import lower_bound
+from spindle_cli.plan.judge import judge
+from spindle_cli.plan.placement import ROOMY, TASTES
+from spindle_cli.plan.problem import Problem, Thrift, make_problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.strategies.optimus import optimus
+from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.spindle import spindle
+from spindle_cli.plan.thrift import heaviest
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.units import GIB, format_bytes
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change to the inputs, in words, and the inputs with it."""
+
+    words: str
+    profile: Profile
+    cluster: Cluster
+
+
+def no_fit(profile: Profile, cluster: Cluster) -> NoPlanError:
+    """The error for a workload that fits the cluster in no way: also not with tensor parallelism or
+    recomputation.
+    """
+    device, need = _least_overflow(profile, cluster)
+    capacity = cluster.memory_bytes[device]
+    parts = {
+        "parameters": need.parameter_bytes,
+        "gradients": need.gradient_bytes,
+        "optimizer state": need.optimizer_bytes,
+        "activations": need.activation_bytes,
+        "transfer buffers": need.buffer_bytes,
+    }
+    taken = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items())
+    fitting = [change.words for change in _smallest_that_fit(profile, cluster)]
+    return NoPlanError(
+        f"no plan fits {cluster.name!r}: in the one that comes closest, device {device} needs "
+        f"{format_bytes(need.total_bytes)} and has {format_bytes(capacity)}, "
+        f"{format_bytes(need.total_bytes - capacity)} too little ({taken})",
+        hint="Tried, and each would fit by itself: " + "; ".join(fitting) + "."
+        if fitting
+        else "Tried in vain: 8 times the devices, 1/8 of the batch, 8 times the memory, layers split by 8.",
+    )
+
+
+def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemory]:
+    """The fullest device, of the plan whose fullest device lacks least, with all activations recomputed."""
+    roomy = _with_memory(cluster, 1e6)
+    largest_tp = max(point.tp for metaop in profile.metaops for point in metaop.curve)
+    found: list[tuple[int, int, DeviceMemory]] = []
+    for thrift in (Thrift(largest_tp), Thrift(largest_tp, heaviest(profile, 1.0))):
+        problem = make_problem(profile, roomy, thrift)
+        for draft in _drafts(problem):
+            judged = judge(problem, draft, (ROOMY,))
+            assert judged is not None, "everything fits a million times the memory"
+            over = [
+                (need.total_bytes - capacity, device)
+                for device, (need, capacity) in enumerate(
+                    zip(judged.memory, cluster.memory_bytes, strict=True)
+                )
+            ]
+            excess, device = max(over)
+            found.append((excess, device, judged.memory[device]))
+    _, device, need = min(found, key=lambda item: item[:2])
+    return device, need
+
+
+def _drafts(problem: Problem) -> Iterator[Draft]:
+    yield sequential(problem)
+    yield optimus(problem)
+    yield from spindle(problem, lower_bound(problem), effort=0)
+
+
+def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
+    """Of each kind of change, the smallest after which some plan fits."""
+    for kind in (_more_nodes, _smaller_batches, _tensor_parallelism, _more_memory):
+        for change in kind(profile, cluster):
+            if fits(change.profile, change.cluster):
+                yield change
+                break
+
+
+def fits(profile: Profile, cluster: Cluster) -> bool:
+    """Whether some plan fits without giving up anything, or with all activations recomputed."""
+    for thrift in (Thrift(), Thrift(1, heaviest(profile, 1.0))):
+        problem = make_problem(profile, cluster, thrift)
+        if any(judge(problem, draft, (*TASTES[:1], ROOMY)) for draft in _drafts(problem)):
+            return True
+    return False
+
+
+def _more_nodes(profile: Profile, cluster: Cluster) -> Iterator[Change]:
+    last = cluster.nodes[-1]
+    total = len(cluster.node_sizes)
+    for times in (2, 3, 4, 6, 8):
+        count = last.count + (times - 1) * total
+        grown = _with_nodes(cluster, (*cluster.nodes[:-1], last.model_copy(update={"count": count})))
+        yield Change(f"{grown.num_devices} devices instead of {cluster.num_devices}", profile, grown)
+
+
+def _more_memory(profile: Profile, cluster: Cluster) -> Iterator[Change]:
+    for times in (1.25, 1.5, 2, 3, 4, 6, 8):
+        gib = max(cluster.memory_bytes) * times / GIB
+        yield Change(f"devices of {gib:.0f} GiB", profile, _with_memory(cluster, times))
+
+
+def _smaller_batches(profile: Profile, cluster: Cluster) -> Iterator[Change]:
+    for divisor in (2, 4, 8):
+        metaops = [_with_batch(metaop, divisor) for metaop in profile.metaops]
+        if all(metaops):
+            smaller = _with_metaops(profile, tuple(metaop for metaop in metaops if metaop is not None))
+            yield Change(f"1/{divisor} of every batch", smaller, cluster)
+
+
+def _tensor_parallelism(profile: Profile, cluster: Cluster) -> Iterator[Change]:
+    if any(point.tp > 1 for metaop in profile.metaops for point in metaop.curve):
+        return  # what the curves have has been tried
+    for tp in (2, 4, 8):
+        metaops = tuple(_with_tp(metaop, tp) for metaop in profile.metaops)
+        yield Change(
+            f"layers profiled with tensor parallelism of {tp}", _with_metaops(profile, metaops), cluster
+        )
+
+
+def _with_batch(metaop: MetaOpProfile, divisor: int) -> MetaOpProfile | None:
+    """The MetaOp on a smaller batch, as far as memory goes; None if the batch does not divide."""
+    if metaop.batch_size % divisor:
+        return None
+    batch_size = metaop.batch_size // divisor
+    curve = tuple(point for point in metaop.curve if batch_size % point.dp == 0)
+    inner = metaop.inner_output_bytes
+    return metaop.model_copy(
+        update={
+            "batch_size": batch_size,
+            "curve": curve,
+            "activation_bytes_per_op": metaop.activation_bytes_per_op // divisor,
+            "output_bytes": metaop.output_bytes // divisor,
+            "inner_output_bytes": None if inner is None else inner // divisor,
+        }
+    )
+
+
+def _with_tp(metaop: MetaOpProfile, tp: int) -> MetaOpProfile:
+    """The MetaOp split `tp` ways, as far as memory goes; ops without parameters stay whole."""
+    if not metaop.param_bytes_per_op:
+        return metaop
+    curve = tuple(
+        CurvePoint(
+            num_devices=point.num_devices * tp,
+            dp=point.dp,
+            tp=tp,
+            forward_s=point.forward_s / tp,
+            backward_s=point.backward_s / tp,
+            source=point.source,
+        )
+        for point in metaop.curve
+    )
+    return metaop.model_copy(update={"curve": curve})
+
+
+def _with_memory(cluster: Cluster, times: float) -> Cluster:
+    return _with_nodes(
+        cluster,
+        tuple(group.model_copy(update={"memory_gib": group.memory_gib * times}) for group in cluster.nodes),
+    )
+
+
+def _with_nodes(cluster: Cluster, nodes: tuple[NodeGroup, ...]) -> Cluster:
+    return Cluster(name=cluster.name, nodes=nodes, links=cluster.links)
+
+
+def _with_metaops(profile: Profile, metaops: tuple[MetaOpProfile, ...]) -> Profile:
+    return Profile.model_construct(**{**dict(profile), "metaops": metaops})

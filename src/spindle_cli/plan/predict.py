@@ -1,0 +1,231 @@
+"""The predicted iteration: the schedule, and what transfers and gradient sums add to it.
+
+A plain account of one iteration, slice by slice: forward in the order of the schedule, backward in reverse,
+    transfers between them, gradient sums behind the backward pass. Compute and communication overlap. A
+    device moves one thing at a time per direction and kind of link. (`spindle simulate` is a finer and
+    independent account, for one plan at a time.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from spindle_cli.cluster import Cluster
+from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Piece, Placed
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of an iteration.
+
+    Attributes:
+        iteration_s: all of it: `compute_s` plus the other two.
+        compute_s: the schedule alone.
+        transfer_s: added by transfers, and by forward and backward passes that do not fit each other as their
+            sums do.
+        gradient_sum_s: added by gradient sums.
+    """
+
+    iteration_s: float
+    compute_s: float
+    transfer_s: float
+    gradient_sum_s: float
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A tensor that one piece hands to another (indices), whole batch."""
+
+    producer: int
+    consumer: int
+    num_bytes: int
+
+
+def predict(problem: Problem, placed: Placed, compute_s: float) -> Prediction:
+    """Predict the iteration of a placed schedule that takes `compute_s` by itself."""
+    account = _Account(problem, placed)
+    account.forward()
+    account.backward()
+    with_transfers_s = max(compute_s, account.now_s)
+    iteration_s = max(with_transfers_s, account.sum_gradients())
+    return Prediction(iteration_s, compute_s, with_transfers_s - compute_s, iteration_s - with_transfers_s)
+
+
+def flows(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Flow]:
+    """Every tensor handed from piece to piece."""
+    of_node: dict[int, list[int]] = {}
+    for index, piece in enumerate(pieces):
+        of_node.setdefault(piece.node, []).append(index)
+    for node in problem.nodes:
+        own = of_node[node.index]
+        for producer, consumer in pairwise(own):
+            yield Flow(producer, consumer, inner_bytes(node.metaop))
+        for j in node.inputs:
+            metaop = problem.nodes[j].metaop
+            consumers = own if metaop.name in node.metaop.inputs_of_every_op else own[:1]
+            for consumer in consumers:
+                yield Flow(of_node[j][-1], consumer, metaop.output_bytes)
+
+
+@dataclass(frozen=True)
+class _Exchange:
+    """Seconds that each port is busy with a flow: (device, inside a node) -> seconds, out and in."""
+
+    out_s: Mapping[tuple[int, bool], float]
+    in_s: Mapping[tuple[int, bool], float]
+
+    @property
+    def longest_s(self) -> float:
+        return max([*self.out_s.values(), *self.in_s.values()])
+
+
+class _Account:
+    """The iteration under way."""
+
+    def __init__(self, problem: Problem, placed: Placed) -> None:
+        self.problem = problem
+        self.cluster: Cluster = problem.cluster
+        self.pieces = placed.draft.pieces
+        self.devices = placed.devices
+        self.flows = list(flows(problem, self.pieces))
+        self.exchanges = [self._exchange(flow) for flow in self.flows]
+        self.device_free_s = [0.0] * problem.num_devices
+        self.now_s = 0.0
+        self.backward_start_s = [0.0] * len(self.pieces)
+        self.backward_end_s = [0.0] * len(self.pieces)
+
+    def forward(self) -> None:
+        """Run all pieces forward."""
+        incoming: list[list[int]] = [[] for _ in self.pieces]
+        for index, flow in enumerate(self.flows):
+            incoming[flow.consumer].append(index)
+        out_free: dict[tuple[int, bool], float] = {}
+        in_free: dict[tuple[int, bool], float] = {}
+        end_s = [0.0] * len(self.pieces)
+        for index, piece in enumerate(self.pieces):
+            start_s = max(self.device_free_s[d] for d in self.devices[index])
+            for i in incoming[index]:
+                sent_s = end_s[self.flows[i].producer]
+                start_s = max(start_s, _arrive(self.exchanges[i], sent_s, out_free, in_free))
+            end_s[index] = start_s + piece.num_ops * piece.point.forward_s
+            for device in self.devices[index]:
+                self.device_free_s[device] = end_s[index]
+        self.now_s = max(end_s)
+
+    def backward(self) -> None:
+        """Run all pieces backward, in reverse; gradients take the way of the activations back."""
+        outgoing: list[list[int]] = [[] for _ in self.pieces]
+        for index, flow in enumerate(self.flows):
+            outgoing[flow.producer].append(index)
+        out_free: dict[tuple[int, bool], float] = {}
+        in_free: dict[tuple[int, bool], float] = {}
+        for index in range(len(self.pieces) - 1, -1, -1):
+            piece = self.pieces[index]
+            start_s = max(self.device_free_s[d] for d in self.devices[index])
+            for i in outgoing[index]:
+                sent_s = self.backward_end_s[self.flows[i].consumer]
+                start_s = max(start_s, _arrive(self.exchanges[i], sent_s, in_free, out_free))
+            self.backward_start_s[index] = start_s
+            self.backward_end_s[index] = start_s + piece.num_ops * piece.point.backward_s
+            for device in self.devices[index]:
+                self.device_free_s[device] = self.backward_end_s[index]
+        self.now_s = max(self.now_s, *self.backward_end_s)
+
+    def sum_gradients(self) -> float:
+        """When the last sum ends.
+
+        Parameters that the same pieces use are summed while the earliest of these runs backward, op by op; a
+        device takes part in one sum at a time.
+        """
+        free_s = [0.0] * self.problem.num_devices
+        end_s = 0.0
+        for members, (num_bytes, num_blocks) in sorted(self._shared_parameters().items(), reverse=True):
+            devices = sorted({d for index in members for d in self.devices[index]})
+            if len(devices) < 2:
+                continue
+            last = members[0]  # of the pieces that use them, the one that runs backward last
+            sum_s = all_reduce_s(num_bytes, devices, self.cluster)
+            others_s = max((self.backward_end_s[index] for index in members[1:]), default=0.0)
+            piece_s = self.backward_end_s[last] - self.backward_start_s[last]
+            ready_s = max(self.backward_start_s[last] + piece_s / num_blocks, others_s)
+            start_s = max([ready_s, *(free_s[d] for d in devices)])
+            done_s = max(start_s + sum_s, self.backward_end_s[last] + sum_s / num_blocks)
+            for device in devices:
+                free_s[device] = done_s
+            end_s = max(end_s, done_s)
+        return end_s
+
+    def _shared_parameters(self) -> dict[tuple[int, ...], tuple[float, int]]:
+        """Pieces that use the same parameters, in order -> (bytes of each sum, number of blocks)."""
+        users: dict[tuple[str, int], list[int]] = {}
+        size: dict[tuple[str, int], float] = {}
+        for index, piece in enumerate(self.pieces):
+            metaop = self.problem.nodes[piece.node].metaop
+            for op in range(piece.first, piece.last):
+                num_bytes = op_param_bytes(metaop, op) * metaop.trainable_fraction
+                if num_bytes:
+                    block = parameter_block(metaop, op)
+                    held = users.setdefault(block, [])
+                    if not held or held[-1] != index:
+                        held.append(index)
+                    size[block] = max(size.get(block, 0.0), num_bytes / piece.point.tp)
+        shared: dict[tuple[int, ...], tuple[float, int]] = {}
+        for block, members in users.items():
+            num_bytes, num_blocks = shared.get(tuple(members), (0.0, 0))
+            shared[tuple(members)] = (num_bytes + size[block], num_blocks + 1)
+        return shared
+
+    def _exchange(self, flow: Flow) -> _Exchange | None:
+        """What moves where for a flow; None if nothing does."""
+        source, sink = self.pieces[flow.producer].point, self.pieces[flow.consumer].point
+        senders, takers = self.devices[flow.producer], self.devices[flow.consumer]
+        if (senders, source.dp, source.tp) == (takers, sink.dp, sink.tp):
+            return None
+        out_s: dict[tuple[int, bool], float] = {}
+        in_s: dict[tuple[int, bool], float] = {}
+        share_of = {device: place // source.tp for place, device in enumerate(senders)}
+        node_of = self.cluster.node_of
+        links = self.cluster.links
+        for place, taker in enumerate(takers):
+            wanted = place // sink.tp
+            first, last = wanted * source.dp, (wanted + 1) * source.dp  # in shares of both together
+            for share in range(first // sink.dp, -(-last // sink.dp)):
+                if share_of.get(taker) == share:
+                    continue
+                rows = min(last, (share + 1) * sink.dp) - max(first, share * sink.dp)
+                overlap = rows / (source.dp * sink.dp)
+                sender = senders[share * source.tp + place % sink.tp % source.tp]
+                inside = node_of[sender] == node_of[taker]
+                seconds = transfer_s(
+                    flow.num_bytes * overlap, links.intra_node if inside else links.inter_node
+                )
+                out_s[sender, inside] = out_s.get((sender, inside), 0.0) + seconds
+                in_s[taker, inside] = in_s.get((taker, inside), 0.0) + seconds
+        return _Exchange(out_s, in_s) if in_s else None
+
+
+def _arrive(
+    exchange: _Exchange | None,
+    sent_s: float,
+    out_free: dict[tuple[int, bool], float],
+    in_free: dict[tuple[int, bool], float],
+) -> float:
+    """When all of an exchange that can start at `sent_s` has arrived; its ports are busy until then."""
+    if exchange is None:
+        return sent_s
+    start_s = sent_s
+    arrived_s = sent_s
+    for port, seconds in exchange.out_s.items():
+        busy_s = max(start_s, out_free.get(port, 0.0)) + seconds
+        out_free[port] = busy_s
+        arrived_s = max(arrived_s, busy_s)
+    for port, seconds in exchange.in_s.items():
+        busy_s = max(start_s, in_free.get(port, 0.0)) + seconds
+        in_free[port] = busy_s
+        arrived_s = max(arrived_s, busy_s)
+    return arrived_s

@@ -1,0 +1,70 @@
+"""`distmm`: tasks one after another; within a task the devices are split among its independent MetaOps.
+
+After DistMM (NSDI 2024), which runs the towers of one multi-modal task side by side. Each group of a task's
+MetaOps that do not depend on each other is split so that the slowest is as fast as can be, or run one after
+another on all devices where that is faster.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from graphlib import CycleError
+from math import inf
+
+from spindle_cli.plan.problem import Node, Problem, topological_order
+from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.strategies.lanes import best_point, split_evenly_in_time
+
+
+def distmm(problem: Problem) -> Draft:
+    """The schedule; shares are consecutive devices."""
+    pieces: list[Piece] = []
+    devices: list[tuple[int, ...]] = []
+    now_s = 0.0
+    for group in _groups(problem):
+        shares = split_evenly_in_time([partial(_seconds, node) for node in group], problem.num_devices)
+        in_turn_s = sum(node.shortest_s for node in group)
+        if shares is not None and len(group) > 1:
+            side_by_side_s = max(_seconds(node, n) for node, n in zip(group, shares, strict=True))
+        else:
+            side_by_side_s = inf
+        if shares is None or in_turn_s <= side_by_side_s:
+            for node in group:
+                pieces.append(
+                    Piece(node.index, 0, node.num_ops, node.points[-1], now_s, now_s + node.shortest_s)
+                )
+                devices.append(tuple(range(node.points[-1].num_devices)))
+                now_s += node.shortest_s
+            continue
+        first = 0
+        for node, share in zip(group, shares, strict=True):
+            point = best_point(node, share)
+            assert point is not None, "a share is at least the smallest allocation"
+            pieces.append(Piece(node.index, 0, node.num_ops, point, now_s, now_s + node.num_ops * point.op_s))
+            devices.append(tuple(range(first, first + point.num_devices)))
+            first += share
+        now_s += side_by_side_s
+    return Draft("distmm", tuple(pieces), tuple(devices))
+
+
+def _seconds(node: Node, num_devices: int) -> float:
+    point = best_point(node, num_devices)
+    return inf if point is None else node.num_ops * point.op_s
+
+
+def _groups(problem: Problem) -> list[list[Node]]:
+    """Task by task, the MetaOps of each of its levels. Tasks that consume each other count as one."""
+    tasks = list(dict.fromkeys(node.metaop.task for node in problem.nodes))
+    number = {task: i for i, task in enumerate(tasks)}
+    inputs: list[set[int]] = [set() for _ in tasks]
+    for node in problem.nodes:
+        own = number[node.metaop.task]
+        inputs[own] |= {number[problem.nodes[j].metaop.task] for j in node.inputs} - {own}
+    try:
+        unit_of = {task: place for place, task in enumerate(topological_order([sorted(i) for i in inputs]))}
+    except CycleError:
+        unit_of = dict.fromkeys(range(len(tasks)), 0)
+    groups: dict[tuple[int, int], list[Node]] = {}
+    for node in problem.nodes:
+        groups.setdefault((unit_of[number[node.metaop.task]], node.level), []).append(node)
+    return [groups[key] for key in sorted(groups)]

@@ -1,0 +1,35 @@
+"""`spindle`: every MetaOp on as many devices as serve the whole iteration, without waves waiting for each
+other.
+
+Schedules come from searching (improve.py); the baselines are among the candidates, so that the plan is never
+worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spindle_cli.plan.bound import Bound
+from spindle_cli.plan.improve import search
+from spindle_cli.plan.listing import time_jobs, to_pieces
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Draft
+
+# Best schedules of each search that are placed and predicted.
+PLACED_PER_SEARCH = 3
+
+
+def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[Draft]:
+    """The best schedules found, of each search: one for each level of effort, each four times as long.
+
+    More effort adds searches and leaves the others as they are, so that it never makes a plan worse.
+    """
+    for level in range(effort + 1):
+        num_dispatches = base_dispatches(problem) * 4**level
+        for jobs in search(problem, bound, num_dispatches, seed=level)[:PLACED_PER_SEARCH]:
+            yield Draft("spindle", to_pieces(problem, time_jobs(problem, jobs)))
+
+
+def base_dispatches(problem: Problem) -> int:
+    """Dispatches of the shortest search: more for larger clusters, whose users wait longer."""
+    return 400 * max(1, problem.num_devices // 64)

@@ -1,0 +1,95 @@
+"""What each device holds while pieces are being placed: costs/memory.py's formulas, one piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spindle_cli.costs.memory import (
+    activation_bytes,
+    inner_bytes,
+    input_bytes,
+    op_param_bytes,
+    parameter_block,
+)
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Piece
+
+Block = tuple[str, int, int]  # parameters key, block, degree of tensor parallelism
+
+
+class Footprint:
+    """What a piece adds to each of its devices, in bytes.
+
+    Attributes:
+        kept: activations and received inputs, until the piece's backward pass.
+        passing: on top while it runs backward; only the largest piece's counts on a device.
+        blocks: (identity, bytes with gradients and optimizer state) of each block of parameters; those that a
+            device already holds add nothing.
+    """
+
+    __slots__ = ("_shared", "blocks", "kept", "names", "parameter_bytes", "passing")
+
+    def __init__(self, problem: Problem, piece: Piece) -> None:
+        metaop = problem.nodes[piece.node].metaop
+        point = piece.point
+        taken = input_bytes(metaop, piece.first, problem.profile.by_name) / point.dp
+        handed = max(metaop.output_bytes, inner_bytes(metaop)) / point.dp
+        activations = activation_bytes(metaop, piece.num_ops, point.dp, point.tp, recompute=point.recompute)
+        self.kept = activations + taken
+        self.passing = taken + handed
+        # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
+        state = 1 + metaop.trainable_fraction * (1 + problem.profile.optimizer_state_per_param)
+        self.blocks = tuple(
+            ((*parameter_block(metaop, op), point.tp), op_param_bytes(metaop, op) * state / point.tp)
+            for op in range(piece.first, piece.last)
+        )
+        self.names = frozenset(block for block, _ in self.blocks)
+        self.parameter_bytes = sum(num_bytes for _, num_bytes in self.blocks)
+        self._shared: dict[frozenset[Block], float] = {}
+
+    def shared_bytes(self, held: frozenset[Block]) -> float:
+        """Of the piece's parameters with all their state, what is held already."""
+        if not held:
+            return 0.0
+        if held not in self._shared:
+            self._shared[held] = sum(num_bytes for block, num_bytes in self.blocks if block in held)
+        return self._shared[held]
+
+
+class Usage:
+    """Bytes held by every device so far; an upper estimate where shards of one block overlap.
+
+    Devices that ran the same pieces share one set of blocks, so that what a piece would share with it is
+    counted once.
+    """
+
+    def __init__(self, capacity_bytes: Sequence[int]) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._kept = [0.0] * len(capacity_bytes)
+        self._passing = [0.0] * len(capacity_bytes)
+        self._blocks: list[frozenset[Block]] = [frozenset()] * len(capacity_bytes)
+
+    def shared_bytes(self, device: int, footprint: Footprint) -> float:
+        """Of the piece's parameters with all their state, what the device already holds."""
+        return footprint.shared_bytes(self._blocks[device])
+
+    def after(self, device: int, footprint: Footprint) -> float:
+        """Bytes on the device if it ran the piece too."""
+        added = footprint.kept + footprint.parameter_bytes - self.shared_bytes(device, footprint)
+        return self._kept[device] + added + max(self._passing[device], footprint.passing)
+
+    def fits(self, device: int, footprint: Footprint) -> bool:
+        """Whether the device has room for the piece."""
+        return self.after(device, footprint) <= self.capacity_bytes[device]
+
+    def add(self, devices: Sequence[int], footprint: Footprint) -> None:
+        """Let the devices run the piece."""
+        joined: dict[frozenset[Block], frozenset[Block]] = {}
+        for device in devices:
+            held = self._blocks[device]
+            added = footprint.kept + footprint.parameter_bytes - footprint.shared_bytes(held)
+            self._kept[device] += added
+            self._passing[device] = max(self._passing[device], footprint.passing)
+            if held not in joined:
+                joined[held] = held | footprint.names
+            self._blocks[device] = joined[held]
