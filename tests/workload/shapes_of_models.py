@@ -224,7 +224,7 @@ class Summed(nn.Module):
 
     def forward(self, image: Tensor, words: Tensor) -> Tensor:
         a, b = self.left(image), self.right(words)
-        return functional.mse_loss(a, b, reduction="sum") + self.contrast(a, b)
+        return functional.mse_loss(a, b, reduction="sum") + self.contrast(a * 2, b)
 
 
 def summed() -> Workload:

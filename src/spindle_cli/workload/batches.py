@@ -29,6 +29,7 @@ class Batches:
         self.steps_per_epoch = self.num_samples // task.batch_size
         self._epoch: int | None = None
         self._order: list[int] = []
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of one sample, by field
         if self.steps_per_epoch == 0:
             raise WorkloadError(
                 f"task {task.name!r}: the dataset has {self.num_samples} samples, fewer than one batch of {task.batch_size}",
@@ -51,10 +52,22 @@ class Batches:
         """Samples [first, last) of a step's batch, collated; only the named fields if given.
 
         Raises:
-            WorkloadError: an item cannot be collated into tensors whose first dimension is the sample.
+            WorkloadError: items cannot be collated into tensors whose first dimension is the sample, or a sample's
+                shape differs from those before.
         """
         batch = collate(self.task, [self.task.dataset[index] for index in self.indices(step)[first:last]])
+        self._check_shapes(batch)
         return batch if fields is None else {name: batch[name] for name in fields}
+
+    def _check_shapes(self, batch: dict[str, Tensor]) -> None:
+        for name, value in batch.items():
+            shape, known = tuple(value.shape[1:]), self._shapes.setdefault(name, tuple(value.shape[1:]))
+            if shape != known:
+                raise WorkloadError(
+                    f"task {self.task.name!r}: field {name!r} has other shapes from batch to batch: "
+                    f"{known} and {shape} per sample",
+                    hint="Pad to one length in the dataset or in `collate`, and say with a mask what is padding.",
+                )
 
 
 def num_samples(task: Task | FlowTask) -> int:

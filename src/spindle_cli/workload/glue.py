@@ -113,12 +113,10 @@ class _Placement:
         self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
         self._home: dict[fx.Node, int] = {node: index for index, node in enumerate(trace.operators)}
         self._consumers = self._find_consumers()
-        self._available: dict[int, set[fx.Node]] = {}
+        self._taken: dict[int, set[fx.Node]] = {}  # values of other ops that an op's glue takes
         self._mixed: set[fx.Node] = set()  # not one per sample, and in no coupled op: must join the loss
         self._reordering: set[fx.Node] = set()  # of those, rows that depend on other samples'
         self._loss_home = len(trace.operators)  # the loss as an op of its own
-        for index, node in enumerate(trace.operators):
-            self._available[index] = set(self._homed_inputs(node))
 
     def place(self) -> Homes:
         """Homes of all nodes."""
@@ -159,13 +157,16 @@ class _Placement:
 
     def _has_all(self, op: int, nodes: list[fx.Node]) -> bool:
         """Whether an op already has every value from other ops that these nodes need."""
+        if op == self._loss_home:
+            return True  # nothing comes after it
         needed = {source for node in nodes for source in self._homed_inputs(node)} - set(nodes)
-        return all(self._home[source] == op or source in self._available.get(op, ()) for source in needed)
+        available = self._taken.get(op, set()).union(self._homed_inputs(self._trace.operators[op]))
+        return all(self._home[source] == op or source in available for source in needed)
 
     def _attach(self, node: fx.Node, op: int) -> None:
         self._home[node] = op
         outside = {source for source in self._homed_inputs(node) if self._home[source] != op}
-        self._available.setdefault(op, set()).update(outside)
+        self._taken.setdefault(op, set()).update(outside)
 
     def _note_mixing(self, node: fx.Node) -> None:
         """A loss that comes straight out of the last operator is not one per sample."""

@@ -1,0 +1,114 @@
+"""Which samples make a batch, and what is refused as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.types import Task
+
+
+def task_of(dataset: Any, batch_size: int = 4, name: str = "t", **rest: Any) -> Task:
+    return Task(name, nn.Identity(), batch_size, dataset, **rest)
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    return [{"x": torch.full((2,), index), "y": index} for index in range(count)]
+
+
+@settings(max_examples=30, deadline=None)
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 40), seed=st.integers(0, 2**63 - 1))
+def test_an_epoch_takes_no_sample_twice_and_leaves_out_less_than_a_batch(
+    count: int, batch_size: int, seed: int
+) -> None:
+    if count < batch_size:
+        with pytest.raises(WorkloadError, match="fewer than one batch"):
+            Batches(task_of(numbered(count), batch_size), seed)
+        return
+    batches = Batches(task_of(numbered(count), batch_size), seed)
+    taken = [index for step in range(batches.steps_per_epoch) for index in batches.indices(step)]
+    assert len(taken) == len(set(taken)) == count - count % batch_size
+    assert set(taken) <= set(range(count))
+
+
+def test_epochs_seeds_and_tasks_have_orders_of_their_own() -> None:
+    data = numbered(64)
+    orders = [
+        Batches(task_of(data, 64, name), seed).indices(step)
+        for name, seed, step in (("t", 0, 0), ("t", 0, 1), ("t", 1, 0), ("u", 0, 0))
+    ]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_steps_can_be_asked_for_in_any_order() -> None:
+    batches = Batches(task_of(numbered(9)), 3)
+    forward = [batches.indices(step) for step in range(6)]
+    assert [batches.indices(step) for step in (5, 0, 3, 1, 4, 2)] == [forward[s] for s in (5, 0, 3, 1, 4, 2)]
+
+
+def test_the_global_generator_has_no_part_in_it() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    first = Batches(task_of(numbered(9)), 3).indices(0)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(2)
+    assert Batches(task_of(numbered(9)), 3).indices(0) == first
+
+
+def test_shares_are_rows_of_the_batch_and_fields_of_a_sample_stay_together() -> None:
+    batches = Batches(task_of(numbered(20)), 0)
+    whole = batches.rows(2, 0, 4)
+    parts = [batches.rows(2, 0, 1), batches.rows(2, 1, 4)]
+    assert torch.equal(whole["x"], torch.cat([part["x"] for part in parts]))
+    assert torch.equal(whole["x"][:, 0], whole["y"])
+    assert batches.rows(2, 1, 3, ["y"]).keys() == {"y"}
+
+
+@pytest.mark.parametrize(
+    ("items", "found"),
+    [
+        ([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}], "cannot be put into one batch"),
+        ([{"x": 1}, {"y": 1}], "cannot be put into one batch"),
+        ([{"x": "a"}, {"x": "b"}], "field 'x' of a batch is a list"),
+        ([(1, 2), (3, 4)], "a batch is a list"),
+    ],
+)
+def test_items_that_make_no_batch(items: list[Any], found: str) -> None:
+    with pytest.raises(WorkloadError, match=found):
+        Batches(task_of(items, 2), 0).rows(0, 0, 2)
+
+
+def test_a_collate_of_ones_own() -> None:
+    def pad(items: list[Any]) -> dict[str, torch.Tensor]:
+        return {"x": nn.utils.rnn.pad_sequence([item["x"] for item in items], batch_first=True)}
+
+    items = [{"x": torch.ones(length)} for length in (1, 2, 3, 4)]
+    assert Batches(task_of(items, collate=pad), 0).rows(0, 0, 4)["x"].shape == (4, 4)
+    wrong = task_of(items, collate=lambda items: {"x": torch.zeros(3, len(items))})
+    with pytest.raises(WorkloadError, match=r"batch of 4 samples has shape \(3, 4\)"):
+        Batches(wrong, 0).rows(0, 0, 4)
+
+
+def test_padding_that_depends_on_the_share_is_refused() -> None:
+    """A share of the batch would get other shapes than the whole, so the plan's sizes would not hold."""
+
+    def pad(items: list[Any]) -> dict[str, torch.Tensor]:
+        return {"x": nn.utils.rnn.pad_sequence([item["x"] for item in items], batch_first=True)}
+
+    items = [{"x": torch.ones(length)} for length in (1, 2, 3, 4)]
+    batches = Batches(task_of(items, collate=pad), 0)
+    with pytest.raises(WorkloadError, match="other shapes"):
+        for first in range(4):
+            batches.rows(0, first, first + 1)
+
+
+def test_a_dataset_without_length_or_index() -> None:
+    with pytest.raises(WorkloadError, match="no length or no items by index"):
+        Batches(task_of(iter([])), 0)

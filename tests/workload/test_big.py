@@ -1,0 +1,45 @@
+"""A workload of nine billion parameters is analysed without allocating it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+MEASURE = """
+import json, resource, sys, time
+started = time.process_time()
+from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.parameters import ParameterTable
+graph = analyse(load_abstract("workload.big:build").workload)
+json.dump({
+    "seconds": time.process_time() - started,
+    "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    "parameters": sum(p.numel() for p in ParameterTable.of(graph).parameters.values()),
+    "metaops": {m.name: len(m.ops) for m in graph.metaops},
+    "shared": sorted({m.parameters for m in graph.metaops}),
+}, sys.stdout)
+"""
+
+
+def test_nine_billion_parameters_take_under_ten_seconds_and_one_gigabyte() -> None:
+    tests = Path(__file__).parent.parent
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE], cwd=tests, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert found["parameters"] > 9e9
+    assert found["metaops"] == {
+        "vl/encoders": 48,
+        "vl/language": 32,
+        "al/encoders": 32,
+        "al/language": 32,
+        "val/encoders.0": 48,
+        "val/encoders.1": 32,
+        "val/language": 32,
+    }
+    assert len(found["shared"]) == 3
+    assert found["seconds"] < 10
+    assert found["bytes"] < 1e9

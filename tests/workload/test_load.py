@@ -1,0 +1,151 @@
+"""Finding and building a workload: from YAML files, modules and Python files; and what is refused on the way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.workload.load import load
+
+MODEL = """
+import torch
+from torch import nn
+from spindle_cli import Task, Workload
+from beside import WIDTH
+
+class Net(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(depth)))
+
+    def forward(self, x):
+        return self.layers(x).pow(2).mean()
+
+def build(depth=1):
+    task = Task("t", Net(depth), 2, [{"x": torch.zeros(WIDTH)}] * 4)
+    return Workload("mine", [task], operators=(nn.Linear,))
+
+def fails():
+    return 1 / 0
+
+def returns_nothing():
+    pass
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("WIDTH = 3\n")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "beside.py").write_text("WIDTH = 3\n")
+    (tmp_path / "models" / "mine.py").write_text(MODEL)
+    return tmp_path
+
+
+def write(folder: Path, text: str, name: str = "w.yaml") -> str:
+    (folder / name).write_text("schema: spindle.workload/1\n" + text)
+    return name
+
+
+def test_a_yaml_file_names_the_function_its_arguments_and_the_training(folder: Path) -> None:
+    name = write(folder, "model: models/mine.py:build\nargs: {depth: 3}\ntrain: {lr: 0.5, steps: 7}\n")
+    loaded = load(name, relative_to=folder)
+    assert len(loaded.workload.tasks[0].module.layers) == 3
+    assert (loaded.train.lr, loaded.train.steps, loaded.train.optimizer) == (0.5, 7, "AdamW")
+    assert loaded.source == name
+
+
+def test_a_yaml_files_model_is_relative_to_it_not_to_the_current_folder(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    name = write(folder / "models", "model: mine.py:build\n")
+    assert load(str(folder / "models" / name)).workload.name == "mine"
+
+
+def test_a_function_of_a_file_or_a_module(folder: Path) -> None:
+    assert load("models/mine.py:build", relative_to=folder).workload.name == "mine"
+    assert load(f"{__package__}.toy:two_tasks").workload.name == "toy"
+
+
+def test_the_seed_gives_the_initial_values(folder: Path) -> None:
+    def weight(seed: int) -> torch.Tensor:
+        name = write(folder, f"model: models/mine.py:build\ntrain: {{seed: {seed}}}\n")
+        torch.rand(3)
+        return load(name, relative_to=folder).workload.tasks[0].module.layers[0].weight
+
+    assert torch.equal(weight(1), weight(1))
+    assert not torch.equal(weight(1), weight(2))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "model: models/mine.py:build\ntrain: {learning_rate: 1}\n",
+            "unknown key 'learning_rate'; known are",
+        ),
+        ("model: models/mine.py:build\ntrain: {lr: -1}\n", "train.lr"),
+        ("model: models/mine.py:build\ntrain: {lr: .nan}\n", "train.lr"),
+        ("args: {}\n", "model: this key is missing"),
+        ("model: models/mine.py\n", "is not a workload"),
+        ("model: models/other.py:build\n", "no such file"),
+        ("model: no_such_package.mine:build\n", "no module 'no_such_package.mine'"),
+        ("model: models/mine.py:buidl\n", "no function 'buidl'"),
+        ("model: models/mine.py:build\nargs: {dept: 3}\n", "unexpected keyword argument 'dept'"),
+        ("model: models/mine.py:fails\n", "mine.py:20: building"),
+        ("model: models/mine.py:returns_nothing\n", "returned a NoneType, expected a spindle_cli.Workload"),
+    ],
+)
+def test_what_is_wrong_in_a_workload_file_is_named(folder: Path, text: str, found: str) -> None:
+    with pytest.raises(InputError) as caught:
+        load(write(folder, text), relative_to=folder)
+    assert found in str(caught.value)
+
+
+def test_a_file_that_cannot_be_imported_names_the_place(folder: Path) -> None:
+    (folder / "broken.py").write_text("import torch\n\ntorch.no_such_thing\n")
+    with pytest.raises(WorkloadError, match=r"broken\.py:3: importing .* AttributeError"):
+        load("broken.py:build", relative_to=folder)
+    (folder / "typo.py").write_text("def build(:\n")
+    with pytest.raises(WorkloadError, match=r"typo\.py:1: importing .* SyntaxError"):
+        load("typo.py:build", relative_to=folder)
+
+
+TASKS = {
+    "[]": "has no tasks",
+    "[1]": "found a int",
+    "[task('a'), task('a')]": "2 tasks are named 'a'",
+    "[task('a/b')]": "without '/'",
+    "[task('')]": "without '/'",
+    "[task('a', batch_size=0)]": "batch_size is 0",
+    "[task('a', batch_size=True)]": "batch_size is True",
+    "[task('a', weight=float('nan'))]": "weight is nan",
+    "[task('a', reduction='average')]": "reduction is 'average'",
+    "[Task('a', 'module', 2, [])]": "module is a str",
+}
+
+
+@pytest.mark.parametrize("tasks", TASKS)
+def test_a_workload_that_cannot_be_meant_is_refused(tmp_path: Path, tasks: str) -> None:
+    (tmp_path / "w.py").write_text(
+        "from torch import nn\nfrom spindle_cli import Task, Workload\n"
+        "def task(name, batch_size=2, **rest):\n    return Task(name, nn.Linear(1, 1), batch_size, [], **rest)\n"
+        f"def build():\n    return Workload('w', {tasks})\n"
+    )
+    with pytest.raises(WorkloadError) as caught:
+        load("w.py:build", relative_to=tmp_path)
+    assert TASKS[tasks] in str(caught.value)
+
+
+def test_operators_are_module_classes(tmp_path: Path) -> None:
+    (tmp_path / "w.py").write_text(
+        "from torch import nn\nfrom spindle_cli import Task, Workload\n"
+        "def build():\n    task = Task('t', nn.Linear(1, 1), 2, [])\n"
+        "    return Workload('w', [task], operators=(nn.Linear(1, 1),))\n"
+    )
+    with pytest.raises(WorkloadError, match="operators: found Linear"):
+        load("w.py:build", relative_to=tmp_path)
