@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers.cli import run_spindle, spindle_process
 
+from helpers.cli import run_spindle, spindle_process
 from spindle_cli.cluster import Cluster
 from spindle_cli.profile.types import Profile
 

@@ -16,10 +16,10 @@ from spindle_cli.profile.devices import DevicePeak, Precision
 from spindle_cli.profile.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.roofline import kernels_s
+from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.timings import OpTiming, PhaseTimes
 from spindle_cli.profile.types import Device, Profile
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.load import LoadedWorkload
 
 # Every valid number of devices gets its own point: an estimate costs next to nothing.
 _ALL_POINTS = 10**6
@@ -39,15 +39,14 @@ class EstimateSettings:
         return {"model": "roofline", "precision": self.precision}
 
 
-def estimate(
-    loaded: LoadedWorkload, graph: WorkloadGraph, settings: EstimateSettings, console: Console
-) -> Profile:
+def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -> Profile:
     """The profile of a workload for a listed device, every point 'estimated'.
 
     The work of each op comes from running it on tensors without data, its time from a roofline
     (`roofline.py`). With data parallelism alone an op communicates nothing, so one device's share is the
     whole op's time.
     """
+    graph = analysed.graph
     table = make_jobs(graph, settings.max_devices, _ALL_POINTS)
     timings: dict[str, OpTiming] = {}
     flops: dict[str, float] = {}
@@ -68,8 +67,8 @@ def estimate(
         table,
         times,
         Extent(settings.max_devices, _ALL_POINTS),
-        source=loaded.source,
-        train=loaded.train,
+        source=analysed.loaded.source,
+        train=analysed.loaded.train,
         device=Device(
             type=settings.device_name, name=settings.device.name, memory_bytes=settings.device.memory_bytes
         ),

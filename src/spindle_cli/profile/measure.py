@@ -19,10 +19,10 @@ from spindle_cli.profile.messages import WorkerSettings
 from spindle_cli.profile.partial import ResumeFile
 from spindle_cli.profile.pool import DoesNotFitError, JobSamples, WorkerPool
 from spindle_cli.profile.progress import steps_bar
+from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.timings import SHARED_CORES_BLOCK_S, Limits, OpTiming, slowest_of, summarise
 from spindle_cli.profile.types import Device, Profile, Source
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.load import LoadedWorkload
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: i
 
 
 def measure(
-    loaded: LoadedWorkload,
-    graph: WorkloadGraph,
+    analysed: Analysed,
     settings: MeasureSettings,
     *,
     folder: Path,
@@ -93,13 +92,14 @@ def measure(
     Results so far are kept beside `out` until it is written; those of an interrupted run are used.
 
     Args:
-        loaded, graph: the workload; its parameters may be on the meta device, as the workers build their own.
+        analysed: the workload; the workers make what parameters they need.
         folder: that the workload's source is relative to.
         note: says something to the user.
 
     Raises:
         RunFailedError: a process died, or an op fits the memory on no share.
     """
+    loaded, graph = analysed.loaded, analysed.graph
     table = make_jobs(graph, settings.max_devices, settings.max_points)
     device = describe_device(settings.device, settings.processes)
     kept = ResumeFile(out, _conditions(graph, settings, device))
@@ -113,7 +113,7 @@ def measure(
         processes_per_core=settings.processes / usable_cores(),
         stand_ins=table.stand_ins,
     )
-    _Measuring(table, settings, kept, console).run(workers)
+    _Measuring(table, settings, kept, console).run(workers, analysed)
     for job in table.jobs:
         if job.key in kept.failed:
             note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
@@ -149,12 +149,16 @@ class _Measuring:
         self._todo = [job for job in table.jobs if job.key not in kept.timings and job.key not in kept.failed]
         self._measures_links = settings.processes > 1 and kept.links is None
 
-    def run(self, workers: WorkerSettings) -> None:
+    def run(self, workers: WorkerSettings, analysed: Analysed) -> None:
         """Do what is not done yet."""
         if not self._todo and not self._measures_links:
             return
         total = len(self._todo) + self._measures_links
-        with WorkerPool(self._settings.processes, workers) as pool, steps_bar(total, self._console) as steps:
+        # The workers first: they may be forked, which is no good once the bar's thread runs.
+        with (
+            WorkerPool(self._settings.processes, workers, analysed) as pool,
+            steps_bar(total, self._console) as steps,
+        ):
             steps.start(f"starting {self._settings.processes} processes")
             pool.wait_until_started()
             if self._measures_links:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.profile.jobs import Job
@@ -26,6 +27,7 @@ from spindle_cli.profile.messages import (
     Started,
     WorkerSettings,
 )
+from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.timings import Limits, Sample, runs_per_repeat
 from spindle_cli.profile.types import MeasuredLink
 from spindle_cli.profile.worker import Lockstep, run_worker
@@ -52,8 +54,12 @@ class WorkerPool:
     as in training.
     """
 
-    def __init__(self, processes: int, settings: WorkerSettings) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, processes: int, settings: WorkerSettings, analysed: Analysed) -> None:
+        # A forked worker has torch and the analysed workload at once, as those of torch data loaders. It is
+        # safe only without a CUDA context or a pool of threads, and not with the libraries of macOS.
+        forks = settings.device == "cpu" and settings.threads == 1 and sys.platform == "linux"
+        context: Any = multiprocessing.get_context("fork" if forks else "spawn")
+        handed_over = analysed if forks else None
         # Held here as well: a semaphore goes with the process's last reference, perhaps before the workers
         # have it.
         self._lockstep = Lockstep(context.Barrier(processes), context.Value("b", 0, lock=False))
@@ -63,7 +69,7 @@ class WorkerPool:
             ours, theirs = context.Pipe()
             worker = context.Process(
                 target=run_worker,
-                args=(rank, settings, self._lockstep, theirs),
+                args=(rank, settings, handed_over, self._lockstep, theirs),
                 name=f"profile-{rank}",
                 daemon=True,
             )

@@ -16,10 +16,9 @@ from spindle_cli.profile.devices import Precision, device_peak
 from spindle_cli.profile.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
 from spindle_cli.profile.measure import MeasureSettings, measure, shared_limits
+from spindle_cli.profile.stand_ins import load_analysed
 from spindle_cli.profile.timings import Limits
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.abstract import load_abstract
-from spindle_cli.workload.analyse import analyse
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -72,11 +71,9 @@ def profile_workload(
         max_points=max_points,
         limits=shared_limits(limits, device, processes, threads),
     )
-    loaded = load_abstract(source)
-    graph = analyse(loaded.workload)
-    return measure(
-        loaded, graph, settings, folder=Path.cwd(), out=out, console=audience.console, note=audience.note
-    )
+    folder = Path.cwd()
+    analysed = load_analysed(source, folder)
+    return measure(analysed, settings, folder=folder, out=out, console=audience.console, note=audience.note)
 
 
 def estimate_profile(
@@ -112,9 +109,8 @@ def estimate_profile(
         )
     peak = device_peak(name)
     chosen: Precision = precision or ("float32" if peak.name == "cpu" else "bfloat16")
-    loaded = load_abstract(source)
-    graph = analyse(loaded.workload)
-    profile = estimate(loaded, graph, EstimateSettings(name, peak, count, chosen), audience.console)
+    analysed = load_analysed(source, Path.cwd())
+    profile = estimate(analysed, EstimateSettings(name, peak, count, chosen), audience.console)
     write_json(out, profile)
     return profile
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,18 +16,30 @@ from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.load import LoadedWorkload
 
 
-def load_stand_ins(source: str, folder: Path, ops: Iterable[OpRef]) -> tuple[LoadedWorkload, WorkloadGraph]:
-    """Load and analyse a workload, with parameters for the named ops alone; all others stay on the meta
-    device.
+@dataclass(frozen=True)
+class Analysed:
+    """A loaded workload with its graph; its parameters are on the meta device."""
 
-    Their values are random at a scale that keeps activations and gradients of order one: times do not depend
-    on values, but on some processors they do on numbers too small for the format.
+    loaded: LoadedWorkload
+    graph: WorkloadGraph
+
+
+def load_analysed(source: str, folder: Path) -> Analysed:
+    """Load and analyse a workload without its parameters; `folder`: that its source is relative to.
 
     Raises:
         InputError, WorkloadError: as `load` and `analyse` do.
     """
     loaded = load_abstract(source, relative_to=folder)
-    graph = analyse(loaded.workload)
+    return Analysed(loaded, analyse(loaded.workload))
+
+
+def give_parameters(graph: WorkloadGraph, ops: Iterable[OpRef]) -> None:
+    """Make the parameters of the named ops real; all others stay on the meta device.
+
+    Their values are random at a scale that keeps activations and gradients of order one: times do not depend
+    on values, but on some processors they do on numbers too small for the format.
+    """
     wanted: dict[int, Tensor] = {}
     for ref in ops:
         task = graph.tasks[ref.task]
@@ -36,7 +49,6 @@ def load_stand_ins(source: str, folder: Path, ops: Iterable[OpRef]) -> tuple[Loa
     made: dict[int, nn.Parameter] = {}
     for task in graph.tasks.values():
         _materialise(task.root, wanted, made)
-    return loaded, graph
 
 
 def _materialise(root: nn.Module, wanted: dict[int, Tensor], made: dict[int, nn.Parameter]) -> None:

@@ -21,8 +21,8 @@ class Limits:
         spread: enough once the interquartile range of the repeats over their median is at most this.
         max_s: seconds after which one op's measurement ends whatever the spread, warm-up included.
         min_repeats, max_repeats: at least and at most this many repeats.
-        block_s: a repeat runs the op as often as fills this time. Where processes share cores and wall time is
-            measured, it has to be several of the scheduler's turns, or most repeats would see a core that is
+        block_s: a repeat runs the op as often as fills this time. Where processes share cores and wall time
+            is measured, it has to be several turns of the scheduler, or most repeats would see a core that is
             theirs alone.
     """
 

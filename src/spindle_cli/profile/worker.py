@@ -31,7 +31,7 @@ from spindle_cli.profile.messages import (
     WorkerSettings,
 )
 from spindle_cli.profile.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
-from spindle_cli.profile.stand_ins import load_stand_ins
+from spindle_cli.profile.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.timings import Sample, is_enough
 from spindle_cli.workload.ops import op_module
 
@@ -48,12 +48,21 @@ class Lockstep:
     num_repeats: Any  # multiprocessing's Value
 
 
-def run_worker(rank: int, settings: WorkerSettings, lockstep: Lockstep, pipe: connection.Connection) -> None:
-    """Answer requests from `pipe` until it is closed or the parent process ends."""
+def run_worker(
+    rank: int,
+    settings: WorkerSettings,
+    analysed: Analysed | None,
+    lockstep: Lockstep,
+    pipe: connection.Connection,
+) -> None:
+    """Answer requests from `pipe` until it is closed or the parent process ends.
+
+    `analysed`: the workload, if the parent could hand it over; else it is loaded here.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
     _end_with_parent()
     try:
-        worker = _Worker(rank, settings, lockstep)
+        worker = _Worker(rank, settings, analysed, lockstep)
     except Exception as error:
         pipe.send(_failure(error))
         return
@@ -67,7 +76,9 @@ def run_worker(rank: int, settings: WorkerSettings, lockstep: Lockstep, pipe: co
 
 
 class _Worker:
-    def __init__(self, rank: int, settings: WorkerSettings, lockstep: Lockstep) -> None:
+    def __init__(
+        self, rank: int, settings: WorkerSettings, analysed: Analysed | None, lockstep: Lockstep
+    ) -> None:
         torch.set_num_threads(settings.threads)
         self._lockstep = lockstep
         self._is_first = rank == 0
@@ -75,9 +86,12 @@ class _Worker:
         if settings.device == "cuda":
             self._device = torch.device("cuda", rank)
             torch.cuda.set_device(self._device)
+        found = analysed or load_analysed(settings.source, settings.folder)
+        self._graph = found.graph
         wanted = set(settings.stand_ins.values())
-        loaded, self._graph = load_stand_ins(settings.source, settings.folder, sorted(wanted))
-        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, loaded.train.seed, self._device)
+        give_parameters(self._graph, sorted(wanted))
+        seed = found.loaded.train.seed
+        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, seed, self._device)
         self._clock = _clock(settings)
         self._run: OpRun | None = None
 
