@@ -138,67 +138,74 @@ def device_memory(
     gradients of its output and its inputs.
     """
     by_name = {metaop.name: metaop for metaop in metaops}
-    held: list[dict[tuple[str, int], _Held]] = [{} for _ in range(num_devices)]
-    activations = [0.0] * num_devices
-    received = [0.0] * num_devices
-    largest = [0.0] * num_devices
-    for piece in slices:
+    parts = [_Part(piece, by_name) for piece in slices]
+    roles: list[list[_Role]] = [[] for _ in range(num_devices)]
+    for index, piece in enumerate(slices):
+        for position, device in enumerate(piece.devices):
+            roles[device].append((index, position % piece.tp))
+    # Most devices do the same as others; each of these sets of roles is added up once.
+    of_device = [tuple(role) for role in roles]
+    needs = {role: _need(parts, role, optimizer_state_per_param) for role in set(of_device)}
+    return tuple(needs[role] for role in of_device)
+
+
+_Role = tuple[int, int]  # index of a slice, and which of its `tp` shards
+
+
+class _Part:
+    """What a slice takes of each of its devices."""
+
+    __slots__ = ("activations", "blocks", "handed", "taken", "tp")
+
+    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOpSizes]) -> None:
         metaop = by_name[piece.metaop]
         first, last = piece.ops
-        kept = activation_bytes(metaop, last - first, piece.dp, piece.tp, recompute=piece.recompute)
-        taken = input_bytes(metaop, first, by_name) / piece.dp
-        handed = max(metaop.output_bytes, inner_bytes(metaop)) / piece.dp
-        blocks = [(parameter_block(metaop, op), op_param_bytes(metaop, op)) for op in range(first, last)]
-        for position, device in enumerate(piece.devices):
-            activations[device] += kept
-            received[device] += taken
-            largest[device] = max(largest[device], taken + handed)
-            shard = (position % piece.tp / piece.tp, (position % piece.tp + 1) / piece.tp)
-            for block, num_bytes in blocks:
-                if num_bytes:
-                    holding = held[device].setdefault(block, _Held())
-                    holding.add(num_bytes, metaop.trainable_fraction, shard)
-    return tuple(
-        _sum_up(held[d].values(), activations[d], received[d] + largest[d], optimizer_state_per_param)
-        for d in range(num_devices)
-    )
+        self.tp = piece.tp
+        self.activations = activation_bytes(
+            metaop, last - first, piece.dp, piece.tp, recompute=piece.recompute
+        )
+        self.taken = input_bytes(metaop, first, by_name) / piece.dp
+        self.handed = max(metaop.output_bytes, inner_bytes(metaop)) / piece.dp
+        # (identity, bytes unsharded, bytes that are trained) of each block of parameters
+        self.blocks = [
+            (parameter_block(metaop, op), num_bytes, num_bytes * metaop.trainable_fraction)
+            for op in range(first, last)
+            if (num_bytes := op_param_bytes(metaop, op))
+        ]
 
 
-class _Held:
-    """What a device holds of one block of parameters: the union of the shards that its slices use."""
-
-    __slots__ = ("num_bytes", "shards", "trainable_fraction")
-
-    def __init__(self) -> None:
-        self.num_bytes = 0
-        self.trainable_fraction = 0.0
-        self.shards: set[tuple[float, float]] = set()
-
-    def add(self, num_bytes: int, trainable_fraction: float, shard: tuple[float, float]) -> None:
-        self.num_bytes = max(self.num_bytes, num_bytes)
-        self.trainable_fraction = max(self.trainable_fraction, trainable_fraction)
-        self.shards.add(shard)
-
-    def bytes_held(self) -> float:
-        covered, end = 0.0, 0.0
-        for first, last in sorted(self.shards):
-            covered += max(0.0, last - max(first, end))
-            end = max(end, last)
-        return self.num_bytes * covered
-
-
-def _sum_up(
-    held: Iterable[_Held], activations: float, buffers: float, state_per_param: float
-) -> DeviceMemory:
+def _need(parts: Sequence[_Part], roles: Iterable[_Role], state_per_param: float) -> DeviceMemory:
+    """Memory of a device with these roles."""
+    activations = received = largest = 0.0
+    held: dict[tuple[str, int], tuple[float, float]] = {}
+    shards: dict[tuple[str, int], set[tuple[float, float]]] = {}
+    for index, shard in roles:
+        part = parts[index]
+        activations += part.activations
+        received += part.taken
+        largest = max(largest, part.taken + part.handed)
+        for block, num_bytes, trained_bytes in part.blocks:
+            before = held.get(block, (0.0, 0.0))
+            held[block] = (max(before[0], num_bytes), max(before[1], trained_bytes))
+            shards.setdefault(block, set()).add((shard / part.tp, (shard + 1) / part.tp))
     parameters = trained = 0.0
-    for holding in held:
-        num_bytes = holding.bytes_held()
-        parameters += num_bytes
-        trained += num_bytes * holding.trainable_fraction
+    for block, (whole, trained_whole) in held.items():
+        share = _covered(shards[block])
+        parameters += share * whole
+        trained += share * trained_whole
     return DeviceMemory(
         parameter_bytes=round(parameters),
         gradient_bytes=round(trained),
         optimizer_bytes=round(trained * state_per_param),
         activation_bytes=round(activations),
-        buffer_bytes=round(buffers),
+        buffer_bytes=round(received + largest),
     )
+
+
+def _covered(shards: set[tuple[float, float]]) -> float:
+    """Length of the union of some intervals."""
+    covered, end = 0.0, 0.0
+    for first, last in sorted(shards):
+        covered += max(0.0, last - max(first, end))
+        end = max(end, last)
+    return covered

@@ -64,15 +64,9 @@ class Guide:
         return replace(self, nudges=nudges)
 
 
-class _Wish(NamedTuple):
-    """What a ready node asks for; sorts by urgency, the most urgent first."""
-
-    minus_urgency: float
-    node: int
-    least: int  # index of the smallest point that will do
-    most: int  # index of the largest that it needs
-    share: float  # of the ops left, how many on `most`
-
+# What a ready node asks for: (minus its urgency, node, index of the smallest point that will do, of the
+# largest that it needs, share of its ops to run on the largest). Sorts by urgency, the most urgent first.
+_Wish = tuple[float, int, int, int, float]
 
 # Widening may cost this much in device-seconds per op: the devices would be idle otherwise.
 WIDEN_COST = 1.5
@@ -132,32 +126,34 @@ class Dispatcher:
     ) -> list[_Wish]:
         """What each ready node needs to end in time, the most urgent first."""
         left_s = max(end_s - state.now_s, 1e-9 * end_s)
+        left, rates, nudges = state.left, self._rates, guide.nudges
         wishes: list[_Wish] = []
         for node in state.ready:
-            points = self._rates[node]
-            urgency = (state.left[node] * op_s[node] + tail_s[node]) / left_s
-            wanted_s = op_s[node] / urgency
-            most = len(points) - 1
-            for index, (_, point_s) in enumerate(points):
-                if point_s <= wanted_s * _ALMOST:
-                    most = index
+            points = rates[node]
+            urgency = (left[node] * op_s[node] + tail_s[node]) / left_s
+            wanted_s = op_s[node] / urgency * _ALMOST
+            most = 0
+            for _, point_s in points:
+                if point_s <= wanted_s:
                     break
+                most += 1
+            else:
+                most -= 1
             least, share = most, 1.0
-            if most > 0 and urgency <= 1.0 and points[most][1] * _ALMOST < wanted_s:
+            if most and urgency <= 1.0 and points[most][1] < wanted_s:
                 # Between two allocations: so many ops on the larger that the mix takes `wanted_s` per op.
                 least = most - 1
                 share = (points[least][1] - wanted_s) / (points[least][1] - points[most][1])
-            key = (node, state.num_jobs[node])
-            if key in guide.nudges:
-                nudge = guide.nudges[key]
-                if nudge.wait and state.running and key not in state.waited:
-                    state.waited.add(key)
-                    continue
-                urgency *= nudge.urgency
-                if nudge.points:
-                    least = most = min(max(most + nudge.points, 0), len(points) - 1)
-                    share = nudge.share
-            wishes.append(_Wish(-urgency * guide.urgency[node], node, least, most, share))
+            if nudges:
+                nudge = nudges.get((node, state.num_jobs[node]))
+                if nudge is not None:
+                    if nudge.wait and state.lets_pass(node):
+                        continue
+                    urgency *= nudge.urgency
+                    if nudge.points:
+                        least = most = min(max(most + nudge.points, 0), len(points) - 1)
+                        share = nudge.share
+            wishes.append((-urgency * guide.urgency[node], node, least, most, share))
         wishes.sort()
         return wishes
 
@@ -166,16 +162,18 @@ class Dispatcher:
         granted: list[_Wish] = []
         points: list[int] = []
         for wish in wishes:
-            rates = self._rates[wish.node]
-            index = wish.least
+            rates = self._rates[wish[1]]
+            index = wish[2]
             needed = rates[index][0]
-            while index > 0 and rates[index][0] > free:
-                index -= 1
-            if rates[index][0] > free or rates[index][0] < guide.least_fit * needed:
-                continue
+            if needed > free:
+                while index and rates[index][0] > free:
+                    index -= 1
+                if rates[index][0] > free or rates[index][0] < guide.least_fit * needed:
+                    continue
+                needed = rates[index][0]
             granted.append(wish)
             points.append(index)
-            free -= rates[index][0]
+            free -= needed
             if not free:
                 break
         if free:
@@ -185,10 +183,10 @@ class Dispatcher:
         return list(zip(granted, points, strict=True))
 
     def _raise_to_most(self, granted: Sequence[_Wish], points: list[int], free: int) -> int:
-        for place, wish in enumerate(granted):
-            rates = self._rates[wish.node]
+        for place, (_, node, _, most, _) in enumerate(granted):
+            rates = self._rates[node]
             index = points[place]
-            while index < wish.most and rates[index + 1][0] - rates[index][0] <= free:
+            while index < most and rates[index + 1][0] - rates[index][0] <= free:
                 free -= rates[index + 1][0] - rates[index][0]
                 index += 1
             points[place] = index
@@ -199,7 +197,7 @@ class Dispatcher:
         while free:
             cheapest, best = WIDEN_COST, -1
             for place, wish in enumerate(granted):
-                rates = self._rates[wish.node]
+                rates = self._rates[wish[1]]
                 index = points[place]
                 if index + 1 < len(rates) and rates[index + 1][0] - rates[index][0] <= free:
                     (n, op_s), (wider, wider_s) = rates[index], rates[index + 1]
@@ -207,27 +205,31 @@ class Dispatcher:
                         cheapest, best = wider * wider_s / (n * op_s), place
             if best < 0:
                 return
-            rates = self._rates[granted[best].node]
+            rates = self._rates[granted[best][1]]
             free -= rates[points[best] + 1][0] - rates[points[best]][0]
             points[best] += 1
 
     def _start(self, state: _State, granted: Sequence[tuple[_Wish, int]]) -> None:
         """Start what was granted, for as long as its allocation is the right one."""
         next_s = state.running[0][0] if state.running else None
-        for wish, index in granted:
-            needed, op_s = self._rates[wish.node][index]
-            left = state.left[wish.node]
-            if index == wish.most:
-                ops = ceil(wish.share * left - 1e-9)
-            elif index == wish.least:
-                ops = ceil((1 - wish.share) * left - 1e-9)
-            elif index > wish.most or next_s is None:
+        for (_, node, least, most, share), index in granted:
+            needed, op_s = self._rates[node][index]
+            left = state.left[node]
+            if index == most:
+                ops = ceil(share * left - 1e-9)
+            elif index == least:
+                ops = ceil((1 - share) * left - 1e-9)
+            elif index > most or next_s is None:
                 ops = left
             else:  # too few devices: only until some come free
                 ops = round((next_s - state.now_s) / op_s) if op_s else left
-            state.start(Job(wish.node, index, min(max(ops, 1), left)), needed, op_s)
-        started = {wish.node for wish, _ in granted}
-        state.ready = [node for node in state.ready if node not in started]
+            ops = 1 if ops < 1 else min(ops, left)
+            state.jobs.append((node, index, ops))
+            state.num_jobs[node] += 1
+            state.left[node] = left - ops
+            state.free -= needed
+            state.ready.remove(node)
+            heapq.heappush(state.running, (state.now_s + ops * op_s, node, needed))
 
     def _release(self, state: _State) -> None:
         """What ended now is ready again, or lets its consumers be."""
@@ -245,6 +247,7 @@ class _State:
     """A dispatch under way."""
 
     __slots__ = (
+        "_waited",
         "ended",
         "free",
         "jobs",
@@ -254,7 +257,6 @@ class _State:
         "num_jobs",
         "ready",
         "running",
-        "waited",
     )
 
     def __init__(self, num_ops: Sequence[int], num_inputs: Sequence[int], num_devices: int) -> None:
@@ -266,24 +268,26 @@ class _State:
         self.now_s = 0.0
         self.jobs: list[Job] = []
         self.num_jobs = [0] * len(self.left)
-        self.waited: set[tuple[int, int]] = set()
         self.ended: list[int] = []
+        self._waited: set[tuple[int, int]] = set()
 
-    def start(self, job: Job, needed: int, op_s: float) -> None:
-        """Run a job from now on."""
-        self.jobs.append(job)
-        self.num_jobs[job.node] += 1
-        self.left[job.node] -= job.num_ops
-        self.free -= needed
-        heapq.heappush(self.running, (self.now_s + job.num_ops * op_s, job.node, needed))
+    def lets_pass(self, node: int) -> bool:
+        """Whether a node that is to wait once can do so now: it has not yet, and something will end."""
+        key = (node, self.num_jobs[node])
+        if not self.running or key in self._waited:
+            return False
+        self._waited.add(key)
+        return True
 
     def wait_for_next(self) -> float:
         """Move to the next end, and free the devices of all that ends then."""
-        self.now_s, node, needed = heapq.heappop(self.running)
+        running = self.running
+        self.now_s, node, needed = heapq.heappop(running)
         self.free += needed
         self.ended = [node]
-        while self.running and self.running[0][0] <= self.now_s * (1 + 1e-12):
-            _, node, needed = heapq.heappop(self.running)
+        at_once_s = self.now_s * (1 + 1e-12)
+        while running and running[0][0] <= at_once_s:
+            _, node, needed = heapq.heappop(running)
             self.free += needed
             self.ended.append(node)
         return self.now_s

@@ -115,8 +115,8 @@ def _nudge(guide: Guide, jobs: Sequence[Job], random: Random) -> Guide:
     if guide.nudges and random.random() < 0.25:
         return guide.nudged(random.choice(list(guide.nudges)), None)
     place = random.randrange(len(jobs))
-    node = jobs[place].node
-    key = (node, sum(job.node == node for job in jobs[:place]))
+    node = jobs[place][0]
+    key = (node, sum(job[0] == node for job in jobs[:place]))
     kind = random.random()
     if kind < 0.55:
         share = random.choice((1.0, random.random()))

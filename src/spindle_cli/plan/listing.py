@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Piece
 
-
-class Job(NamedTuple):
-    """Some next ops of a node on one of its points; a list of jobs in order is a schedule without times."""
-
-    node: int
-    point: int  # index into the node's points
-    num_ops: int
-
-
-class Timed(NamedTuple):
-    """A job with its times."""
-
-    job: Job
-    start_s: float
-    end_s: float
+# Some next ops of a node on one of its points: (node, index of the point, number of ops). A list of jobs in
+# order is a schedule without times. A plain tuple: a search makes millions.
+Job = tuple[int, int, int]
+Timed = tuple[Job, float, float]  # a job, its start and its end in seconds
 
 
 def time_jobs(problem: Problem, jobs: Sequence[Job], *, backwards: bool = False) -> list[Timed]:
@@ -41,9 +29,10 @@ def time_jobs(problem: Problem, jobs: Sequence[Job], *, backwards: bool = False)
     node_end = [0.0] * len(rates)
     timed: list[Timed] = []
     for job in jobs:
-        needed, op_s = rates[job.node][job.point]
-        start_s = node_end[job.node]
-        for producer in inputs[job.node]:
+        node, point, num_ops = job
+        needed, op_s = rates[node][point]
+        start_s = node_end[node]
+        for producer in inputs[node]:
             start_s = max(start_s, node_end[producer])
         count = used = 0
         for free_s, number in free:
@@ -52,17 +41,17 @@ def time_jobs(problem: Problem, jobs: Sequence[Job], *, backwards: bool = False)
             start_s = max(start_s, free_s)
             count += number
             used += 1
-        end_s = start_s + job.num_ops * op_s
+        end_s = start_s + num_ops * op_s
         free = _occupied(free, used, needed, end_s)
-        node_end[job.node] = end_s
-        timed.append(Timed(job, start_s, end_s))
+        node_end[node] = end_s
+        timed.append((job, start_s, end_s))
     return timed
 
 
 def turned_round(problem: Problem, jobs: Sequence[Job]) -> list[Job]:
     """The jobs of a schedule made backwards, in the order in which they start forwards; it ends no later."""
     timed = time_jobs(problem, jobs, backwards=True)
-    return [item.job for item in sorted(timed, key=lambda item: -item.end_s)]
+    return [job for job, _, _ in sorted(timed, key=lambda item: -item[2])]
 
 
 def _occupied(free: list[tuple[float, int]], used: int, needed: int, end_s: float) -> list[tuple[float, int]]:
@@ -85,16 +74,14 @@ def to_pieces(problem: Problem, timed: Sequence[Timed]) -> tuple[Piece, ...]:
     done = [0] * len(problem.nodes)
     last: dict[int, int] = {}  # node -> index of its latest piece
     pieces: list[Piece] = []
-    for job, start_s, end_s in sorted(timed, key=lambda item: item.start_s):
-        point = problem.nodes[job.node].points[job.point]
-        first = done[job.node]
-        done[job.node] += job.num_ops
-        before = pieces[last[job.node]] if job.node in last else None
+    for (node, index, num_ops), start_s, end_s in sorted(timed, key=lambda item: item[1]):
+        point = problem.nodes[node].points[index]
+        first = done[node]
+        done[node] += num_ops
+        before = pieces[last[node]] if node in last else None
         if before is not None and before.point is point and before.end_s == start_s:
-            pieces[last[job.node]] = Piece(
-                job.node, before.first, done[job.node], point, before.start_s, end_s
-            )
+            pieces[last[node]] = Piece(node, before.first, done[node], point, before.start_s, end_s)
             continue
-        last[job.node] = len(pieces)
-        pieces.append(Piece(job.node, first, done[job.node], point, start_s, end_s))
+        last[node] = len(pieces)
+        pieces.append(Piece(node, first, done[node], point, start_s, end_s))
     return tuple(pieces)
