@@ -69,7 +69,7 @@ def test_losses_that_are_not_finite_stay_json_and_come_back_as_nan() -> None:
 
 def test_progress_shows_losses_pace_and_time_left() -> None:
     text = progress_text(step(10, loss=0.25), pace_s=0.5, total_steps=130, samples_per_step=24)
-    assert text == "loss 0.25 (a 0.25, b 2), 48 samples/s, 1 min 00 s left"
+    assert text == "loss 0.25, 48 samples/s, 1 min 00 s left, a 0.25 b 2"
 
 
 def test_progress_is_drawn_on_a_terminal_only() -> None:

@@ -87,15 +87,23 @@ class ProcessTree:
                 self._seen.setdefault(child.pid, child)
 
     def end(self, *, patience_s: float) -> None:
-        """Ask the root to end, wait up to `patience_s` (Ctrl-C cuts it short), then kill whatever is left."""
+        """Ask the root to end what it has started, give that up to `patience_s`, then kill whatever is left.
+
+        Ctrl-C cuts the wait short.
+        """
         self._remember()
         try:
             if self._root.poll() is None and patience_s > 0:
                 self._root.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._root.wait(patience_s)
+                give_up_at = time.monotonic() + patience_s
+                while self._any_left() and time.monotonic() < give_up_at:
+                    time.sleep(POLL_S)
         finally:
             self._kill()
+
+    def _any_left(self) -> bool:
+        """Whether anything that the root has started still runs."""
+        return any(_runs(process) for process in self._seen.values())
 
     def _kill(self) -> None:
         self._remember()
@@ -106,3 +114,11 @@ class ProcessTree:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()  # psutil makes sure that it is still the same process
         psutil.wait_procs(list(self._seen.values()), timeout=SHUTDOWN_S)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process is still there and has not ended; a zombie has."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from spindle_cli.run_files import StepMetrics
@@ -26,10 +27,12 @@ def live_progress(
     if not console.is_terminal:
         yield _show_nothing
         return
-    columns = (TextColumn("step {task.completed:.0f}/{task.total:.0f}"), BarColumn(bar_width=20))
-    with Progress(
-        *columns, TextColumn("{task.description}"), console=console, transient=True, refresh_per_second=5
-    ) as bar:
+    columns = (
+        TextColumn("step {task.completed:.0f}/{task.total:.0f}", table_column=Column(no_wrap=True)),
+        BarColumn(bar_width=12),
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True)),
+    )
+    with Progress(*columns, console=console, expand=True, transient=True, refresh_per_second=5) as bar:
         line = bar.add_task("starting the workers", total=total_steps)
         recent: deque[float] = deque(maxlen=RECENT_STEPS)
 
@@ -49,9 +52,9 @@ def _show_nothing(_metrics: StepMetrics) -> None:
 def progress_text(metrics: StepMetrics, pace_s: float, total_steps: int, samples_per_step: int) -> str:
     """What stands beside the bar; `pace_s` is seconds per step."""
     parts = [f"loss {metrics.loss:.4g}"]
-    if len(metrics.task_losses) > 1:
-        parts[0] += " (" + ", ".join(f"{name} {loss:.3g}" for name, loss in metrics.task_losses.items()) + ")"
     if pace_s > 0:
         parts.append(f"{samples_per_step / pace_s:.4g} samples/s")
     parts.append(f"{format_seconds(pace_s * max(total_steps - metrics.step, 0))} left")
+    if len(metrics.task_losses) > 1:  # last: a narrow terminal cuts them off
+        parts.append(" ".join(f"{name} {loss:.3g}" for name, loss in metrics.task_losses.items()))
     return Text(", ".join(parts)).markup
