@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from spindle_cli.cluster import Cluster
-from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.workload.file import WorkloadFile
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 WORKLOADS = sorted((CONFIGS / "workloads").glob("*.yaml"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.zoo.digits.build import BATCH_SIZES, build
@@ -94,3 +95,19 @@ def test_five_tasks_share_three_encoders_and_differ_in_batch_size() -> None:
 def test_an_unknown_task_among_the_batch_sizes_is_refused() -> None:
     with pytest.raises(WorkloadError, match="digits: batch_sizes: found 'smell'"):
         build(batch_sizes={"smell": 3})
+
+
+def test_images_are_learnt_and_held_out_ones_recognised() -> None:
+    torch.manual_seed(0)
+    task = next(task for task in build().tasks if task.name == "image_class")
+    optimizer = torch.optim.AdamW(task.module.parameters(), lr=2e-3)
+    order = torch.randperm(len(task.dataset), generator=torch.Generator().manual_seed(0)).tolist()
+    for step in range(60):
+        batch = default_collate([task.dataset[order[(64 * step + k) % len(order)]] for k in range(64)])
+        optimizer.zero_grad()
+        task.module(**batch).backward()
+        optimizer.step()
+    images = load_split(True).images
+    with torch.no_grad():
+        answered = task.module.classifier.predict(task.module.image(images.values))
+    assert (answered == images.digits).float().mean() > 0.6
