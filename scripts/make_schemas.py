@@ -11,12 +11,16 @@ from pydantic import BaseModel
 from spindle_cli.artifact import Artifact
 from spindle_cli.check.report import CheckReport
 from spindle_cli.cluster import Cluster
+from spindle_cli.launch.report import RunReport
+from spindle_cli.launch.types import Launch
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
+from spindle_cli.request import RunRequest, WorkerError
 from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
 from spindle_cli.show.program import RankReport
 from spindle_cli.show.summary import ShowReport
 from spindle_cli.simulate.report import SimulationReport
+from spindle_cli.verify.types import VerifyReport
 from spindle_cli.workload.file import WorkloadFile
 
 FOLDER = Path(__file__).parent.parent / "schemas"
@@ -30,6 +34,11 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     ShowReport,
     RankReport,
     SimulationReport,
+    Launch,
+    RunRequest,
+    WorkerError,
+    RunReport,
+    VerifyReport,
 )
 
 
