@@ -6,6 +6,7 @@ Each costs device memory (hundreds of MB per rank were seen with NCCL), so equal
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 import torch.distributed as dist
 
@@ -13,17 +14,14 @@ import torch.distributed as dist
 class Communicators:
     """Process groups by their set of ranks."""
 
-    def __init__(self, rank_sets: Iterable[tuple[int, ...]]) -> None:
-        """Make them; collective: every rank of the world calls this with the same sets. Sets of one need
-        none.
-        """
+    def __init__(self, rank_sets: Iterable[tuple[int, ...]], timeout_s: float) -> None:
+        """Make them. Collective: every rank calls this with the same sets; a set of one needs none."""
         world = tuple(range(dist.get_world_size()))
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {
-            world: None
-        }  # None: torch's default group
+        # None stands for torch's default group.
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {world: None}
         for ranks in sorted({tuple(sorted(ranks)) for ranks in rank_sets}):
             if len(ranks) > 1 and ranks != world:
-                self._groups[ranks] = dist.new_group(list(ranks))
+                self._groups[ranks] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
         """The communicator of a set of ranks, as torch.distributed's functions take it (None: all ranks)."""

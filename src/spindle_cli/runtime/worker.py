@@ -68,6 +68,8 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model = localise(request, plan, environment.rank, device)
+    # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
+    torch.manual_seed(model.train.seed + environment.rank)
     check_replicas(model.names, model.parameters, device)
     steps = range(request.steps or model.train.steps)
     trainer = make_trainer(request, model, environment.rank, device, steps)
@@ -155,7 +157,7 @@ def make_trainer(
 ) -> Trainer:
     """Put a rank's parts together; collective (it makes the communicators)."""
     program = model.program
-    communicators = Communicators(group.devices for group in program.groups)
+    communicators = Communicators((group.devices for group in program.groups), request.timeout_s)
     pool = GradientPool(program.groups, model.trained, communicators, rank)
     board = LossBoard(model.graph.workload.tasks, device)
     stopwatch = Stopwatch(device)
