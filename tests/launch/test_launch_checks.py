@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.launch.checks import locate, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.network import interface_of, parse_master, share_of_node
+from spindle_cli.launch.network import interface_of, listen, parse_master, require_address, share_of_node
 from spindle_cli.launch.run_dir import choose_run_dir
+from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
 
 
@@ -130,6 +132,20 @@ def test_a_name_that_is_loopback_on_every_node_is_refused(
     monkeypatch.setattr("socket.getaddrinfo", lambda *arguments, **options: [address])
     with pytest.raises(UsageError, match="no other node can reach"):
         share_of_node(two, 0, "node0:29500")
+
+
+def test_node_0_must_be_able_to_listen_at_the_master(tmp_path: Path) -> None:
+    two = read_plan(write_toy(tmp_path, devices_per_node=1)).cluster
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        share = share_of_node(two, 0, f"127.0.0.1:{port}")
+        with pytest.raises(UsageError, match="in use"):
+            require_address(share)
+        require_address(share_of_node(two, 1, f"127.0.0.1:{port}"))
+    require_address(share)
+    elsewhere = replace(share, master=Address("192.0.2.1", port))  # kept free for documentation
+    with pytest.raises(UsageError, match="cannot listen there"):
+        require_address(elsewhere)
 
 
 def test_the_users_own_interface_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

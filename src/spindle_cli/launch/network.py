@@ -120,3 +120,38 @@ def interface_of(address: str, interfaces: Mapping[str, list[psutil._ntuples.sni
 
 def _same(text: str, wanted: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
     return ipaddress.ip_address(text.partition("%")[0]) == wanted
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens on one address of this machine.
+
+    Raises:
+        OSError: the host is unknown or not this machine's, or the port is taken.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def require_address(share: NodeShare) -> None:
+    """Make sure that node 0 can listen where the nodes are to meet; other nodes have nothing to check.
+
+    Raises:
+        UsageError: the address is not this machine's, or the port is taken.
+    """
+    if share.rank != 0:
+        return
+    try:
+        listen(share.master.host, share.master.port).close()
+    except OSError as error:
+        raise UsageError(
+            f"--master {share.master}: node 0 cannot listen there: {error.strerror or error}",
+            hint="Give an address of node 0 itself, and a port that nothing else uses.",
+        ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
 
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -13,6 +12,8 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousStoreInfo,
 )
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+
+from spindle_cli.launch.network import listen
 
 # Seconds for every node to be started by hand or by a job scheduler.
 JOIN_TIMEOUT_S = 900
@@ -75,24 +76,6 @@ class BoundRendezvous(RendezvousHandler):
     def shutdown(self) -> bool:
         """The store ends with its process."""
         return True
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens on one address of this machine.
-
-    Raises:
-        OSError: the host is unknown or not this machine's, or the port is taken.
-    """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind(address)
-        listener.listen(1024)
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def create_rendezvous(parameters: RendezvousParameters) -> BoundRendezvous:

@@ -12,12 +12,12 @@ from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.follow import MetricsFollower
-from spindle_cli.launch.network import share_of_node
+from spindle_cli.launch.network import require_address, share_of_node
 from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.progress import live_progress
 from spindle_cli.launch.report import RunReport, report_run
 from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
-from spindle_cli.launch.types import Launch, LaunchOptions
+from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.run_files import StepMetrics
@@ -31,6 +31,7 @@ class Prepared:
     """
 
     launch: Launch
+    share: NodeShare
     plan: Plan
     total_steps: int
     samples_per_step: int
@@ -61,7 +62,7 @@ def prepare(
     threads = threads_per_worker(plan, share.processes)
     full = replace(asked, steps=steps, threads=threads)
     launch = build_launch(plan, plan_path, found.source, chosen, share, full)
-    return Prepared(launch, plan, steps, samples_per_step(plan))
+    return Prepared(launch, share, plan, steps, samples_per_step(plan))
 
 
 def samples_per_step(plan: Plan) -> int:
@@ -74,8 +75,10 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
 
     Raises:
         InputError: devices, memory or disk are missing.
+        UsageError: node 0 cannot listen where the nodes are to meet.
     """
     launch = prepared.launch
+    require_address(prepared.share)
     require_disk(launch.run_dir)
     return missing_devices(prepared.plan, launch.processes)
 
@@ -90,7 +93,8 @@ def start(prepared: Prepared, console: Console) -> RunReport:
     """
     launch = prepared.launch
     prepare_run_dir(launch.run_dir)
-    forget_errors(launch.run_dir)
+    if launch.request.resume:
+        forget_errors(launch.run_dir)
     follower = MetricsFollower(launch.run_dir)
     steps: list[StepMetrics] = []
     with live_progress(console, prepared.total_steps, prepared.samples_per_step) as show:

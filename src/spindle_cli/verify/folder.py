@@ -28,6 +28,8 @@ def verify_folder(wanted: Path | None) -> Iterator[Path]:
     try:
         yield folder
     except SpindleError:
+        if not any(folder.iterdir()):
+            folder.rmdir()
         raise  # its message names the log that is in the folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
