@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from spindle_cli.workload.independence import Independence
+from spindle_cli.workload.questions import question_of
 from spindle_cli.workload.randomness import draws_random_numbers
 from spindle_cli.workload.reduction import ARITHMETIC, Degrees
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
-
 
 LISTED = "it is listed as coupled"
 _BATCH_NORM = "it normalises over the batch"
@@ -128,7 +128,16 @@ class _Placement:
             if self._is_batch_norm(node):
                 self._coupled.setdefault(home, _BATCH_NORM)
         num_ops = max(self._home.values(), default=0) + 1
+        self._couple_whole_outputs()
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
+
+    def _couple_whole_outputs(self) -> None:
+        """Shares of an op would each hand on the whole of a value without a batch dimension: then there is one share."""
+        for node, home in self._home.items():
+            if home in self._coupled or not self._shapes.is_tensor(node) or self._has_batch(node):
+                continue
+            if any(self._home.get(user, home) != home for user in node.users):
+                self._coupled[home] = _WHOLE
 
     def _place_glue(self, node: fx.Node) -> None:
         source = node.args[0] if node.args else None
@@ -283,7 +292,7 @@ class _Placement:
             source = pending.pop()
             if source in self._home:
                 found[source] = None
-            elif source not in self._mixed:
+            elif source not in self._mixed and question_of(source, self._shapes) is None:
                 pending.extend(source.all_input_nodes)
         return list(found)
 

@@ -253,7 +253,7 @@ class _Run(fx.Interpreter):
         """Call a module with fake parameters."""
         return self._observer.call(self.fetch_attr(str(target)), args, kwargs)
 
-    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(self, target: Any, *_: Any) -> Any:
         """A parameter, buffer or other attribute; fake if it is a tensor."""
         value = self.fetch_attr(str(target))
         return self._observer.fake(value) if isinstance(value, Tensor) else value

@@ -1,0 +1,78 @@
+"""Hugging Face layers as operators: the example is one model, whole or op by op."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="transformers is not installed (pip install 'spindle-cli[hf]')")
+
+from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.load import LoadedWorkload, load
+from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.parameters import ParameterTable
+
+from .shares import gradients_of, run_plain, run_shares
+
+SOURCE = str(Path(__file__).parents[2] / "examples" / "hf_two_tasks.py") + ":build"
+
+
+@pytest.fixture(scope="module")
+def loaded() -> LoadedWorkload:
+    return load(SOURCE)
+
+
+def test_the_metagraph_of_the_example(loaded: LoadedWorkload) -> None:
+    graph = analyse(loaded.workload)
+    assert [(m.name, len(m.ops), m.inputs, m.parameters) for m in graph.metaops] == [
+        ("classify/embeddings", 1, (), "vision.embeddings"),
+        ("classify/layers", 3, ("classify/embeddings",), "vision.layers"),
+        ("describe/vision.embeddings", 1, (), "vision.embeddings"),
+        ("describe/vision.layers", 3, ("describe/vision.embeddings",), "vision.layers"),
+        ("describe/language", 3, ("describe/vision.layers",), "language.layers"),
+    ]
+    assert not any(metaop.coupled for metaop in graph.metaops)
+    assert analyse(load_abstract(SOURCE).workload).fingerprint == graph.fingerprint
+
+
+@pytest.mark.parametrize("dp", [1, 4])
+def test_ops_in_shares_give_the_plain_loss_and_gradients(loaded: LoadedWorkload, dp: int) -> None:
+    graph = analyse(loaded.workload)
+    parameters = ParameterTable.of(graph).parameters
+    for task in loaded.workload.tasks:
+        batch = Batches(task, seed=0).rows(0, 0, task.batch_size)
+        plain = run_plain(task, batch)
+        expected = gradients_of(plain, parameters)
+        loss = run_shares(graph.tasks[task.name], batch, dict.fromkeys(range(20), dp))
+        torch.testing.assert_close(loss, plain)
+        for name, gradient in gradients_of(loss, parameters).items():
+            torch.testing.assert_close(gradient, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_part_of_the_model_has_the_values_of_the_whole(loaded: LoadedWorkload) -> None:
+    local = load_local(SOURCE, {"describe": [4, 5]})
+    found = dict(local.workload.tasks[1].module.named_parameters())
+    expected = dict(load(SOURCE).workload.tasks[1].module.named_parameters())
+    real = {name for name, parameter in found.items() if not parameter.is_meta}
+    layers = ("language.layers.0.", "language.layers.1.")
+    own = {name for name in found if name.startswith((*layers, "language.embed_tokens"))}
+    assert own and real == own
+    assert all(torch.equal(found[name], expected[name]) for name in real)
+
+
+def test_the_example_learns(loaded: LoadedWorkload) -> None:
+    tasks = load(SOURCE).workload.tasks
+    parameters = {id(p): p for task in tasks for p in task.module.parameters()}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=3e-3)
+    losses = []
+    for step in range(25):
+        total = sum(task.module(**Batches(task, 0).rows(step, 0, task.batch_size)) for task in tasks)
+        optimizer.zero_grad()
+        total.backward()
+        optimizer.step()
+        losses.append(float(total.detach()))
+    assert losses[-1] < 0.7 * losses[0]
