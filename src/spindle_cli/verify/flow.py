@@ -7,32 +7,26 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.types import FlowTask
+from spindle_cli.workload.flow import flow_graph
+from spindle_cli.workload.types import FlowTask, Task
 
 
-def modules_of(task: FlowTask) -> tuple[nn.Module, ...]:
-    """Every module once, in the order in which the flows name them."""
-    found: dict[int, nn.Module] = {}
-    for flow in task.flows:
-        for end in (flow.producer, flow.consumer):
-            if isinstance(end, nn.Module):
-                found.setdefault(id(end), end)
-    return tuple(found.values())
+def root_of(task: Task | FlowTask) -> nn.Module:
+    """The module that the names of a task's parameters start from, and that holds all of them."""
+    if isinstance(task, Task):
+        return task.module
+    fields = [flow.producer for flow in task.flows if isinstance(flow.producer, str)]
+    return flow_graph(task, dict.fromkeys(fields)).root
 
 
 def run_flow(task: FlowTask, batch: Mapping[str, Tensor]) -> Any:
-    """The output of the one module that no other consumes, each module called once.
+    """The output of the one module that no other consumes, each module called once with what flows into it.
 
-    Raises:
-        WorkloadError: there is no such module, or several.
+    The flows are followed back from the loss, and not in the order that the workload's analysis gives them.
     """
-    consumed = {id(flow.producer) for flow in task.flows if isinstance(flow.producer, nn.Module)}
-    ends = [module for module in modules_of(task) if id(module) not in consumed]
-    if len(ends) != 1:
-        names = ", ".join(type(module).__name__ for module in ends) or "none"
-        raise WorkloadError(f"task {task.name!r}: expected one module that no other consumes, found {names}")
-    return _output(task, ends[0], batch, {})
+    consumed = {id(flow.producer) for flow in task.flows}
+    last = next(flow.consumer for flow in task.flows if id(flow.consumer) not in consumed)
+    return _output(task, last, batch, {})
 
 
 def _output(task: FlowTask, module: nn.Module, batch: Mapping[str, Tensor], known: dict[int, Any]) -> Any:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.run_files import METRICS_FILE, StepMetrics
-from spindle_cli.verify.flow import modules_of, run_flow
+from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.worker_session import worker_session
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.load import LoadedWorkload, load
@@ -87,8 +87,7 @@ def require_no_chance(workload: Workload, before: Tensor) -> None:
         {
             type(module).__name__
             for task in workload.tasks
-            for root in (modules_of(task) if isinstance(task, FlowTask) else (task.module,))
-            for module in root.modules()
+            for module in root_of(task).modules()
             if "Dropout" in type(module).__name__ or _has_dropout(module)
         }
     )
@@ -127,8 +126,7 @@ def convert(field: Tensor, device: torch.device, dtype: torch.dtype | None) -> T
 def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> None:
     """Move every module, in place: parameters stay the objects that tasks share."""
     for task in workload.tasks:
-        for module in modules_of(task) if isinstance(task, FlowTask) else (task.module,):
-            module.to(device=device, dtype=dtype)
+        root_of(task).to(device=device, dtype=dtype)
 
 
 def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
@@ -136,8 +134,7 @@ def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
     found: dict[int, str] = {}
     parameters: dict[str, nn.Parameter] = {}
     for task in workload.tasks:
-        roots: nn.Module = nn.ModuleList(modules_of(task)) if isinstance(task, FlowTask) else task.module
-        for name, parameter in roots.named_parameters():
+        for name, parameter in root_of(task).named_parameters():
             if id(parameter) not in found:
                 found[id(parameter)] = f"{task.name}.{name}"
                 parameters[found[id(parameter)]] = parameter

@@ -1,0 +1,178 @@
+"""Each way in which two runs can differ is a failure with the parameter's name and place; rounding is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from spindle_cli.errors import RunFailedError
+from spindle_cli.request import capture_path
+from spindle_cli.run_files import StepMetrics
+from spindle_cli.verify.captured import CapturedRun, open_run
+from spindle_cli.verify.losses import compare_losses
+from spindle_cli.verify.parameters import (
+    compare_final,
+    compare_gradients,
+    compare_initial,
+    compare_noise,
+    find_noise,
+    find_unused,
+)
+
+W = torch.linspace(1, 2, 8)
+Stages = Mapping[str, Mapping[str, Tensor]]
+
+
+def stages(final: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None = None) -> Stages:
+    initial = {name: torch.ones_like(tensor) for name, tensor in final.items()}
+    given = {name: torch.ones_like(tensor) for name, tensor in final.items()}
+    return {"initial": initial, "gradients": given if gradients is None else gradients, "final": final}
+
+
+@contextmanager
+def runs(folder: Path, plan: list[Stages], plain: Stages) -> Iterator[tuple[CapturedRun, CapturedRun]]:
+    """Write and open a plan's run, by rank, and a plain one."""
+    for name, ranks in (("plan", plan), ("plain", [plain])):
+        (folder / name).mkdir()
+        for rank, written in enumerate(ranks):
+            for stage, tensors in written.items():
+                copies = {key: tensor.clone() for key, tensor in tensors.items()}
+                save_file(copies, capture_path(folder / name, stage, rank))  # type: ignore[arg-type]
+    with open_run(folder / "plan", len(plan)) as ours, open_run(folder / "plain", 1) as theirs:
+        yield ours, theirs
+
+
+def test_rounding_passes_and_what_is_more_does_not(tmp_path: Path) -> None:
+    near, far = stages({"w": W * (1 + 5e-6)}), stages({"w": W * (1 + 2e-5)})
+    with runs(tmp_path, [near, far], stages({"w": W})) as (plan, plain):
+        check, noise = compare_final(plan, plain, (), 1e-5)
+    assert (check.compared, len(check.failures), noise) == (2, 1, ())
+    assert check.failures[0].where == "rank 1"
+    assert check.failures[0].relative == pytest.approx(2e-5, rel=0.05)
+
+
+def test_initial_values_are_compared_bit_by_bit(tmp_path: Path) -> None:
+    off = stages({"w": W})
+    off = {**off, "initial": {"w": torch.nextafter(torch.ones(8), torch.zeros(8))}}
+    with runs(tmp_path, [stages({"w": W}), off], stages({"w": W})) as (plan, plain):
+        check = compare_initial(plan, plain, ())
+    assert [failure.where for failure in check.failures] == ["rank 1"]
+
+
+def test_a_parameter_that_one_side_lacks_is_a_failure(tmp_path: Path) -> None:
+    with runs(tmp_path, [stages({"w": W, "extra": W})], stages({"w": W, "lost": W})) as (plan, plain):
+        check, _ = compare_final(plan, plain, find_unused(plan, plain), 1e-5)
+    assert {(failure.name, failure.problem) for failure in check.failures} == {
+        ("extra", "missing in plain PyTorch's run"),
+        ("lost", "missing in the plan's run"),
+    }
+
+
+def test_what_no_operator_uses_and_nothing_changes_may_be_left_out(tmp_path: Path) -> None:
+    plain = stages({"w": W, "unused": torch.ones(3)}, gradients={"w": torch.ones(8)})
+    with runs(tmp_path, [stages({"w": W})], plain) as (ours, theirs):
+        unused = find_unused(ours, theirs)
+        assert unused == ("unused",)
+        assert compare_final(ours, theirs, unused, 1e-5)[0].passed
+
+
+@pytest.mark.parametrize(
+    ("tensor", "problem"),
+    [
+        (W.reshape(2, 4), "float32 of shape (2, 4) under the plan, float32 of shape (8,) in plain PyTorch"),
+        (W.double(), "float64 of shape (8,) under the plan, float32 of shape (8,) in plain PyTorch"),
+        (W * math.nan, "not finite, or not zero where plain PyTorch's is"),
+    ],
+)
+def test_another_shape_or_type_or_no_number_is_a_failure(
+    tmp_path: Path, tensor: Tensor, problem: str
+) -> None:
+    ours = stages({"w": tensor}, gradients={"w": torch.ones(8)})
+    with runs(tmp_path, [ours], stages({"w": W})) as (plan, plain):
+        check, noise = compare_final(plan, plain, (), 1e-5)
+    assert [failure.problem for failure in check.failures] == [problem]
+    assert noise == ()
+
+
+def test_a_gradient_that_plain_pytorch_has_not_is_a_failure(tmp_path: Path) -> None:
+    zero = stages({"w": W}, gradients={"w": torch.zeros(8)})
+    with runs(tmp_path, [stages({"w": W})], zero) as (plan, plain):
+        check = compare_gradients(plan, plain, (), 1e-5)
+    assert not check.passed
+
+
+def test_elements_with_nearly_no_gradient_may_differ_and_are_counted(tmp_path: Path) -> None:
+    gradient = torch.ones(8)
+    gradient[3] = 1e-5
+    moved = W.clone()
+    moved[3] += 1e-3  # a whole step of Adam
+    ours, theirs = stages({"w": moved}, {"w": gradient}), stages({"w": W}, {"w": gradient})
+    with runs(tmp_path, [ours], theirs) as (plan, plain):
+        check, noise = compare_final(plan, plain, (), 1e-5)
+    assert check.passed
+    assert [(entry.name, entry.left_out, entry.elements) for entry in noise] == [("w", 1, 8)]
+    assert noise[0].largest_gradient == pytest.approx(1e-5)
+
+
+def test_an_element_with_a_gradient_may_not_differ(tmp_path: Path) -> None:
+    moved = W.clone()
+    moved[3] += 1e-3
+    with runs(tmp_path, [stages({"w": moved})], stages({"w": W})) as (plan, plain):
+        check, noise = compare_final(plan, plain, (), 1e-5)
+    assert not check.passed
+    assert noise == ()
+
+
+def test_a_tensor_of_noise_is_held_to_the_floor(tmp_path: Path) -> None:
+    def with_noise(size: float) -> Stages:
+        return stages({"w": W, "b": W}, {"w": torch.ones(8), "b": torch.full((8,), size)})
+
+    with runs(tmp_path, [with_noise(-2e-8)], with_noise(3e-8)) as (plan, plain):
+        noise = find_noise(plan, plain, 1e-6)
+        assert [(entry.name, entry.left_out) for entry in noise] == [("b", 8)]
+        assert compare_noise(plan, plain, ["b"], 1e-6).passed
+        assert compare_gradients(plan, plain, ["b"], 1e-5).passed
+
+
+def test_a_gradient_that_only_one_side_calls_noise_is_compared(tmp_path: Path) -> None:
+    plain_noise = stages({"w": W, "b": W}, {"w": torch.ones(8), "b": torch.full((8,), 3e-8)})
+    real = stages({"w": W, "b": W})
+    with runs(tmp_path, [real], plain_noise) as (plan, plain):
+        assert find_noise(plan, plain, 1e-6) == ()
+        assert not compare_gradients(plan, plain, (), 1e-5).passed
+
+
+def test_a_rank_that_has_not_written_its_tensors_is_named(tmp_path: Path) -> None:
+    (tmp_path / "plan").mkdir()
+    with pytest.raises(RunFailedError, match="rank 0 has not written"), open_run(tmp_path / "plan", 1):
+        pass
+
+
+def metrics(step: int, loss: float, small: float) -> StepMetrics:
+    return StepMetrics(step=step, loss=loss, task_losses={"a": loss, "b": small}, iteration_s=1)
+
+
+def test_losses_are_compared_by_their_size_or_their_steps() -> None:
+    plain = [metrics(1, 2.0, 1e-9), metrics(2, 1.0, 0.5)]
+    assert compare_losses([metrics(1, 2.00001, 3e-9), metrics(2, 1.0, 0.5)], plain, 1e-5).passed
+    off = compare_losses([metrics(1, 2.0, 1e-9), metrics(2, 1.0, 0.50001)], plain, 1e-5)
+    assert [(failure.name, failure.where) for failure in off.failures] == [("loss of b", "step 2")]
+
+
+def test_a_missing_step_task_or_number_is_a_failure() -> None:
+    plain = [metrics(1, 2.0, 1.0), metrics(2, 1.0, 0.5)]
+    short = compare_losses(plain[:1], plain, 1e-5)
+    assert [failure.problem for failure in short.failures] == ["missing in the plan's run"]
+    without_b = StepMetrics(step=1, loss=2.0, task_losses={"a": 2.0}, iteration_s=1)
+    assert [failure.name for failure in compare_losses([without_b], plain[:1], 1e-5).failures] == [
+        "loss of b"
+    ]
+    assert not compare_losses([metrics(1, math.nan, 1.0)], plain[:1], 1e-5).passed
+    assert not compare_losses([], [], 1e-5).passed  # nothing compared is nothing proved

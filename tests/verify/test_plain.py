@@ -1,0 +1,82 @@
+"""The plain process on its own: flows are followed, shared parameters are named once, losses are weighted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.verify.flow import run_flow
+from spindle_cli.verify.plain import backward, move_to, parameters_by_name, require_no_chance
+from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+
+class Scale(nn.Module):
+    def __init__(self, by: float) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(by))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+class Gap(nn.Module):
+    """Mean of (a - b): tells its arguments apart."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return (a - b).mean()
+
+
+def items(value: float) -> list[dict[str, Tensor]]:
+    return [{"x": torch.tensor([value])} for _ in range(4)]
+
+
+def flow_task(scale: Scale) -> FlowTask:
+    """2 (x scale) - x, over a batch of 2."""
+    double, gap = Scale(2.0), Gap()
+    task = FlowTask("flow", 2, items(3.0))
+    task.add_flow("x", gap, argument="b")
+    task.add_flow(scale, double)
+    task.add_flow("x", scale)
+    task.add_flow(double, gap, argument="a")
+    return task
+
+
+class Mean(nn.Module):
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"loss": self.scale(x).mean()}
+
+
+def test_a_flow_task_is_called_in_the_order_of_its_flows() -> None:
+    task = flow_task(Scale(5.0))
+    assert run_flow(task, {"x": torch.tensor([[3.0], [1.0]])}).item() == pytest.approx((27 + 9) / 2)
+
+
+def test_shared_parameters_are_named_once_and_take_the_gradients_of_weighted_losses() -> None:
+    shared = Scale(5.0)
+    tasks = [Task("plain", Mean(shared), 2, items(7.0), weight=10.0), flow_task(shared)]
+    workload = Workload("w", tasks)
+    parameters = parameters_by_name(workload)
+    assert list(parameters) == ["plain.scale.by", "flow.scale_2.by"]
+    move_to(workload, torch.device("cpu"), torch.float64)
+    batches = {task.name: Batches(task, 0) for task in tasks}
+    losses = backward(workload, batches, 0, torch.device("cpu"), torch.float64)
+    assert losses == {"plain": 35.0, "flow": 27.0}
+    assert shared.by.grad is not None
+    assert shared.by.grad.dtype == torch.float64
+    assert float(shared.by.grad) == 10 * 7 + 2 * 3
+
+
+def test_drawing_random_numbers_is_noticed() -> None:
+    workload = Workload("w", [Task("t", nn.Sequential(nn.Dropout(0.5)), 2, items(1.0))])
+    before = torch.get_rng_state()
+    require_no_chance(workload, before)
+    torch.rand(1)
+    with pytest.raises(WorkloadError, match=r"\(Dropout\)"):
+        require_no_chance(workload, before)
