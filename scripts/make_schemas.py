@@ -15,6 +15,7 @@ from spindle_cli.launch.report import RunReport
 from spindle_cli.launch.types import Launch
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
+from spindle_cli.report.types import ReportData
 from spindle_cli.request import RunRequest, WorkerError
 from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
 from spindle_cli.show.program import RankReport
@@ -34,6 +35,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     ShowReport,
     RankReport,
     SimulationReport,
+    ReportData,
     Launch,
     RunRequest,
     WorkerError,

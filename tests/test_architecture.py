@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
     "verify": {"launch", "runtime", "workload", "check"},
     "simulate": {"program", "costs"},
-    "report": {"program", "costs"},
+    "report": {"plan", "check", "simulate", "costs"},  # it shows what each of them says
     "zoo": {"workload"},
 }
 # Types that are a stage's contract, and may be imported from anywhere.
@@ -42,7 +42,7 @@ CONTRACTS = {
     "workload.file",
 }
 # Packages whose import must not load torch: planning runs where there is none.
-WITHOUT_TORCH = ("costs", "profile.types", "plan", "check", "program", "show", "cli")
+WITHOUT_TORCH = ("costs", "profile.types", "plan", "check", "program", "show", "simulate", "report", "cli")
 
 
 def modules() -> Iterator[tuple[str, Path]]:

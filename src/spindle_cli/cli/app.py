@@ -40,6 +40,7 @@ COMMANDS: dict[str, str] = {
     "check": "Check a plan without the planner's code.",
     "show": "Draw a plan's schedule, or one rank's program.",
     "simulate": "Predict a plan's timeline without devices.",
+    "report": "Write a plan as a web page: one file that works offline.",
     "verify": "Prove that a plan trains the same model.",
     "launch": "Train by a plan.",
 }

@@ -1,0 +1,50 @@
+"""`spindle report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spindle_cli.cli import output
+from spindle_cli.cli.options import JsonOption, OutputOption, PlanArgument
+
+
+def report(
+    plan: PlanArgument,
+    output_path: OutputOption,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            "--run", metavar="DIR", help="The folder of a run by this plan, to show too.", show_default=False
+        ),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="PROFILE.json",
+            help="The plan's profile: show whole scaling curves, and compare all strategies.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a plan as a web page: one file that works offline.
+
+    The schedule and the simulated timeline to zoom into, scaling curves, memory and use of every device,
+    strategies compared, and a run's losses and times against the prediction.
+    """
+    from spindle_cli.artifact import write_text
+    from spindle_cli.plan.file import read_plan
+    from spindle_cli.profile.types import Profile
+    from spindle_cli.report.build import build_report
+    from spindle_cli.report.page import render_page
+
+    read = read_plan(plan)
+    data = build_report(read, profile=None if profile is None else Profile.read(profile), run_dir=run)
+    write_text(output_path, render_page(data))
+    output.note(f"wrote {output_path}")
+    if as_json:
+        output.print_json(data)

@@ -1,0 +1,55 @@
+// What is said about a slice, or about something that happens in the simulated iteration.
+
+const CAUSES = {
+  activation: 'the activation of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums',
+};
+
+function sliceFacts(piece) {
+  const metaop = DATA.metaops[piece.metaop];
+  const ops = piece.ops[1] - piece.ops[0];
+  const point = metaop.curve.find((each) => each.dp === piece.dp && each.tp === piece.tp);
+  const length = piece.end_s - piece.start_s;
+  return {
+    title: sliceLabel(piece),
+    facts: [
+      ['Task', metaop.task],
+      metaop.component === metaop.short ? null : ['Component', metaop.component],
+      ['Ops', `${ops} of ${metaop.num_ops}, each ${seconds(length / ops)}`],
+      ['Devices', `${piece.num_devices}: ${runsText(piece.runs)}`],
+      ['Split', `batch ${metaop.batch_size} over dp ${piece.dp}${piece.tp > 1 ? `, layers over tp ${piece.tp}` : ''}`],
+      ['Time', `${seconds(piece.start_s)} to ${seconds(piece.end_s)}, ${seconds(length)}`],
+      ['Wave', String(piece.wave)],
+      point ? ['Curve', `${point.source}${point.spread === null ? '' : `, spread ${percent(point.spread)}`}`] : null,
+      piece.recompute ? ['Memory', 'activations recomputed in the backward pass'] : null,
+    ].filter(Boolean),
+  };
+}
+
+function happeningFacts(what) {
+  const label = (index) => (index === null ? 'the optimizer step' : sliceLabel(DATA.slices[index]));
+  const facts = [
+    ['Time', `${seconds(what.start_s)} to ${seconds(what.end_s)}, ${seconds(what.end_s - what.start_s)}`],
+    ['Devices', runsText(what.runs)],
+  ];
+  if (what.kind === 'forward' || what.kind === 'backward') {
+    const piece = DATA.slices[what.slice];
+    facts.push(['Task', DATA.metaops[piece.metaop].task], ['Split', `dp ${piece.dp}${piece.tp > 1 ? `, tp ${piece.tp}` : ''}`]);
+    return { title: `${what.kind === 'forward' ? 'Forward' : 'Backward'} of ${label(what.slice)}`, facts };
+  }
+  if (what.kind === 'transfer') {
+    facts.push(['Size', `${bytes(what.num_bytes)} in ${plural(what.count, 'message')}`]);
+    facts.push(['From', label(what.source_slice)], ['To', label(what.slice)]);
+    return { title: `Transfer of ${what.is_gradient ? 'a gradient' : 'an activation'}`, facts };
+  }
+  if (what.kind === 'sum') {
+    facts.push(['Size', bytes(what.num_bytes)]);
+    return { title: 'Gradient sum', facts };
+  }
+  const source = what.source_slice === null ? '' : ` ${label(what.source_slice)}`;
+  facts.push(['For', `${CAUSES[what.cause]}${source}`]);
+  return { title: `Wait before ${label(what.slice)}`, facts };
+}
+
+function itemFacts(item) {
+  return item.piece ? sliceFacts(item.piece) : happeningFacts(item.happening);
+}

@@ -1,0 +1,45 @@
+// The page, from top to bottom.
+
+function figure(name, value, note) {
+  return el('div', { class: 'figure' }, el('dt', {}, name), el('dd', {}, el('strong', {}, value), note ? el('span', {}, note) : null));
+}
+
+function headerParts() {
+  const { predicted, cluster } = DATA;
+  const peak = Math.max(...predicted.peak_memory_bytes);
+  const nodes = cluster.node_starts.length;
+  return [
+    el('h1', {}, DATA.workload),
+    el('p', { class: 'lead' }, 'Strategy ', el('strong', {}, DATA.strategy), ` on ${cluster.name}: ${plural(cluster.num_devices, 'device')} (${cluster.device}) in ${plural(nodes, 'node')}. `,
+      `${plural(DATA.metaops.length, 'MetaOp')} in ${plural(DATA.slices.length, 'slice')} and ${plural(DATA.num_waves, 'wave')}.`),
+    el('dl', { class: 'figures' },
+      figure('Iteration', seconds(predicted.iteration_s), DATA.timeline ? `simulated ${seconds(DATA.timeline.iteration_s)}` : 'predicted'),
+      figure('Compute', seconds(predicted.compute_s), predicted.iteration_s > 0 ? `${percent(predicted.compute_s / predicted.iteration_s)} of it` : null),
+      figure('Lower bound', seconds(predicted.lower_bound_s), 'no schedule is shorter'),
+      DATA.gap === null ? null : figure('Gap', percent(DATA.gap, 1), 'compute above the bound'),
+      figure('Transfers', seconds(predicted.transfer_s), predicted.iteration_s > 0 ? `${percent(predicted.transfer_s / predicted.iteration_s, 1)} added` : null),
+      figure('Gradient sums', seconds(predicted.gradient_sum_s), predicted.iteration_s > 0 ? `${percent(predicted.gradient_sum_s / predicted.iteration_s, 1)} added` : null),
+      figure('Peak memory', bytes(peak), `of ${bytes(cluster.memory_bytes)}`),
+      DATA.timeline ? figure('Devices in use', percent(DATA.timeline.mean_use), 'mean, simulated') : null),
+    DATA.violations.length ? el('div', { class: 'banner', role: 'alert' },
+      el('strong', {}, `This plan breaks ${plural(DATA.violations.length, 'rule')}; it is not simulated, and launch refuses it.`),
+      el('ul', {}, DATA.violations.slice(0, 10).map((text) => el('li', {}, text)))) : null,
+    DATA.notes.length ? el('ul', { class: 'notes' }, DATA.notes.map((note) => el('li', {}, note))) : null,
+  ].filter(Boolean);
+}
+
+function build() {
+  document.getElementById('header').append(...headerParts());
+  const schedule = scheduleSection();
+  schedule.append(allocationTable());
+  const sections = [
+    schedule, DATA.timeline ? useSection() : null, memorySection(), DATA.strategies ? strategiesSection() : null,
+    curvesSection(), DATA.run ? runSection() : null,
+  ].filter(Boolean);
+  document.getElementById('main').append(...sections);
+  document.getElementById('nav').append(...sections.map((each) => el('a', { href: `#${each.id}` }, each.querySelector('h2').textContent)));
+  document.body.append(el('footer', {}, `Plan ${DATA.plan_sha256}`), tooltip.box);
+  addEventListener('scroll', () => tooltip.hide(), { passive: true });
+}
+
+build();

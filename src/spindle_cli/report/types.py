@@ -1,0 +1,231 @@
+"""What a report says, as data: one document, embedded in the page and printed by `spindle report --json`.
+
+Indices refer to `ReportData.metaops` and `ReportData.slices`. Runs of devices are [first, last] numbers,
+both included.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.plan.types import Predicted
+from spindle_cli.profile.types import CurvePoint, Fit
+
+DeviceRun = tuple[int, int]
+
+
+class ClusterView(Model):
+    """The cluster. `node_starts`: the first device of each node; `memory_bytes`: of the smallest device."""
+
+    name: str
+    device: str
+    num_devices: int
+    node_starts: tuple[int, ...]
+    memory_bytes: int
+
+
+class MetaOpView(Model):
+    """A MetaOp and its curve.
+
+    `short`: its name without the task. `curve`: of the profile, or only the points that the plan uses.
+    `device_s`: seconds of its slices times their devices.
+    """
+
+    name: str
+    short: str
+    task: str
+    component: str
+    num_ops: int
+    batch_size: int
+    inputs: tuple[int, ...]
+    curve: tuple[CurvePoint, ...]
+    fit: Fit | None
+    device_s: float
+
+
+class SliceView(Model):
+    """A slice as planned.
+
+    `task_row`, `component_row`: where it is drawn when the rows are tasks or components: as many rows as
+    it has devices, from this one on.
+    """
+
+    metaop: int
+    ops: tuple[int, int]
+    wave: int
+    runs: tuple[DeviceRun, ...]
+    num_devices: int
+    dp: int
+    tp: int
+    recompute: bool
+    start_s: float
+    end_s: float
+    task_row: int
+    component_row: int
+
+
+class Band(Model):
+    """The rows of one task or component: `num_rows` of them, from `first_row` on."""
+
+    name: str
+    first_row: int
+    num_rows: int
+
+
+class Happening(Model):
+    """What devices do at the same time in the simulated iteration.
+
+    Attributes:
+        kind: forward and backward are computes of `slice`. A transfer carries an activation to `slice` from
+            `source_slice`, or a gradient back the same way. A wait is before `slice`, or before the optimizer
+            step where that is None.
+        runs: the devices; of a transfer, senders and receivers.
+        cause: what a wait is for.
+        is_gradient: a transfer on the way back.
+        num_bytes: of all transfers or sums in it together.
+        count: how many transfers.
+    """
+
+    kind: Literal["forward", "backward", "transfer", "sum", "wait"]
+    start_s: float
+    end_s: float
+    runs: tuple[DeviceRun, ...]
+    slice: int | None = None
+    source_slice: int | None = None
+    cause: Literal["activation", "gradient", "partner", "sum"] | None = None
+    is_gradient: bool = False
+    num_bytes: int = 0
+    count: int = 1
+
+
+class DeviceUse(Model):
+    """What each device of a run does in the simulated iteration; the three make up the whole of it."""
+
+    run: DeviceRun
+    compute_s: float
+    waiting_s: float
+    done_early_s: float
+
+
+class WaitTotal(Model):
+    """Device-seconds that a MetaOp's slices wait for another's; None: the optimizer step, gradient sums.
+
+    `moving_share`: of them, the share in which what they wait for was on its way.
+    """
+
+    waiter: str | None
+    source: str | None
+    cause: Literal["activation", "gradient", "partner", "sum"]
+    device_s: float
+    moving_share: float
+
+
+class Timeline(Model):
+    """One simulated iteration. `use` covers every device; `waits` are the largest, most first."""
+
+    iteration_s: float
+    mean_use: float
+    transferred_bytes: int
+    happenings: tuple[Happening, ...]
+    use: tuple[DeviceUse, ...]
+    waits: tuple[WaitTotal, ...]
+
+
+class MemoryUse(Model):
+    """Predicted peak bytes of each device of a run, by what takes them, and what it has."""
+
+    run: DeviceRun
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    activation_bytes: int
+    buffer_bytes: int
+    capacity_bytes: int
+
+
+class StrategyView(Model):
+    """A strategy's plan for the same profile and cluster, or why it has none.
+
+    `is_this`: the plan of the report.
+    """
+
+    strategy: str
+    is_this: bool
+    predicted: Predicted | None
+    failure: str | None = None
+
+
+class StepPoint(Model):
+    """Means over `steps` consecutive steps, `step` the last of them. Losses that are not finite are None."""
+
+    step: int
+    loss: float | None
+    task_losses: dict[str, float | None]
+    iteration_s: float
+
+
+class TimePair(Model):
+    """A predicted and a measured time."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+
+class MeasuredDevice(Model):
+    """Where one device's measured iteration went: seconds of the median step."""
+
+    device: int
+    compute_s: float
+    wait_s: float
+    data_s: float
+
+
+class RunView(Model):
+    """A run by this plan. `steps_per_point`: steps behind each of `points`."""
+
+    folder: str
+    num_steps: int
+    steps_per_point: int
+    points: tuple[StepPoint, ...]
+    measured_steps: int | None  # how many the medians below are over; None where the run has not ended
+    iteration: TimePair | None
+    metaops: tuple[TimePair, ...]
+    devices: tuple[MeasuredDevice, ...]
+
+
+class ReportData(Artifact):
+    """The document of `spindle report --json`.
+
+    Attributes:
+        gap: how far `compute_s` is above the lower bound, as a share of it; None if the bound is zero.
+        violations: what `spindle check` says against the plan; with any, there is no timeline.
+        has_profile: the curves are the whole profile's.
+        task_bands, component_bands: the rows when they are tasks or components.
+        strategies: None without the profile.
+    """
+
+    KIND: ClassVar[str] = "report"
+
+    schema_: Annotated[Literal["spindle.report/1"], Field(alias="schema")] = "spindle.report/1"
+    workload: str
+    strategy: str
+    plan_sha256: str
+    cluster: ClusterView
+    predicted: Predicted
+    gap: float | None
+    num_waves: int
+    notes: tuple[str, ...]
+    violations: tuple[str, ...]
+    has_profile: bool
+    metaops: tuple[MetaOpView, ...]
+    slices: tuple[SliceView, ...]
+    task_bands: tuple[Band, ...]
+    component_bands: tuple[Band, ...]
+    memory: tuple[MemoryUse, ...]
+    timeline: Timeline | None
+    strategies: tuple[StrategyView, ...] | None
+    run: RunView | None
