@@ -43,12 +43,14 @@ def test_frozen_ops_have_no_backward_pass() -> None:
     assert sample.backward_s < sample.forward_s
 
 
-def test_runs_leave_no_gradients_behind() -> None:
+def test_runs_add_to_gradients_that_are_there_and_leave_none_at_the_inputs() -> None:
     module = nn.Linear(8, 8)
     x = torch.randn(4, 8, requires_grad=True)
     run = OpRun(module, [x], num_fields=0, clock=WallClock())
+    gradient = module.weight.grad
     assert run.warm_up(Limits(max_s=0.01)) > 0
-    assert x.grad is None and module.weight.grad is None
+    assert x.grad is None
+    assert module.weight.grad is gradient and gradient is not None and gradient.any()
 
 
 def test_an_op_with_several_outputs_runs_backward_through_those_that_need_it() -> None:

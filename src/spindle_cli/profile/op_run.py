@@ -96,7 +96,10 @@ class OpRun:
         self.inputs = tuple(inputs)
         self.num_fields = num_fields
         self.clock = clock
-        self._leaves = [t for t in (*self.inputs, *module.parameters()) if t.requires_grad]
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                # As in training, where gradients are added to buckets that are there already.
+                parameter.grad = torch.zeros_like(parameter)
         self._output_grads: tuple[Tensor, ...] | None = None
 
     def warm_up(self, limits: Limits) -> float:
@@ -119,7 +122,7 @@ class OpRun:
             marks.append((before, between, self.clock.mark()))
             # Freed after the last mark, as the runtime frees a slice's graph while it already runs the next.
             del outputs
-            self._clear_grads()
+            self._clear_input_grads()
         self.clock.wait()
         forward_s = sum(self.clock.between_s(before, between) for before, between, _ in marks)
         backward_s = sum(self.clock.between_s(between, after) for _, between, after in marks)
@@ -160,9 +163,9 @@ class OpRun:
             self._output_grads = tuple(torch.randn_like(output) for output in differentiable)
         torch.autograd.backward(differentiable, self._output_grads)
 
-    def _clear_grads(self) -> None:
-        for leaf in self._leaves:
-            leaf.grad = None
+    def _clear_input_grads(self) -> None:
+        for tensor in self.inputs:
+            tensor.grad = None
 
 
 class SavedStorages:
