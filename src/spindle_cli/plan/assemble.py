@@ -30,15 +30,18 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
     ticks_per_s = 10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(problem.serial_s)))
     device_free = [0] * problem.num_devices
     node_end = [0] * len(problem.nodes)
+    after = placed.draft.after or (0,) * len(placed.devices)
+    all_ended = [0]  # by number of pieces, when all of the first so many have ended
     slices: list[tuple[int, Slice]] = []
-    for piece, members in zip(placed.draft.pieces, placed.devices, strict=True):
+    for piece, members, before in zip(placed.draft.pieces, placed.devices, after, strict=True):
         node = problem.nodes[piece.node]
         ready = max((node_end[j] for j in node.inputs), default=0)
-        start = max(ready, node_end[piece.node], *(device_free[d] for d in members))
+        start = max(ready, node_end[piece.node], all_ended[before], *(device_free[d] for d in members))
         # One tick on top: the difference of two rounded decimals may fall short of the product by a float's
         # last bit.
         end = start + ceil(piece.num_ops * piece.point.op_s * ticks_per_s) + 1
         node_end[piece.node] = end
+        all_ended.append(max(all_ended[-1], end))
         for device in members:
             device_free[device] = end
         slices.append(

@@ -29,18 +29,16 @@ class Judged:
 
 
 def judge(problem: Problem, draft: Draft, tastes: Sequence[Taste] = TASTES) -> Judged | None:
-    """The best placement of a draft; None if none fits the devices' memory."""
-    fitting = [
-        judged for placed in _placements(problem, draft, tastes) if (judged := measure(problem, placed))
-    ]
-    if not fitting and ROOMY not in tastes:
-        return judge(problem, draft, (ROOMY,))
-    return min(fitting, key=Judged.rank, default=None)
+    """The best placement of a draft, as it says itself or by taste; None if none fits the devices' memory."""
+    own = [] if draft.devices is None else [Placed(draft, draft.devices)]
+    for placements in (own or _placements(problem, draft, tastes), _placements(problem, draft, (ROOMY,))):
+        fitting = [judged for placed in placements if (judged := measure(problem, placed))]
+        if fitting:
+            return min(fitting, key=Judged.rank)
+    return None
 
 
 def _placements(problem: Problem, draft: Draft, tastes: Iterable[Taste]) -> Iterator[Placed]:
-    if draft.devices is not None:
-        yield Placed(draft, draft.devices)
     for taste in tastes:
         try:
             yield place(problem, draft, taste)

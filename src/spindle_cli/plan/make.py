@@ -67,7 +67,7 @@ def best_judged(problem: Problem, bound: Bound, strategy: StrategyName, effort: 
     fitting = [
         judged for draft in drafts(problem, bound, strategy, effort) if (judged := judge(problem, draft))
     ]
-    return min(fitting, key=Judged.rank, default=None)
+    return min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
 
 
 def drafts(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Iterator[Draft]:

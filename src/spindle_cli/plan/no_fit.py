@@ -95,7 +95,10 @@ def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
 def fits(profile: Profile, cluster: Cluster) -> bool:
     """Whether some plan fits without giving up anything, or with all activations recomputed."""
     for thrift in (Thrift(), Thrift(1, heaviest(profile, 1.0))):
-        problem = make_problem(profile, cluster, thrift)
+        try:
+            problem = make_problem(profile, cluster, thrift)
+        except NoPlanError:  # the change itself needs more devices than there are
+            return False
         if any(judge(problem, draft, (*TASTES[:1], ROOMY)) for draft in _drafts(problem)):
             return True
     return False

@@ -32,13 +32,17 @@ class Draft:
     """A schedule that a strategy proposes: pieces in order of start, producers first.
 
     Attributes:
+        name: the strategy it comes from, for messages.
         devices: of each piece, where the strategy says which; None leaves it to the placement.
-        name: the construction it comes from, for messages.
+        after: for each piece, how many of the pieces before it must have ended, whatever their devices; None
+            for
+            a schedule in which pieces wait for their inputs and devices only.
     """
 
     name: str
     pieces: tuple[Piece, ...]
     devices: tuple[tuple[int, ...], ...] | None = None
+    after: tuple[int, ...] | None = None
 
     @property
     def end_s(self) -> float:

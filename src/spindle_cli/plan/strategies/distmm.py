@@ -20,6 +20,7 @@ def distmm(problem: Problem) -> Draft:
     """The schedule; shares are consecutive devices."""
     pieces: list[Piece] = []
     devices: list[tuple[int, ...]] = []
+    after: list[int] = []
     now_s = 0.0
     for group in _groups(problem):
         shares = split_evenly_in_time([partial(_seconds, node) for node in group], problem.num_devices)
@@ -30,6 +31,7 @@ def distmm(problem: Problem) -> Draft:
             side_by_side_s = inf
         if shares is None or in_turn_s <= side_by_side_s:
             for node in group:
+                after.append(len(pieces))
                 pieces.append(
                     Piece(node.index, 0, node.num_ops, node.points[-1], now_s, now_s + node.shortest_s)
                 )
@@ -37,6 +39,7 @@ def distmm(problem: Problem) -> Draft:
                 now_s += node.shortest_s
             continue
         first = 0
+        after += [len(pieces)] * len(group)
         for node, share in zip(group, shares, strict=True):
             point = best_point(node, share)
             assert point is not None, "a share is at least the smallest allocation"
@@ -44,7 +47,7 @@ def distmm(problem: Problem) -> Draft:
             devices.append(tuple(range(first, first + point.num_devices)))
             first += share
         now_s += side_by_side_s
-    return Draft("distmm", tuple(pieces), tuple(devices))
+    return Draft("distmm", tuple(pieces), tuple(devices), tuple(after))
 
 
 def _seconds(node: Node, num_devices: int) -> float:

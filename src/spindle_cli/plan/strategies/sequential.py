@@ -19,4 +19,4 @@ def sequential(problem: Problem) -> Draft:
         pieces.append(Piece(i, 0, node.num_ops, node.points[-1], now_s, end_s))
         now_s = end_s
     devices = tuple(tuple(range(piece.point.num_devices)) for piece in pieces)
-    return Draft("sequential", tuple(pieces), devices)
+    return Draft("sequential", tuple(pieces), devices, after=tuple(range(len(pieces))))

@@ -1,0 +1,112 @@
+"""The contract's rules of a valid plan, on the plan file's plain data: shares nothing with planner or
+checker.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+
+def numbers(devices: list[Any]) -> list[int]:
+    """[0, '2-4'] -> [0, 2, 3, 4]."""
+    found: list[int] = []
+    for item in devices:
+        first, _, last = str(item).partition("-")
+        found.extend(range(int(first), int(last or first) + 1))
+    return found
+
+
+def broken_rules(plan: dict[str, Any], profile: dict[str, Any], num_devices: int) -> list[str]:
+    """What is wrong with a plan; empty if it is valid. No tolerance in time but a float's."""
+    slices = [piece | {"wave": wave["index"]} for wave in plan["waves"] for piece in wave["slices"]]
+    return [
+        *_allocations(slices, profile, num_devices),
+        *_order(slices, profile),
+        *_devices(slices),
+        *_waves(plan["waves"]),
+        *_predictions(plan, slices, num_devices),
+    ]
+
+
+def _allocations(slices: list[dict[str, Any]], profile: dict[str, Any], num_devices: int) -> list[str]:
+    wrong = []
+    curves = {metaop["name"]: metaop["curve"] for metaop in profile["metaops"]}
+    for piece in slices:
+        devices = numbers(piece["devices"])
+        if len(set(devices)) != len(devices) or not set(devices) <= set(range(num_devices)):
+            wrong.append(f"devices of {piece}")
+        if len(devices) != piece["dp"] * piece["tp"]:
+            wrong.append(f"number of devices of {piece}")
+        points = [p for p in curves[piece["metaop"]] if (p["dp"], p["tp"]) == (piece["dp"], piece["tp"])]
+        if not points:
+            wrong.append(f"allocation of {piece}")
+            continue
+        forward_s, backward_s = points[0]["forward_s"], points[0]["backward_s"]
+        op_s = forward_s * (2 if piece.get("recompute") else 1) + backward_s
+        if piece["end_s"] - piece["start_s"] < (piece["ops"][1] - piece["ops"][0]) * op_s:
+            wrong.append(f"length of {piece}")
+    return wrong
+
+
+def _order(slices: list[dict[str, Any]], profile: dict[str, Any]) -> list[str]:
+    wrong = []
+    of = defaultdict(list)
+    for piece in slices:
+        of[piece["metaop"]].append(piece)
+    for pieces in of.values():
+        pieces.sort(key=lambda piece: piece["ops"])
+    for metaop in profile["metaops"]:
+        pieces = of[metaop["name"]]
+        edges = [0, *(piece["ops"][1] for piece in pieces)]
+        if [piece["ops"][0] for piece in pieces] != edges[:-1] or edges[-1] != metaop["num_ops"]:
+            wrong.append(f"ops of {metaop['name']}")
+        wrong += [f"order of {b}" for a, b in pairwise(pieces) if b["start_s"] < a["end_s"]]
+        inputs_end = max((of[name][-1]["end_s"] for name in metaop["inputs"]), default=0.0)
+        if pieces[0]["start_s"] < inputs_end:
+            wrong.append(f"{metaop['name']} starts before its inputs have ended")
+    return wrong
+
+
+def _devices(slices: list[dict[str, Any]]) -> list[str]:
+    busy = defaultdict(list)
+    for piece in slices:
+        for device in numbers(piece["devices"]):
+            busy[device].append((piece["start_s"], piece["end_s"]))
+    return [
+        f"device {device} runs two slices at {later[0]}"
+        for device, spans in busy.items()
+        for earlier, later in pairwise(sorted(spans))
+        if later[0] < earlier[1]
+    ]
+
+
+def _waves(waves: list[dict[str, Any]]) -> list[str]:
+    wrong = []
+    if [wave["index"] for wave in waves] != list(range(len(waves))):
+        wrong.append("indices of waves")
+    wrong += [f"wave {b['index']} is out of order" for a, b in pairwise(waves) if b["start_s"] < a["start_s"]]
+    for wave in waves:
+        devices = [device for piece in wave["slices"] for device in numbers(piece["devices"])]
+        if len(set(devices)) != len(devices):
+            wrong.append(f"devices of wave {wave['index']} overlap")
+        metaops = [piece["metaop"] for piece in wave["slices"]]
+        if len(set(metaops)) != len(metaops):
+            wrong.append(f"wave {wave['index']} has two slices of one MetaOp")
+    return wrong
+
+
+def _predictions(plan: dict[str, Any], slices: list[dict[str, Any]], num_devices: int) -> list[str]:
+    predicted = plan["predicted"]
+    wrong = []
+    if predicted["compute_s"] != max(piece["end_s"] for piece in slices):
+        wrong.append("compute_s is not the end of the schedule")
+    if not predicted["lower_bound_s"] <= predicted["compute_s"] <= predicted["iteration_s"]:
+        wrong.append(f"predictions out of order: {predicted}")
+    parts = predicted["compute_s"] + predicted["transfer_s"] + predicted["gradient_sum_s"]
+    if abs(parts - predicted["iteration_s"]) > 1e-9 * predicted["iteration_s"]:
+        wrong.append("the parts of the iteration do not add up")
+    if len(predicted["peak_memory_bytes"]) != num_devices:
+        wrong.append("peak_memory_bytes")
+    return wrong

@@ -1,0 +1,153 @@
+"""Placement and prediction: locality, rows, memory, and iterations added up by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.cluster import Cluster
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.judge import judge, measure
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.placement import Taste, place, place_in_sequence
+from spindle_cli.plan.predict import predict
+from spindle_cli.plan.problem import Point, Problem, make_problem
+from spindle_cli.plan.schedule import Draft, Piece, Placed
+from spindle_cli.profile.types import MetaOpProfile
+
+ANY = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
+
+
+def problem_of(cluster: Cluster, *metaops: MetaOpProfile) -> Problem:
+    return make_problem(profile_of(*metaops), cluster)
+
+
+def draft_of(problem: Problem, *jobs: tuple[int, int, int, int, float]) -> Draft:
+    """From (node, first op, last op, devices, start)."""
+    pieces = []
+    for node, first, last, num_devices, start_s in jobs:
+        point = point_of(problem, node, num_devices)
+        pieces.append(Piece(node, first, last, point, start_s, start_s + (last - first) * point.op_s))
+    return Draft("by hand", tuple(pieces))
+
+
+def point_of(problem: Problem, node: int, num_devices: int) -> Point:
+    return next(point for point in problem.nodes[node].points if point.num_devices == num_devices)
+
+
+def test_a_metaops_next_slice_stays_where_it_is() -> None:
+    problem = problem_of(
+        cluster_of(4), metaop_of("a/m", 2, ANY, parameters=None), metaop_of("b/m", 1, ANY, parameters=None)
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (0, 1, 2, 2, 4.0))
+    first, _, next_slice = place(problem, draft, Taste()).devices
+    assert next_slice == first
+
+
+def test_a_consumer_goes_to_the_node_of_its_input() -> None:
+    cluster = cluster_of(4, devices_per_node=2)
+    problem = problem_of(
+        cluster,
+        metaop_of("a/m", 1, ANY),
+        metaop_of("b/m", 1, ANY),
+        metaop_of("b/n", 1, ANY, inputs=("b/m",)),
+        metaop_of("a/n", 1, ANY, inputs=("a/m",)),
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0))
+    a, b, after_b, after_a = place(problem, draft, Taste()).devices
+    assert (after_b, after_a) == (b, a)
+    assert {cluster.node_of[d] for d in a} != {cluster.node_of[d] for d in b}
+
+
+def test_a_wider_slice_keeps_the_rows_that_devices_hold() -> None:
+    """From shares of 1/2 on devices 0 and 1 to shares of 1/4: each keeps a quarter of its half."""
+    problem = problem_of(cluster_of(4), metaop_of("a/m", 2, ANY))
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (0, 1, 2, 4, 4.0))
+    narrow, wide = place(problem, draft, Taste()).devices
+    for share, device in enumerate(wide):
+        if device in narrow:
+            assert share // 2 == narrow.index(device)
+
+
+def test_metaops_with_the_same_parameters_share_devices() -> None:
+    problem = problem_of(
+        cluster_of(4),
+        metaop_of("a/m", 1, ANY, parameters="p"),
+        metaop_of("b/m", 1, ANY, parameters="q"),
+        metaop_of("c/m", 1, ANY, parameters="q"),
+        metaop_of("d/m", 1, ANY, parameters="p"),
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0))
+    p, q, q_again, p_again = (set(devices) for devices in place(problem, draft, Taste()).devices)
+    assert (p_again, q_again) == (p, q)
+
+
+def test_in_sequence_is_the_lowest_free_devices() -> None:
+    problem = problem_of(cluster_of(4), metaop_of("a/m", 1, ANY), metaop_of("b/m", 1, ANY))
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 2, 0.0))
+    assert place_in_sequence(problem, draft).devices == ((0,), (1, 2))
+
+
+def test_memory_is_balanced_when_it_is_short() -> None:
+    """Four MetaOps of 1 GiB each in turn on one device: two devices with room for two each."""
+    metaops = [
+        metaop_of(f"{name}/m", 1, {1: 1.0}, param_bytes_per_op=2**28, activation_bytes_per_op=0)
+        for name in "abcd"
+    ]
+    problem = problem_of(cluster_of(2, memory_gib=2.5), *metaops)
+    draft = draft_of(problem, *((i, 0, 1, 1, float(i)) for i in range(4)))
+    judged = judge(problem, draft)
+    assert judged is not None
+    assert max(need.total_bytes for need in judged.memory) <= 2.5 * 2**30
+    assert measure(problem, Placed(draft, ((0,),) * 4)) is None
+
+
+def test_one_device_has_no_transfers_and_no_sums() -> None:
+    plan = make_plan(profile_of(metaop_of("a/m", 3, ANY)), cluster_of(1))
+    assert plan.predicted.iteration_s == plan.predicted.compute_s == pytest.approx(24.0)
+
+
+def test_a_gradient_sum_follows_the_backward_pass() -> None:
+    """2 devices, 1 op: the ring moves 1 MiB once each way after everything else is done."""
+    cluster = cluster_of(2)
+    problem = problem_of(cluster, metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=2**20))
+    placed = place(problem, draft_of(problem, (0, 0, 1, 2, 0.0)), Taste())
+    prediction = predict(problem, placed, 3.0)
+    assert prediction.transfer_s == pytest.approx(0.0)
+    assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
+
+
+def test_a_transfer_delays_its_consumer_both_ways() -> None:
+    """The output, 64 KiB, moves from device 0 to 1 and its gradient back."""
+    problem = problem_of(
+        cluster_of(2), metaop_of("a/m", 1, {1: 3.0}), metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",))
+    )
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predict(problem, Placed(draft, ((0,), (1,))), 6.0)
+    assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
+    assert predict(problem, Placed(draft, ((0,), (0,))), 6.0).transfer_s == pytest.approx(0.0)
+
+
+def test_nothing_fits_says_what_and_what_would() -> None:
+    big = metaop_of("a/m", 4, {1: 1.0, 2: 0.5}, param_bytes_per_op=2**29, activation_bytes_per_op=2**20)
+    with pytest.raises(NoPlanError) as caught:
+        make_plan(profile_of(big), cluster_of(2, memory_gib=4))
+    text = str(caught.value)
+    assert "device" in text
+    assert "too little" in text
+    assert "optimizer state 4 GiB" in text
+    assert "would fit" in text
+
+
+def test_memory_may_cost_speed_but_not_the_plan() -> None:
+    """Activations of 6 GiB do not fit 4 GiB; recomputed they do."""
+    deep = metaop_of("a/m", 6, {1: 3.0}, param_bytes_per_op=0, activation_bytes_per_op=2**30)
+    plan = make_plan(profile_of(deep), cluster_of(1, memory_gib=4))
+    assert any("recomput" in note for note in plan.notes)
+    assert all(piece.recompute for piece in plan.slices)
+    assert plan.predicted.compute_s == pytest.approx(6 * 4.0)
+
+
+def test_too_few_devices_for_any_allocation() -> None:
+    with pytest.raises(NoPlanError, match="smallest valid allocation has 4"):
+        make_plan(profile_of(metaop_of("a/m", 1, {4: 1.0})), cluster_of(2))

@@ -1,0 +1,132 @@
+"""Schedules: list scheduling, dispatching and the baselines, on cases that can be solved by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.plan.bound import lower_bound
+from spindle_cli.plan.dispatch import Dispatcher, Guide
+from spindle_cli.plan.listing import time_jobs, to_pieces, turned_round
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.random_profiles import SHAPES, Shape, random_profile
+from spindle_cli.plan.strategies.distmm import distmm
+from spindle_cli.plan.strategies.optimus import optimus
+from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.profile.types import MetaOpProfile
+
+LINEAR = {1: 8.0, 2: 4.0, 4: 2.0}
+SERIAL = {1: 2.0, 2: 1.9}
+
+
+def problem_of(num_devices: int, *metaops: MetaOpProfile) -> Problem:
+    return make_problem(profile_of(*metaops), cluster_of(num_devices))
+
+
+def test_jobs_start_when_devices_and_inputs_allow() -> None:
+    problem = problem_of(
+        3,
+        metaop_of("a/m", 2, {1: 2.0, 2: 1.0}),
+        metaop_of("b/m", 1, {1: 5.0}),
+        metaop_of("a/n", 1, {1: 1.0}, inputs=("a/m",)),
+    )
+    timed = time_jobs(problem, [(0, 1, 1), (1, 0, 1), (0, 0, 1), (2, 0, 1)])
+    assert [(start_s, end_s) for _, start_s, end_s in timed] == [(0, 1), (0, 5), (1, 3), (3, 4)]
+
+
+def test_a_job_takes_the_devices_that_were_free_last() -> None:
+    """The third job needs one device at 2 s and leaves the one that has been free since 1 s to the fourth."""
+    problem = problem_of(
+        2,
+        metaop_of("a/m", 1, {1: 1.0}),
+        metaop_of("b/m", 1, {1: 2.0}),
+        metaop_of("b/n", 1, {1: 4.0}, inputs=("b/m",)),
+        metaop_of("a/n", 1, {1: 2.0}, inputs=("a/m",)),
+    )
+    timed = time_jobs(problem, [(0, 0, 1), (1, 0, 1), (2, 0, 1), (3, 0, 1)])
+    assert [(start_s, end_s) for _, start_s, end_s in timed] == [(0, 1), (0, 2), (2, 6), (1, 3)]
+
+
+def test_jobs_in_a_row_on_one_allocation_are_one_piece() -> None:
+    problem = problem_of(2, metaop_of("a/m", 5, {1: 2.0, 2: 1.0}))
+    pieces = to_pieces(problem, time_jobs(problem, [(0, 1, 2), (0, 1, 1), (0, 0, 2)]))
+    assert [(piece.first, piece.last, piece.point.num_devices) for piece in pieces] == [(0, 3, 2), (3, 5, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_dispatch_is_a_list_schedule_forwards_and_backwards(shape: Shape) -> None:
+    for seed in range(4):
+        problem = make_problem(random_profile(seed, shape), cluster_of(8))
+        ones = (1.0,) * len(problem.nodes)
+        bound = lower_bound(problem)
+        for backwards in (False, True):
+            jobs, end_s = Dispatcher(problem, bound, backwards=backwards).run(Guide(0.02, ones, ones))
+            if backwards:
+                jobs = turned_round(problem, jobs)
+            timed = time_jobs(problem, jobs)
+            assert max(item[2] for item in timed) <= end_s * (1 + 1e-9)
+            done = [0] * len(problem.nodes)
+            for (node, _, num_ops), _, _ in timed:
+                done[node] += num_ops
+            assert done == [node.num_ops for node in problem.nodes]
+
+
+def test_two_equal_metaops_share_the_devices() -> None:
+    """Alone on 4 devices each op takes as long as on 2: side by side they take half."""
+    flat = {1: 4.0, 2: 2.0, 4: 2.0}
+    plan = make_plan(profile_of(metaop_of("a/m", 6, flat), metaop_of("b/m", 6, flat)), cluster_of(4))
+    assert plan.predicted.compute_s == pytest.approx(12.0)
+    assert plan.predicted.lower_bound_s == pytest.approx(12.0)
+    assert plan.notes == ()
+
+
+def test_sequential_gives_each_metaop_its_fastest_allocation() -> None:
+    problem = problem_of(4, metaop_of("a/m", 3, LINEAR), metaop_of("b/m", 2, SERIAL))
+    draft = sequential(problem)
+    assert [(piece.point.num_devices, piece.start_s, piece.end_s) for piece in draft.pieces] == [
+        (4, 0.0, 6.0),
+        (2, 6.0, pytest.approx(9.8)),
+    ]
+
+
+def test_distmm_splits_the_devices_among_a_tasks_towers() -> None:
+    """Work 2:1 on 3 devices; then the next task."""
+    problem = problem_of(
+        3,
+        metaop_of("a/left", 4, {1: 2.0, 2: 1.0}),
+        metaop_of("a/right", 2, {1: 2.0, 2: 1.5}),
+        metaop_of("b/m", 1, {1: 3.0, 3: 1.0}, batch_size=6),
+    )
+    draft = distmm(problem)
+    assert [(piece.node, piece.point.num_devices, piece.start_s) for piece in draft.pieces] == [
+        (0, 2, 0.0),
+        (1, 1, 0.0),
+        (2, 3, 4.0),
+    ]
+    assert draft.devices == ((0, 1), (2,), (0, 1, 2))
+
+
+def test_optimus_gives_devices_to_the_slowest_task() -> None:
+    """Task a has three times the work of b."""
+    problem = problem_of(
+        4,
+        metaop_of("a/m", 6, {1: 1.0, 2: 0.5, 3: 1 / 3}, batch_size=6),
+        metaop_of("b/m", 2, {1: 1.0, 2: 0.5}),
+    )
+    draft = optimus(problem)
+    assert [(piece.node, piece.point.num_devices) for piece in draft.pieces] == [(0, 3), (1, 1)]
+    assert draft.devices == ((0, 1, 2), (3,))
+
+
+def test_optimus_lets_tasks_take_turns_where_they_are_more_than_devices() -> None:
+    metaops = [metaop_of(f"t{i}/m", 1, {1: float(s)}) for i, s in enumerate((4, 3, 2, 1))]
+    draft = optimus(problem_of(2, *metaops))
+    assert set(draft.devices or ()) == {(0,), (1,)}
+    assert draft.end_s == pytest.approx(5.0)
+
+
+def test_a_note_says_when_the_sequential_plan_is_the_best() -> None:
+    plan = make_plan(profile_of(metaop_of("a/m", 6, LINEAR)), cluster_of(4))
+    assert plan.strategy == "spindle"
+    assert any("sequential" in note for note in plan.notes)
