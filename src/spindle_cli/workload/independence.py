@@ -43,14 +43,11 @@ class Independence:
         holds_tensors = any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(shapes.values[node]))
         if not holds_tensors or _is_made_of_sizes(node):
             return False  # row numbers are tried together with what uses them
-        try:
-            trial = _Trial(node, root, shapes)
-            key = trial.key(self._kinds)
-            if key not in self._known:
-                self._known[key] = trial.differs()
-            return self._known[key]
-        except _NotTriedError:
-            return False
+        trial = _Trial(node, root, shapes)
+        key = trial.key(self._kinds)
+        if key not in self._known:
+            self._known[key] = trial.differs()
+        return self._known[key]
 
 
 class _Trial:
@@ -71,23 +68,40 @@ class _Trial:
     def _describe(self, item: Any) -> Any:
         if not isinstance(item, fx.Node):
             return item
-        value = pytree.tree_map(_spec, (self._shapes.values[item], self._shapes.doubled[item]))
-        return f"{value} {item.target if _is_made_of_sizes(item) else ''}"
+        pairs = zip(
+            pytree.tree_leaves(self._shapes.values[item]),
+            pytree.tree_leaves(self._shapes.doubled[item]),
+            strict=True,
+        )
+        made_of_sizes = item.target if _is_made_of_sizes(item) else None
+        return ([self._per_sample(value, doubled) for value, doubled in pairs], made_of_sizes)
+
+    def _per_sample(self, value: Any, doubled: Any) -> str:
+        """What a tensor or number is like, whatever the batch's size."""
+        if isinstance(value, Tensor):
+            batch = self._shapes.batch_of(value, doubled)
+            sizes = [
+                f"{batch.rows}B" if dim == batch.dim else str(size) for dim, size in enumerate(value.shape)
+            ]
+            return f"{value.dtype} {' '.join(sizes)} {batch.mixes}"
+        degree = growth(value, doubled)
+        return f"{value if not degree else value / self._shapes.batch_size**degree} {degree}"
 
     def differs(self) -> bool:
-        """Whether together and alone give different rows."""
+        """Whether together and alone give different rows; not, if it cannot be tried."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             for whole_numbers in (True, False):
                 try:
                     return self._differs(whole_numbers)
-                except (_NotTriedError, MemoryError):
-                    raise
-                except Exception:  # noqa: S112 - stand-ins may be invalid for it (an index, a probability): not tried
+                except _NotTriedError:
+                    return False
+                except Exception:  # noqa: S112 - stand-ins may be invalid for it (an index, a probability)
                     continue
-        raise _NotTriedError
+        return False
 
     def _differs(self, whole_numbers: bool) -> bool:
+        self._check_size()
         inputs = {source: self._stand_ins(source, whole_numbers) for source in self._node.all_input_nodes}
         with self._ready() as call:
             results = [call(*self._arguments(inputs, part)) for part in range(1 + _TOGETHER)]
@@ -105,6 +119,19 @@ class _Trial:
                 ):
                     return True
         return False
+
+    def _check_size(self) -> None:
+        """Refuse to try what would take long: random stand-ins are made for all of it."""
+        if self._module is not None:
+            if sum(parameter.numel() for parameter in self._module.parameters()) > _MAX_PARAMETER_ELEMENTS:
+                raise _NotTriedError
+        for source in self._node.all_input_nodes:
+            for value in pytree.tree_leaves(self._shapes.values[source]):
+                if (
+                    isinstance(value, Tensor)
+                    and value.numel() > _MAX_INPUT_ELEMENTS * self._shapes.batch_size // _TOGETHER
+                ):
+                    raise _NotTriedError
 
     def _stand_ins(self, node: fx.Node, whole_numbers: bool) -> list[Any]:
         """An input for the samples together, and for each alone."""
@@ -126,8 +153,6 @@ class _Trial:
         shape = list(value.shape)
         if batch.dim is not None:
             shape[batch.dim] = batch.rows * _TOGETHER
-        if torch.Size(shape).numel() > _MAX_INPUT_ELEMENTS:
-            raise _NotTriedError
         together = _random(shape, value.dtype, whole_numbers)
         if batch.dim is None:
             return [together] * (1 + _TOGETHER)
@@ -159,8 +184,6 @@ class _Trial:
                 raise _NotTriedError
             yield lambda args, kwargs: _call(self._node)(*_copied(args), **_copied(kwargs))
             return
-        if sum(parameter.numel() for parameter in module.parameters()) > _MAX_PARAMETER_ELEMENTS:
-            raise _NotTriedError
         training = {part: part.training for part in module.modules()}
         made: dict[int, Tensor] = {}
 
@@ -201,10 +224,6 @@ def _is_made_of_sizes(node: fx.Node) -> bool:
         return True
     sources = node.all_input_nodes
     return bool(sources) and all(_is_made_of_sizes(source) for source in sources)
-
-
-def _spec(value: Any) -> Any:
-    return f"{value.dtype}{tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
 
 
 def _random(shape: list[int], dtype: torch.dtype, whole_numbers: bool) -> Tensor:
