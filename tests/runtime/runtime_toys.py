@@ -101,6 +101,28 @@ class Contrast(nn.Module):
         return functional.cross_entropy(logits, labels) + functional.cross_entropy(logits.T, labels)
 
 
+class Center(nn.Module):
+    """Couples the samples and gives a value without a batch dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x)).mean((0, 1))
+
+
+class Project(nn.Module):
+    """Takes five rows for each sample, and a value that belongs to all of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, rows: Tensor, center: Tensor) -> Tensor:
+        return self.linear(rows) + center
+
+
 class Vision(nn.Module):
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
@@ -170,15 +192,17 @@ class Caption(nn.Module):
         super().__init__()
         self.vision = vision
         self.embed = nn.Embedding(11, WIDTH)
+        self.center = Center()
         self.layers = nn.ModuleList(CrossBlock() for _ in range(3))
+        self.project = Project()
 
     def forward(self, image: Tensor, caption: Tensor) -> Tensor:
         context = self.vision(image)
         x = self.embed(caption)
         for layer in self.layers:
             x = layer(x, context)
-        logits = x @ self.embed.weight.T
-        return functional.cross_entropy(logits.flatten(0, 1), caption.flatten())
+        logits = self.project(x.flatten(0, 1), self.center(context)) @ self.embed.weight.T
+        return functional.cross_entropy(logits, caption.flatten())
 
 
 def build(reduction: str = "mean", frozen_tower: bool = False) -> Workload:
@@ -200,8 +224,8 @@ def build(reduction: str = "mean", frozen_tower: bool = False) -> Workload:
             ),
             Task("caption", Caption(vision), 4, Items(("image", "caption"), 9, 3)),
         ],
-        operators=(Block, TimeMajorBlock, CrossBlock, Fuse),
-        coupled=(Contrast,),
+        operators=(Block, TimeMajorBlock, CrossBlock, Fuse, Project),
+        coupled=(Contrast, Center),
     )
 
 
