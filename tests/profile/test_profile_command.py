@@ -126,6 +126,8 @@ def test_an_interrupt_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
     [
         (("--estimate", "--write-cluster", "c.yaml"), "--write-cluster"),
         (("--device", "h200"), "--estimate"),
+        (("--nproc", "1", "--write-cluster", "c.yaml"), "--nproc 2 or more"),
+        (("--nproc", "100000"), "--nproc 100000"),
         (("--estimate",), "--cluster"),
     ],
 )

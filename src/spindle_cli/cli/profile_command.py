@@ -99,7 +99,6 @@ def profile(
     """Measure or estimate a workload's scaling curves."""
     from spindle_cli.cluster import Cluster
     from spindle_cli.errors import UsageError
-    from spindle_cli.profile.cluster_file import write_cluster as write_cluster_file
     from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
     from spindle_cli.profile.timings import Limits
 
@@ -126,11 +125,17 @@ def profile(
     else:
         limits = Limits(max_s=time_limit)
         made = profile_workload(
-            workload, output_path, audience, cluster=goal, nproc=nproc, threads=threads, limits=limits
+            workload,
+            output_path,
+            audience,
+            cluster=goal,
+            nproc=nproc,
+            threads=threads,
+            cluster_out=write_cluster,
+            limits=limits,
         )
     output.note(f"wrote {output_path}")
     if write_cluster is not None:
-        write_cluster_file(write_cluster, made)
         output.note(f"wrote {write_cluster}")
     output.report(as_json, _summary(output_path, made), _table(made))
 

@@ -8,7 +8,6 @@ import yaml
 
 from spindle_cli.artifact import write_text
 from spindle_cli.cluster import Cluster, Links, NodeGroup
-from spindle_cli.errors import UsageError
 from spindle_cli.profile.link_speed import as_link
 from spindle_cli.profile.machine import cluster_device_name
 from spindle_cli.profile.types import Profile
@@ -18,14 +17,8 @@ from spindle_cli.units import GIB
 def this_machine(profile: Profile) -> Cluster:
     """The node that a profile was measured on as a cluster of one node, with the link that was measured.
 
-    Raises:
-        UsageError: it was measured with one process, so no link was.
+    Two processes or more have to have been measured: one has no link.
     """
-    if not profile.links:
-        raise UsageError(
-            "a cluster file states the link between two devices, but only one process was measured",
-            hint="Measure with --nproc 2 or more.",
-        )
     link = as_link(profile.links[0])
     devices = int(profile.environment["processes"])
     device = cluster_device_name(profile.device)
@@ -37,7 +30,6 @@ def write_cluster(path: Path, profile: Profile) -> None:
     """Write `this_machine` as YAML.
 
     Raises:
-        UsageError: no link was measured.
         InputError: the file cannot be written.
     """
     data = this_machine(profile).model_dump(mode="json", by_alias=True)

@@ -12,6 +12,7 @@ from rich.console import Console
 from spindle_cli.artifact import write_json
 from spindle_cli.cluster import Cluster
 from spindle_cli.errors import InputError, UsageError
+from spindle_cli.profile.cluster_file import write_cluster
 from spindle_cli.profile.devices import Precision, device_peak
 from spindle_cli.profile.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
@@ -24,6 +25,8 @@ from spindle_cli.profile.types import Profile
 MAX_POINTS = 8
 # More processes than this per core say nothing about a machine that has the cores.
 _MOST_PROCESSES_PER_CORE = 4
+# More than this cannot have been meant.
+_MOST_ASKED_FOR_PER_CORE = 32
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ def profile_workload(
     cluster: Cluster | None = None,
     nproc: int | None = None,
     threads: int | None = None,
+    cluster_out: Path | None = None,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     max_points: int = MAX_POINTS,
 ) -> Profile:
@@ -52,13 +56,16 @@ def profile_workload(
         cluster: curves reach to its number of devices, with one of its nodes' devices busy at once.
         nproc: measure allocations of up to so many devices on as many processes.
         threads: of each process; the processes' share of this machine's cores if None.
+        cluster_out: where to write this machine, as measured, as a cluster file.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
         UsageError: `nproc` or the cluster ask for devices that are not here.
         RunFailedError: a process died, or an op fits the memory on no share.
     """
-    _check_writable(out)
+    for path in (out, cluster_out):
+        if path is not None:
+            _check_writable(path)
     device = device_of_type(None if cluster is None else cluster.device_type)
     processes = _num_processes(device, cluster, nproc)
     threads = threads or max(1, usable_cores() // processes)
@@ -71,9 +78,19 @@ def profile_workload(
         max_points=max_points,
         limits=shared_limits(limits, device, processes, threads),
     )
+    if cluster_out is not None and processes == 1:
+        raise UsageError(
+            f"{cluster_out}: a cluster file states the link between two devices, and one process has none",
+            hint="Measure with --nproc 2 or more.",
+        )
     folder = Path.cwd()
     analysed = load_analysed(source, folder)
-    return measure(analysed, settings, folder=folder, out=out, console=audience.console, note=audience.note)
+    profile = measure(
+        analysed, settings, folder=folder, out=out, console=audience.console, note=audience.note
+    )
+    if cluster_out is not None:
+        write_cluster(cluster_out, profile)
+    return profile
 
 
 def estimate_profile(
@@ -119,9 +136,13 @@ def _num_processes(device: DeviceType, cluster: Cluster | None, nproc: int | Non
     """Processes busy at once: those asked for, else one per device of a node, as far as they are here."""
     available = torch.cuda.device_count() if device == "cuda" else usable_cores()
     if nproc is not None:
-        if device == "cuda" and nproc > available:
+        most = available if device == "cuda" else _MOST_ASKED_FOR_PER_CORE * available
+        if nproc > most:
+            what = (
+                f"{available} CUDA devices" if device == "cuda" else f"{available} cores for {most} processes"
+            )
             raise UsageError(
-                f"--nproc {nproc}: this machine has {available} CUDA devices",
+                f"--nproc {nproc}: this machine has {what} at most",
                 hint="Without --nproc, larger allocations are composed from one device's share.",
             )
         return nproc
