@@ -169,19 +169,10 @@ def _table(made: Profile) -> Table:
     from spindle_cli.units import format_bytes, format_seconds
 
     table = Table(title=f"{made.workload.name} on {made.device.name}", title_justify="left", box=None)
-    columns = (
-        "MetaOp",
-        "ops",
-        "batch",
-        "one op on 1",
-        "on most",
-        "devices",
-        "kept per op",
-        "spread",
-        "fit error",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "MetaOp" else "right")
+    longest = max(len(metaop.name) for metaop in made.metaops)
+    table.add_column("MetaOp", no_wrap=True, min_width=longest)
+    for column in ("ops", "batch", "op on 1", "on most", "devices", "kept per op", "spread", "fit error"):
+        table.add_column(column, justify="right")
     for metaop in made.metaops:
         first, last = metaop.curve[0], metaop.curve[-1]
         spreads = [point.spread for point in metaop.curve if point.spread is not None]

@@ -69,7 +69,7 @@ class ChainInputs:
     def _run_op(self, task: TaskGraph, op: Op, values: dict[str, Tensor]) -> None:
         stand_in = self._stand_ins[OpRef(task.task.name, op.index)]
         equal_task = self._graph.tasks[stand_in.task]
-        module = op_module(equal_task, equal_task.ops[stand_in.op])
+        module = op_module(equal_task, equal_task.ops[stand_in.op]).to(self._device)
         inputs = [values[_field(name)] for name in op.fields] + [values[name] for name in op.inputs]
         with torch.no_grad():
             outputs = module(*inputs)

@@ -117,8 +117,9 @@ class _Worker:
         op = task.ops[ref.op]
         module = op_module(task, op).to(self._device)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
-        kept = self._run.kept_bytes()
-        return Prepared(run_s=self._run.warm_up(request.limits), activation_bytes=kept)
+        run_s = self._run.warm_up(request.limits)
+        # After a first run, which may have allocated what the libraries then keep.
+        return Prepared(run_s, self._run.kept_bytes())
 
     def _measure(self, request: Measure) -> list[Sample]:
         assert self._run is not None, "asked to measure before prepare"
