@@ -64,14 +64,14 @@ def test_spindle_is_never_worse_than_a_baseline(profile: Profile, cluster: Clust
         assert spindle.predicted.iteration_s <= baseline.predicted.iteration_s
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(profiles, clusters)
 def test_the_same_inputs_give_the_same_bytes(profile: Profile, cluster: Cluster) -> None:
     again = Profile.from_data(plain(profile), where="a copy")
     assert plan_text(make_plan(profile, cluster, effort=0)) == plan_text(make_plan(again, cluster, effort=0))
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(profiles, clusters)
 def test_more_effort_is_never_worse(profile: Profile, cluster: Cluster) -> None:
     iterations_s = [make_plan(profile, cluster, effort=effort).predicted.iteration_s for effort in (0, 1, 2)]

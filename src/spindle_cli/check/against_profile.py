@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import networkx as nx
-
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp
-from spindle_cli.profile.metagraph import metagraph
+from spindle_cli.profile.metagraph import topological_order
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 
@@ -107,7 +105,7 @@ def bound_is_no_guess(plan: Plan, profile: Profile) -> Iterator[Violation]:
         for metaop in profile.metaops
     )
     longest_s: dict[str, float] = {}
-    for name in nx.topological_sort(metagraph(profile.metaops)):
+    for name in topological_order(profile.metaops):
         metaop = profile.by_name[name]
         before_s = max((longest_s[producer] for producer in metaop.inputs), default=0.0)
         longest_s[name] = before_s + metaop.num_ops * min(point.op_s for point in usable[name])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING, Protocol
 
-import networkx as nx
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class GraphNode(Protocol):
@@ -19,6 +21,8 @@ class GraphNode(Protocol):
 
 def metagraph(metaops: Sequence[GraphNode]) -> nx.DiGraph[str]:
     """A directed graph from producers to consumers; nodes in the given order."""
+    import networkx as nx  # here, as it takes longer to import than most plans to check
+
     graph: nx.DiGraph[str] = nx.DiGraph()
     graph.add_nodes_from(metaop.name for metaop in metaops)
     graph.add_edges_from((producer, metaop.name) for metaop in metaops for producer in metaop.inputs)
@@ -46,16 +50,34 @@ def check_metagraph(metaops: Sequence[GraphNode]) -> None:
                 )
         if len(set(metaop.inputs)) < len(metaop.inputs):
             raise ValueError(f"metaops: {metaop.name!r} lists an input twice")
-    graph = metagraph(metaops)
-    if not nx.is_directed_acyclic_graph(graph):
-        cycle = [edge[0] for edge in nx.find_cycle(graph)]
-        raise ValueError("metaops: the inputs form a cycle: " + " -> ".join([*cycle, cycle[0]]))
+    topological_order(metaops)
+
+
+def topological_order(metaops: Sequence[GraphNode]) -> tuple[str, ...]:
+    """Names of the MetaOps, producers first, otherwise in the given order.
+
+    Raises:
+        ValueError: a cycle; names its MetaOps.
+    """
+    sorter: TopologicalSorter[str] = TopologicalSorter({metaop.name: metaop.inputs for metaop in metaops})
+    try:
+        sorter.prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        raise ValueError("metaops: the inputs form a cycle: " + " -> ".join(cycle)) from error
+    place = {metaop.name: index for index, metaop in enumerate(metaops)}
+    order: list[str] = []
+    while sorter.is_active():
+        ready = sorted(sorter.get_ready(), key=place.__getitem__)
+        order.extend(ready)
+        sorter.done(*ready)
+    return tuple(order)
 
 
 def metalevels(metaops: Sequence[GraphNode]) -> dict[str, int]:
     """MetaLevel of each MetaOp: the length of the longest path from a source."""
-    graph = metagraph(metaops)
+    inputs = {metaop.name: metaop.inputs for metaop in metaops}
     levels: dict[str, int] = {}
-    for name in nx.lexicographical_topological_sort(graph):
-        levels[name] = max((levels[producer] + 1 for producer in graph.predecessors(name)), default=0)
+    for name in topological_order(metaops):
+        levels[name] = max((levels[producer] + 1 for producer in inputs[name]), default=0)
     return levels
