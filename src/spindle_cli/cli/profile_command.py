@@ -168,10 +168,19 @@ def _table(made: Profile) -> Table:
 
     from spindle_cli.units import format_bytes, format_seconds
 
-    table = Table(title=f"{made.workload.name} on {made.device.name}", title_justify="left", box=None)
+    table = Table(
+        title=f"{made.workload.name} on {made.device.name}",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    table.caption = (
+        "One op, forward and backward, on one device and on the most, n. Spread: interquartile range over the "
+        "median, at worst. Fit: median error of the fit at a point that it does not know."
+    )
     longest = max(len(metaop.name) for metaop in made.metaops)
     table.add_column("MetaOp", no_wrap=True, min_width=longest)
-    for column in ("ops", "batch", "op on 1", "on most", "devices", "kept per op", "spread", "fit error"):
+    for column in ("ops", "batch", "op on 1", "on n", "n", "kept/op", "spread", "fit"):
         table.add_column(column, justify="right")
     for metaop in made.metaops:
         first, last = metaop.curve[0], metaop.curve[-1]
