@@ -13,6 +13,7 @@ from spindle_cli.check.report import CheckReport
 from spindle_cli.cluster import Cluster
 from spindle_cli.launch.report import RunReport
 from spindle_cli.launch.types import Launch
+from spindle_cli.plan.report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.types import ReportData
@@ -30,6 +31,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     Cluster,
     Profile,
     Plan,
+    PlanReport,
     PredictedVsMeasured,
     CheckReport,
     ShowReport,

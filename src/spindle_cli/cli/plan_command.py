@@ -24,14 +24,21 @@ def plan(
     ] = 1,
     as_json: JsonOption = False,
 ) -> None:
-    """Plan a profiled workload for a cluster."""
+    """Plan a profiled workload for a cluster.
+
+    Writes the plan and reports the predicted iteration. Same inputs, same bytes. Exit code 4 if no plan fits.
+    """
+    from spindle_cli.check.run import check_plan
     from spindle_cli.cluster import Cluster
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
+    from spindle_cli.plan.report import PlanReport
     from spindle_cli.profile.types import Profile
 
-    made = make_plan(Profile.read(profile), Cluster.read(cluster), strategy, effort)
+    read = Profile.read(profile)
+    made = make_plan(read, Cluster.read(cluster), strategy, effort)
+    violations = check_plan(made, read)
+    assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     write_plan(output_path, made)
-    output.note(f"wrote {output_path}")
-    if as_json:
-        output.print_json(made.predicted)
+    report = PlanReport.of(str(output_path), made)
+    output.report(as_json, report, str(report))
