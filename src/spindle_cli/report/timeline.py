@@ -10,9 +10,11 @@ from typing import Literal
 from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.types import DeviceUse, Happening, Timeline, WaitTotal
 from spindle_cli.simulate.report import SimulationReport, report_of
-from spindle_cli.simulate.types import Activity, Cause, Simulation
+from spindle_cli.simulate.types import Activity, Cause, GroupSum, Passage, Simulation, Span, Wait
 
 MAX_WAITS = 12
+# Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
+DECIMALS = 9
 
 _CauseName = Literal["activation", "gradient", "partner", "sum"]
 _CAUSES: dict[Cause, _CauseName] = {
@@ -50,10 +52,14 @@ def timeline_of(simulation: Simulation) -> Timeline:
     )
 
 
+def _moments(lasting: Span | Passage | GroupSum | Wait) -> tuple[float, float]:
+    return round(lasting.start_s, DECIMALS), round(lasting.end_s, DECIMALS)
+
+
 def _computes(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[Activity, int, float, float], list[int]] = defaultdict(list)
     for span in simulation.spans:
-        merged[span.activity, span.piece, span.start_s, span.end_s].append(span.device)
+        merged[span.activity, span.piece, *_moments(span)].append(span.device)
     for (activity, piece, start_s, end_s), devices in merged.items():
         yield Happening(
             kind="forward" if activity is Activity.FORWARD else "backward",
@@ -68,7 +74,7 @@ def _transfers(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[int, int, bool, float, float], _Merged] = defaultdict(_Merged)
     for passage in simulation.passages:
         route = (passage.producer, passage.consumer, passage.is_gradient)
-        one = merged[*route, passage.start_s, passage.end_s]
+        one = merged[*route, *_moments(passage)]
         one.devices.update((passage.source, passage.destination))
         one.num_bytes += passage.num_bytes
         one.count += 1
@@ -88,10 +94,11 @@ def _transfers(simulation: Simulation) -> Iterator[Happening]:
 
 def _sums(simulation: Simulation) -> Iterator[Happening]:
     for done in simulation.sums:
+        start_s, end_s = _moments(done)
         yield Happening(
             kind="sum",
-            start_s=done.start_s,
-            end_s=done.end_s,
+            start_s=start_s,
+            end_s=end_s,
             runs=runs_of(done.devices),
             num_bytes=done.num_bytes,
         )
@@ -100,7 +107,7 @@ def _sums(simulation: Simulation) -> Iterator[Happening]:
 def _waits(simulation: Simulation) -> Iterator[Happening]:
     merged: dict[tuple[int | None, Cause, int | None, float, float], list[int]] = defaultdict(list)
     for wait in simulation.waits:
-        merged[wait.piece, wait.cause, wait.source_piece, wait.start_s, wait.end_s].append(wait.device)
+        merged[wait.piece, wait.cause, wait.source_piece, *_moments(wait)].append(wait.device)
     for (piece, cause, source, start_s, end_s), devices in merged.items():
         yield Happening(
             kind="wait",
@@ -114,9 +121,8 @@ def _waits(simulation: Simulation) -> Iterator[Happening]:
 
 
 def _use(report: SimulationReport) -> tuple[DeviceUse, ...]:
-    # Devices that do the same differ by rounding alone.
     times = [
-        (round(device.compute_s, 9), round(device.waiting_s, 9), round(device.done_early_s, 9))
+        tuple(round(part_s, DECIMALS) for part_s in (device.compute_s, device.waiting_s, device.done_early_s))
         for device in report.devices
     ]
     return tuple(

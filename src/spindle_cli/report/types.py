@@ -6,9 +6,9 @@ both included.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.plan.types import Predicted
@@ -87,6 +87,8 @@ class Happening(Model):
         is_gradient: a transfer on the way back.
         num_bytes: of all transfers or sums in it together.
         count: how many transfers.
+
+    There may be very many: keys that have their defaults are left out of the JSON.
     """
 
     kind: Literal["forward", "backward", "transfer", "sum", "wait"]
@@ -99,6 +101,11 @@ class Happening(Model):
     is_gradient: bool = False
     num_bytes: int = 0
     count: int = 1
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = Happening.model_fields
+        return {name: value for name, value in serialize(self).items() if value != fields[name].default}
 
 
 class DeviceUse(Model):

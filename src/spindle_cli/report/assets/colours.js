@@ -41,14 +41,13 @@ const colourings = (() => {
     };
   };
   const widths = [...new Set(DATA.slices.map((piece) => piece.num_devices))].sort((a, b) => a - b);
-  const most = Math.log(Math.max(...widths)) || 1;
   return {
     task: named('task'),
     component: named('component'),
     width: {
       of: (piece) => piece.num_devices,
-      entries: new Map(widths.map((count) =>
-        [count, { colour: ramp(Math.log(count) / most), label: plural(count, 'device') }])),
+      entries: new Map(widths.map((count, index) =>
+        [count, { colour: ramp(index / Math.max(widths.length - 1, 1)), label: plural(count, 'device') }])),
     },
   };
 })();

@@ -15,7 +15,9 @@ function responsive(draw) {
 
 // bars: [{run, values}], parts: [[name, colour], ...], limits: [{run, value}] drawn as a line over the bars
 function stackedChart(label, bars, parts, format, limits = []) {
-  const most = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), ...limits.map((limit) => limit.value), 1e-12);
+  const highest = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), 1e-12);
+  // Limits far above the bars would flatten them: then the bars fill the picture.
+  const most = Math.max(highest, ...limits.map((limit) => limit.value).filter((value) => value <= highest * 4));
   const count = bars[bars.length - 1].run[1] + 1;
   return responsive((width) => {
     const [left, right, top, bottom, height] = [62, 8, 14, 28, 210];
@@ -45,7 +47,7 @@ function stackedChart(label, bars, parts, format, limits = []) {
       picture.append(tell(group, capital(devicesText([bar.run])), [
         ...facts, ['Together', format(below)], ...(limit ? [['Of', `${format(limit.value)} (${percent(below / limit.value)})`]] : [])]));
     }
-    for (const limit of limits) {
+    for (const limit of limits.filter((each) => each.value <= most)) {
       picture.append(svg('line', { class: 'limit', x1: toX(limit.run[0]), x2: toX(limit.run[1] + 1), y1: toY(limit.value), y2: toY(limit.value) }));
     }
     return picture;
@@ -88,7 +90,7 @@ function memorySection() {
     class: share(index) > 1 ? 'bad' : null,
   }));
   return section('memory', 'Memory per device', el('p', { class: 'caption' }, caption),
-    partsLegend(parts, el('span', { class: 'legend-entry' }, el('span', { class: 'swatch line limit', 'aria-hidden': 'true' }), 'capacity')),
+    partsLegend(parts, el('span', { class: 'legend-entry' }, el('span', { class: 'swatch line limit', 'aria-hidden': 'true' }), 'capacity, unless far above')),
     stackedChart('Memory per device', bars, parts, bytes, limits),
     el('details', {}, el('summary', {}, 'As a table'), table('Predicted peak bytes by device', columns, rows)));
 }

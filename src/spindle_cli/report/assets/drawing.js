@@ -87,7 +87,7 @@ function paintItems(context, scene, area, view, mark) {
         context.fillStyle = 'rgb(0 0 0 / 22%)';
         context.fillRect(x, y, width, height);
       }
-      if (width > 3 && height > 3) {
+      if (width > 3 && height > 3 && item.kind !== 'wait') {
         context.strokeStyle = ground;
         context.lineWidth = 1;
         context.strokeRect(x + 0.5, y + 0.5, width - 1, height - 1);
@@ -210,29 +210,24 @@ function paintWaves(context, scene, area, view, toX) {
   }
 }
 
-// Times worth comparing the picture with, as dashed lines: the lower bound, the planned iteration.
+// Times worth comparing the picture with, as dashed lines that are named above it.
 function paintMarks(context, scene, area, view) {
   const toX = scale(view.x0, view.x1, area.left, area.left + area.width);
   context.font = '11px system-ui, sans-serif';
   context.textBaseline = 'top';
-  scene.marks.forEach(({ at_s, label }, index) => {
+  scene.marks.forEach(({ at_s, label }) => {
     const x = Math.round(toX(at_s)) + 0.5;
     if (x < area.left || x > area.left + area.width + 1) return;
     context.strokeStyle = cssColour('text');
     context.setLineDash([5, 4]);
     context.lineWidth = 1.5;
     context.beginPath();
-    context.moveTo(x, area.top);
+    context.moveTo(x, 0);
     context.lineTo(x, area.top + area.height);
     context.stroke();
     context.setLineDash([]);
-    const width = context.measureText(label).width + 8;
-    const left = Math.max(area.left, x - width - 2);
-    context.fillStyle = cssColour('page');
-    context.globalAlpha = 0.88;
-    context.fillRect(left, area.top + 3 + index * 18, width, 16);
-    context.globalAlpha = 1;
+    const width = context.measureText(label).width;
     context.fillStyle = cssColour('text');
-    context.fillText(label, left + 4, area.top + 6 + index * 18);
+    context.fillText(label, x - width - 5 >= 0 ? x - width - 5 : x + 5, 1);
   });
 }

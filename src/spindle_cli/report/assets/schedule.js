@@ -1,5 +1,8 @@
 // The schedule as planned, and as simulated: devices (or tasks, or components) x time.
 
+const TOP_PX = 34; // above the picture: names of the dashed lines, then waves
+const BOTTOM_PX = 26; // below it: the time
+
 // The planned slices. rows: 'devices' | 'tasks' | 'components'
 function plannedScene(rows, colouring) {
   const bands = { tasks: DATA.task_bands, components: DATA.component_bands }[rows];
@@ -36,7 +39,8 @@ function waveStarts() {
 
 // What happens in the simulated iteration. colouring: null colours by what is done.
 function simulatedScene(colouring) {
-  const items = DATA.timeline.happenings.map((happening) => {
+  const items = DATA.timeline.happenings.map((given) => {
+    const happening = { slice: null, source_slice: null, cause: null, is_gradient: false, num_bytes: 0, count: 1, ...given };
     const computes = happening.kind === 'forward' || happening.kind === 'backward';
     const piece = computes ? DATA.slices[happening.slice] : null;
     const category = computes && colouring ? colouring.of(piece) : happening.kind;
@@ -97,7 +101,7 @@ function scheduleSection() {
     context.setTransform(density, 0, 0, density, 0, 0);
     context.clearRect(0, 0, width, height);
     const left = scene.bands ? Math.min(130, width * 0.24) : 38;
-    area = { left, top: 20, width: width - left - 8, height: height - 46 };
+    area = { left, top: TOP_PX, width: width - left - 8, height: height - TOP_PX - BOTTOM_PX };
     const { view } = viewport;
     paintAxes(context, scene, area, view);
     paintItems(context, scene, area, view, {
@@ -130,7 +134,7 @@ function scheduleSection() {
     state.hovered = null;
     select(null);
     const most = innerWidth < 600 ? 380 : 520;
-    canvas.style.height = `${Math.round(Math.max(Math.min(scene.numRows * 26, most), 130) + 46)}px`;
+    canvas.style.height = `${Math.round(Math.max(Math.min(scene.numRows * 26, most), 130) + TOP_PX + BOTTOM_PX)}px`;
     viewport.setFull(scene.end_s, scene.numRows);
     if (keepView) Object.assign(viewport.view, before);
     drawLegend(colouring);
@@ -197,7 +201,8 @@ function scheduleSection() {
     }
     const { title, facts } = itemFacts(found);
     const device = deviceAt(event);
-    tooltip.show(event.clientX, event.clientY, title, device === null ? facts : [['Here', `device ${device}`], ...facts]);
+    const isHere = device !== null && found.rows.some(([first, end]) => first <= device && device < end);
+    tooltip.show(event.clientX, event.clientY, title, isHere ? [['Here', `device ${device}`], ...facts] : facts);
   }
 
   function leave() {
@@ -288,7 +293,8 @@ function scheduleSection() {
     el('div', { class: 'toolbar' }, DATA.timeline ? views : null, rows, colours, zoom), legend, canvas, details,
     el('p', { class: 'caption', id: 'schedule-keys' },
       'Wheel or pinch to zoom, Shift and wheel to zoom in rows, drag to move, double-click a slice to fill the picture with it. ',
-      el('span', { class: 'for-keys' }, 'Keys: + − time, * / rows, arrows move, n p next and previous slice, 0 everything.')));
+      el('span', { class: 'for-keys' }, 'Keys: ', [['+', '−', 'time'], ['*', '/', 'rows'], ['arrows', 'move'], ['n', 'p', 'next and previous slice'], ['0', 'everything']].map((keys) =>
+        [keys.slice(0, -1).map((key) => [el('kbd', {}, key), ' ']), keys[keys.length - 1], '  ']))));
 }
 
 const CAPTIONS = {

@@ -66,8 +66,15 @@ class Browser:
         """The text of the first element that matches."""
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
+    def show(self, selector: str) -> None:
+        """Scroll an element into the middle of the window."""
+        script = "document.querySelector(arguments[0]).scrollIntoView({block: 'center', behavior: 'instant'})"
+        self.run(script, selector)
+        self.settle()
+
     def click(self, selector: str) -> None:
         """Scroll to an element and click it."""
+        self.show(selector)
         found = self.call("POST", "/element", {"using": "css selector", "value": selector})
         self.call("POST", f"/element/{found[ELEMENT]}/click", {})
         self.settle()
