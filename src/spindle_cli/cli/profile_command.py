@@ -175,8 +175,8 @@ def _table(made: Profile) -> Table:
         padding=(0, 1, 0, 0),
     )
     table.caption = (
-        "One op, forward and backward, on one device and on the most, n. Spread: interquartile range over the "
-        "median, at worst. Fit: median error of the fit at a point that it does not know."
+        "One op, forward and backward, on one device and on the most, n. Spread: interquartile range over "
+        "the median, at worst. Fit: median error of the fit at a point that it does not know."
     )
     longest = max(len(metaop.name) for metaop in made.metaops)
     table.add_column("MetaOp", no_wrap=True, min_width=longest)

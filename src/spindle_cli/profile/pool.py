@@ -33,6 +33,7 @@ from spindle_cli.profile.types import MeasuredLink
 from spindle_cli.profile.worker import Lockstep, run_worker
 
 R = TypeVar("R", bound=Reply)
+_GOODBYE_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,18 @@ class WorkerPool:
     def __enter__(self) -> WorkerPool:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        if (
+            kind is None
+        ):  # a worker ends by itself when its pipe is closed, unless it is in the middle of a job
+            for worker in self._workers:
+                worker.join(_GOODBYE_S)
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
             worker.join()
-        for pipe in self._pipes:
-            pipe.close()
 
     def wait_until_started(self) -> None:
         """Return when every worker has loaded the workload.
