@@ -1,8 +1,9 @@
-"""Two tasks over Hugging Face layers: a ViT that classifies pictures, and the same ViT in front of a Llama that describes them.
+"""Two tasks over Hugging Face layers: a ViT that classifies pictures, and the same ViT in front of a Llama
+that describes them.
 
-Both models are built from small configurations, with nothing downloaded; `from_pretrained` works the same. The layers of
-`transformers` are the operators. The models' own `forward`s decide too much at run time to be traced, so each task calls
-the parts itself: embeddings, layers, norm.
+Both models are built from small configurations, with nothing downloaded; `from_pretrained` works the same.
+The layers of `transformers` are the operators. The models' own `forward`s decide too much at run time to be
+traced, so each task calls the parts itself: embeddings, layers, norm.
 
     pip install 'spindle-cli[hf]'
     spindle profile examples/hf_two_tasks.py:build -o profile.json --nproc 2
@@ -29,7 +30,9 @@ CAPTION = 4  # start, colour, quarter, end
 
 
 class Squares(Dataset[dict[str, Tensor]]):
-    """Noise with one quarter brightened in one colour, and a caption that says which: 'start colour quarter end'."""
+    """Noise with one quarter brightened in one colour, and a caption that says which: 'start colour quarter
+    end'.
+    """
 
     def __init__(self, count: int, *, captions: bool) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -124,7 +127,9 @@ def build(width: int = 32, depth: int = 3, samples: int = 256) -> Workload:
         name="hf_two_tasks",
         tasks=[
             Task("classify", Classify(vision), batch_size=16, dataset=Squares(samples, captions=False)),
-            Task("describe", Describe(vision, language), batch_size=8, dataset=Squares(samples, captions=True)),
+            Task(
+                "describe", Describe(vision, language), batch_size=8, dataset=Squares(samples, captions=True)
+            ),
         ],
         operators=(ViTEmbeddings, ViTLayer, LlamaDecoderLayer),
     )

@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 class Custom(nn.Module):
-    """orthogonal_, trunc_normal_, sparse_, kaiming_, an odd number of elements, dropout-like masks in init."""
+    """orthogonal_, trunc_normal_, sparse_, an odd number of elements, a random mask."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -61,7 +61,9 @@ class DecoderLayer(nn.Module):
 
 
 class EncoderDecoder(nn.Module):
-    """Cross attention to the encoder's output, a causal mask made in glue, an output head tied to the embedding."""
+    """Cross attention to the encoder's output, a causal mask made in glue, an output head tied to the
+    embedding.
+    """
 
     def __init__(self, encoder: Tower) -> None:
         super().__init__()
@@ -411,7 +413,9 @@ class Chained(nn.Module):
 
 
 class Across(nn.Module):
-    """Attends across the batch, because nobody said batch_first=True; negatives from the same batch; squeeze()."""
+    """Attends across the batch, because nobody said batch_first=True; negatives from the same batch;
+    squeeze().
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -452,10 +456,25 @@ def no_operators() -> Workload:
 ALL: dict[str, Callable[[], Workload]] = {
     build.__name__: build
     for build in (
-        two_tasks, coupled_class, encoder_decoder, two_losses, frozen, tuples, albert, residual, summed, biased,
-        convnet, masked, sum_over_size, doubling, flows, across, no_operators,
+        two_tasks,
+        coupled_class,
+        encoder_decoder,
+        two_losses,
+        frozen,
+        tuples,
+        albert,
+        residual,
+        summed,
+        biased,
+        convnet,
+        masked,
+        sum_over_size,
+        doubling,
+        flows,
+        across,
+        no_operators,
     )
-}  # fmt: skip
+}
 
 
 def build(name: str) -> Workload:

@@ -1,4 +1,4 @@
-"""Finding and building a workload: from YAML files, modules and Python files; and what is refused on the way."""
+"""Finding and building a workload, from YAML files, modules and Python files; and what is refused."""
 
 from __future__ import annotations
 
@@ -133,7 +133,8 @@ TASKS = {
 def test_a_workload_that_cannot_be_meant_is_refused(tmp_path: Path, tasks: str) -> None:
     (tmp_path / "w.py").write_text(
         "from torch import nn\nfrom spindle_cli import Task, Workload\n"
-        "def task(name, batch_size=2, **rest):\n    return Task(name, nn.Linear(1, 1), batch_size, [], **rest)\n"
+        "def task(name, batch_size=2, **rest):\n"
+        "    return Task(name, nn.Linear(1, 1), batch_size, [], **rest)\n"
         f"def build():\n    return Workload('w', {tasks})\n"
     )
     with pytest.raises(WorkloadError) as caught:

@@ -30,7 +30,9 @@ def _table() -> list[str]:
 
 
 def test_the_workload_file_of_the_page_is_valid() -> None:
-    text = next(block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "spindle.workload" in block)
+    text = next(
+        block for block in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "spindle.workload" in block
+    )
     import yaml
 
     WorkloadFile.from_data(yaml.safe_load(text), where="page")
@@ -72,11 +74,22 @@ def test_the_workload_of_the_page_builds() -> None:
     source = re.findall(r"```python\n(.*?)```", PAGE, re.S)[0]
     item = {"image": torch.zeros(256), "words": torch.zeros(256)}
     names = {
-        "Vision": Encoder, "Text": Encoder, "ImageText": ImageText, "Classify": Classify, "EncoderLayer": Layer,
-        "ContrastiveLoss": Loss, "pairs": [item] * 64, "labelled": [{"image": item["image"]}] * 64,
-    }  # fmt: skip
+        "Vision": Encoder,
+        "Text": Encoder,
+        "ImageText": ImageText,
+        "Classify": Classify,
+        "EncoderLayer": Layer,
+        "ContrastiveLoss": Loss,
+        "pairs": [item] * 64,
+        "labelled": [{"image": item["image"]}] * 64,
+    }
     exec(source, names)
     from spindle_cli.workload.analyse import analyse
 
     metaops = analyse(names["build"]()).metaops
-    assert [metaop.name for metaop in metaops] == ["image_text/vision", "image_text/text", "image_text/loss", "classify/vision"]
+    assert [metaop.name for metaop in metaops] == [
+        "image_text/vision",
+        "image_text/text",
+        "image_text/loss",
+        "classify/vision",
+    ]

@@ -13,7 +13,7 @@ WIDTH = 8
 
 
 class Items(Dataset[dict[str, Tensor]]):
-    """`count` samples with named fields; float fields by shape, integer fields by (shape, number of classes)."""
+    """`count` samples with named fields: floats by shape, integers by (shape, number of classes)."""
 
     def __init__(
         self, count: int = 32, seed: int = 0, **fields: tuple[int, ...] | tuple[tuple[int, ...], int]

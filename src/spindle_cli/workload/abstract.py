@@ -1,4 +1,6 @@
-"""Build a workload without its parameters: they are on the meta device, so that size costs neither memory nor time."""
+"""Build a workload without its parameters: they are on the meta device, so that size costs neither memory nor
+time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from spindle_cli.workload.source import resolve
 
 @dataclass
 class Births:
-    """The parameters of a build in the order in which they came to be: registered with a module, or deep-copied.
+    """The parameters of a build in the order in which they came to be: registered with a module, or
+    deep-copied.
 
     `sources`: for a copy, the number of the parameter that it was copied from.
     """
@@ -47,8 +50,8 @@ class Births:
 def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
     """What `load` gives, with every parameter on the meta device; buffers and datasets are real.
 
-    A build that needs its parameters' values (and so cannot do without them) is done for real, and its parameters are
-    moved to the meta device afterwards.
+    A build that needs its parameters' values (and so cannot do without them) is done for real, and its
+    parameters are moved to the meta device afterwards.
 
     Raises:
         InputError, WorkloadError: as `load` does.
@@ -116,7 +119,8 @@ def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[Non
 
     def noted_copy(self: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
         if id(self) in memo:
-            return memo[id(self)]  # type: ignore[no-any-return]  # deepcopy's memo holds what this function put there
+            known: nn.Parameter = memo[id(self)]
+            return known
         copied: nn.Parameter = copy(self, memo)
         note(copied, births.numbers.get(id(self)))
         return copied

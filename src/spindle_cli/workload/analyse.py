@@ -26,10 +26,12 @@ _SAMPLES = 2  # enough to see that items fit together
 
 
 def analyse(workload: Workload) -> WorkloadGraph:
-    """Trace every task and contract it into MetaOps. Nothing is computed, and parameters may be on the meta device.
+    """Trace every task and contract it into MetaOps. Nothing is computed, and parameters may be on the meta
+    device.
 
     Raises:
-        WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and what to do.
+        WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and
+            what to do.
     """
     observer = Observer()
     independence = Independence(observer.kinds)
@@ -64,7 +66,7 @@ def _check_not_lazy(task: Task | FlowTask) -> None:
     if lazy:
         raise WorkloadError(
             f"task {task.name!r}: the parameter {lazy[0]!r} has no shape yet",
-            hint="Give the layer its input size, or run the module's forward once while building the workload.",
+            hint="Give the layer its input size, or run its forward once where it is built.",
         )
 
 

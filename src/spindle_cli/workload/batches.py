@@ -17,8 +17,8 @@ from spindle_cli.workload.types import FlowTask, Task
 class Batches:
     """A task's batches, shuffled per epoch from the seed and independent of any plan.
 
-    Every field of a sample comes from the same dataset item. The samples that do not fill a last batch are left out of their
-    epoch (and are shuffled into the next).
+    Every field of a sample comes from the same dataset item. The samples that do not fill a last batch are
+    left out of their epoch (and are shuffled into the next).
     """
 
     def __init__(self, task: Task | FlowTask, seed: int) -> None:
@@ -32,7 +32,8 @@ class Batches:
         self._shapes: dict[str, tuple[int, ...]] = {}  # of one sample, by field
         if self.steps_per_epoch == 0:
             raise WorkloadError(
-                f"task {task.name!r}: the dataset has {self.num_samples} samples, fewer than one batch of {task.batch_size}",
+                f"task {task.name!r}: the dataset has {self.num_samples} samples, "
+                f"fewer than one batch of {task.batch_size}",
                 hint="Use a smaller batch_size or a larger dataset.",
             )
 
@@ -52,8 +53,8 @@ class Batches:
         """Samples [first, last) of a step's batch, collated; only the named fields if given.
 
         Raises:
-            WorkloadError: items cannot be collated into tensors whose first dimension is the sample, or a sample's
-                shape differs from those before.
+            WorkloadError: items cannot be collated into tensors whose first dimension is the sample, or a
+                sample's shape differs from those before.
         """
         batch = collate(self.task, [self.task.dataset[index] for index in self.indices(step)[first:last]])
         self._check_shapes(batch)
@@ -66,7 +67,7 @@ class Batches:
                 raise WorkloadError(
                     f"task {self.task.name!r}: field {name!r} has other shapes from batch to batch: "
                     f"{known} and {shape} per sample",
-                    hint="Pad to one length in the dataset or in `collate`, and say with a mask what is padding.",
+                    hint="Pad to one length in the dataset or in `collate`, with a mask for what is padding.",
                 )
 
 
@@ -78,7 +79,8 @@ def num_samples(task: Task | FlowTask) -> int:
     """
     if not hasattr(task.dataset, "__len__") or not hasattr(task.dataset, "__getitem__"):
         raise WorkloadError(
-            f"task {task.name!r}: the dataset is a {type(task.dataset).__name__}, which has no length or no items by index",
+            f"task {task.name!r}: the dataset is a {type(task.dataset).__name__}, "
+            "which has no length or no items by index",
             hint="Give a map-style dataset: __len__ and __getitem__(index).",
         )
     return len(task.dataset)
@@ -96,7 +98,7 @@ def collate(task: Task | FlowTask, items: list[Any]) -> dict[str, Tensor]:
         text = str(error).split("\n")[0]
         raise WorkloadError(
             f"task {task.name!r}: the dataset's items cannot be put into one batch: {text}",
-            hint="Give every item the same keys with tensors of the same shapes, or give the task a `collate`.",
+            hint="Give all items the same keys with tensors of the same shapes, or the task a `collate`.",
         ) from error
     if not isinstance(batch, dict):
         raise WorkloadError(
@@ -116,8 +118,8 @@ def _check_field(task: Task | FlowTask, name: Any, value: Any, count: int) -> No
         )
     if value.dim() == 0 or value.shape[0] != count:
         raise WorkloadError(
-            f"task {task.name!r}: field {name!r} of a batch of {count} samples has shape {tuple(value.shape)}, "
-            f"expected {count} as its first dimension",
+            f"task {task.name!r}: field {name!r} of a batch of {count} samples has shape "
+            f"{tuple(value.shape)}, expected {count} as its first dimension",
             hint="A batch's first dimension is the sample.",
         )
 

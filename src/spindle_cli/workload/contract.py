@@ -1,9 +1,9 @@
 """Contract chains of equal ops into MetaOps.
 
-Ops i and j of a task belong together when i's only consumer is j, j takes nothing from other ops but i's outputs and the values
-that every op of the run takes alike (a decoder's encoder output), and both are the same kind of layer on the same input
-shapes. The first op of a run may carry glue in front of its layer (an embedding) and the last one glue behind it (a head);
-the glue between the layers must be the same everywhere.
+Ops i and j of a task belong together when i's only consumer is j, j takes nothing from other ops but i's
+outputs and the values that every op of the run takes alike (a decoder's encoder output), and both are the
+same kind of layer on the same input shapes. The first op of a run may carry glue in front of its layer (an
+embedding) and the last one glue behind it (a head); the glue between the layers must be the same everywhere.
 """
 
 from __future__ import annotations
@@ -84,7 +84,9 @@ def _link(task: TaskGraph, first: Op, second: Op, glue: dict[int, _Glue]) -> _Li
 
 @dataclass(frozen=True)
 class _Glue:
-    """What surrounds an op's layer. `arguments`: specs of the tensors that the layer itself is given, where known."""
+    """What surrounds an op's layer. `arguments`: specs of the tensors that the layer itself is given, where
+    known.
+    """
 
     layer: str | None
     pre: str

@@ -32,7 +32,8 @@ class Cutter:
     def _needs(self, op: int) -> tuple[list[fx.Node], list[fx.Node]]:
         """Nodes to copy into an op, and values that it takes from other ops, both in trace order.
 
-        A question (for the batch's size, a dtype, a device) is not followed to the tensor that was asked, if the op has
+        A question (for the batch's size, a dtype, a device) is not followed to the tensor that was asked, if
+        the op has
         another tensor to ask: a field or a value is not handed over for that alone.
         """
         own, taken = self._closure(op, lambda node: question_of(node, self._trace.shapes) is not None)
@@ -84,7 +85,9 @@ class Cutter:
         return {op: sorted(nodes, key=self._order.__getitem__) for op, nodes in handed_on.items()}
 
     def op(self, index: int) -> Op:
-        """The op with its graph: placeholders are fields then inputs; the output is the tuple of outputs, or the loss."""
+        """The op with its graph: placeholders are fields then inputs; the output is the tuple of outputs, or
+        the loss.
+        """
         own, taken = self._needs(index)
         fields = [node for node in own if node.op == "placeholder"]
         graph, copies = fx.Graph(), {}

@@ -1,6 +1,8 @@
-"""Let parameters on the meta device be initialised as if they were real: as many random numbers are drawn, and thrown away.
+"""Let parameters on the meta device be initialised as if they were real: as many random numbers are drawn,
+and thrown away.
 
-So the random generator is at the same place for the parameters that follow, as it is in a build where all are real.
+So the random generator is at the same place for the parameters that follow, as it is in a build where all are
+real.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from spindle_cli.workload.abstract import Births, swap, to_meta
 
 @contextlib.contextmanager
 def drawing_as_if_real(births: Births) -> Iterator[None]:
-    """Draw what real parameters would draw, whether by a random operation or in one of torch.nn.init's functions."""
+    """Draw what real parameters would draw, whether by a random operation or in one of torch.nn.init's
+    functions.
+    """
     stand_ins = _RealWhileInitialised(births)
     throw_away: Any = _DrawAndThrowAway
     with stand_ins, throw_away():
@@ -46,7 +50,9 @@ class _DrawAndThrowAway(TorchDispatchMode):  # type: ignore[no-untyped-call]  # 
 
 
 def _scratch(item: Any) -> Any:
-    """A real tensor in the place of a meta one; of halves, which are valid as probabilities, means and deviations."""
+    """A real tensor in the place of a meta one; of halves, which are valid as probabilities, means and
+    deviations.
+    """
     if not isinstance(item, Tensor) or not item.is_meta:
         return item
     scratch = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="cpu")
@@ -54,7 +60,8 @@ def _scratch(item: Any) -> Any:
 
 
 class _RealWhileInitialised(TorchFunctionMode):
-    """Some of torch.nn.init's functions draw nothing for a tensor that says it is meta: make it real when they ask.
+    """Some of torch.nn.init's functions draw nothing for a tensor that says it is meta: make it real when
+    they ask.
 
     It goes back to the meta device when the next one asks, so that one at a time takes memory.
     """

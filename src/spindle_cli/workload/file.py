@@ -26,7 +26,8 @@ _STATE_PER_PARAM = {
 class TrainSettings(Model):
     """How a workload is trained.
 
-    `optimizer`: the name of a class of torch.optim; `optimizer_args`: its keyword arguments besides the learning rate `lr`.
+    `optimizer`: the name of a class of torch.optim; `optimizer_args`: its keyword arguments besides the
+    learning rate `lr`.
     `seed`: of the initial values and of the order of the samples.
     """
 
@@ -46,7 +47,7 @@ class TrainSettings(Model):
 
     @property
     def optimizer_state_per_param(self) -> float:
-        """Bytes of optimizer state per byte of trained parameter (AdamW 2, plain SGD 0, SGD with momentum 1)."""
+        """Bytes of optimizer state per byte of trained parameter (AdamW 2, SGD 0, SGD with momentum 1)."""
         if self.optimizer == "SGD":
             return 1.0 if self.optimizer_args.get("momentum") else 0.0
         extra = 1.0 if self.optimizer_args.get("amsgrad") else 0.0
@@ -54,7 +55,9 @@ class TrainSettings(Model):
 
 
 class WorkloadFile(Artifact):
-    """The workload file. `model`: 'package.module:function' or 'path/to/file.py:function', relative to this file."""
+    """The workload file. `model`: 'package.module:function' or 'path/to/file.py:function', relative to this
+    file.
+    """
 
     KIND: ClassVar[str] = "workload"
 

@@ -1,4 +1,6 @@
-"""A `FlowTask` as the graph that tracing would give: every module one operator, in an order in which producers come first."""
+"""A `FlowTask` as the graph that tracing would give: every module one operator, in an order in which
+producers come first.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def flow_graph(task: FlowTask, fields: Collection[str]) -> FlowGraph:
         fields: names of the batch's fields.
 
     Raises:
-        WorkloadError: no flows, an unknown field, an end that is no module, a cycle, or not exactly one last module.
+        WorkloadError: no flows, an unknown field, an end that is no module, a cycle, or not exactly one last
+            module.
     """
     _check_flows(task, fields)
     names = _name_modules(task)
@@ -57,13 +60,14 @@ def _check_flows(task: FlowTask, fields: Collection[str]) -> None:
             continue
         if flow.producer not in fields:
             raise WorkloadError(
-                f"task {task.name!r}: a flow comes from {flow.producer!r}, which is neither a module nor a field of the batch",
+                f"task {task.name!r}: a flow comes from {flow.producer!r}, "
+                "which is neither a module nor a field of the batch",
                 hint=f"The dataset's items have {', '.join(map(repr, fields)) or 'no fields'}.",
             )
 
 
 def _name_modules(task: FlowTask) -> dict[nn.Module, str]:
-    """Each module once, in the order in which the flows name them: 'vision_encoder', 'vision_encoder_2', ..."""
+    """Each module once, in the order in which the flows name them: 'vision', 'vision_2', ..."""
     names: dict[nn.Module, str] = {}
     for flow in task.flows:
         for end in (flow.producer, flow.consumer):
@@ -102,7 +106,8 @@ def _last(task: FlowTask, names: Mapping[nn.Module, str]) -> nn.Module:
     if len(ends) != 1:
         found = ", ".join(names[module] for module in ends) or "none"
         raise WorkloadError(
-            f"task {task.name!r}: expected one module whose output no other consumes (it returns the loss), found {found}"
+            f"task {task.name!r}: expected one module whose output no other consumes (it returns the loss), "
+            f"found {found}"
         )
     return ends[0]
 

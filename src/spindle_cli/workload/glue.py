@@ -1,12 +1,12 @@
 """Which op each node of a trace belongs to.
 
-* What depends on no operator (fields, parameters, constants), and what is a size and no tensor, is computed again in every
-  op that uses it.
+* What depends on no operator (fields, parameters, constants), and what is a size and no tensor, is computed
+  again in every op that uses it.
 * What comes from one op belongs to that op.
-* What comes from several belongs to the last of them if that one has all it needs, else to the first op that uses it, else to
-  an op of its own: the loss.
-* What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op: an op that is
-  split over the batch would see only its share.
+* What comes from several belongs to the last of them if that one has all it needs, else to the first op that
+  uses it, else to an op of its own: the loss.
+* What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op:
+  an op that is split over the batch would see only its share.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Trace:
 class Homes:
     """The op of each node; nodes that are not in `op` are computed again wherever they are used.
 
-    `coupled`: ops that must not be split over the batch, with the reason. `num_ops` is one more than the number of operators
-    if the loss is an op of its own.
+    `coupled`: ops that must not be split over the batch, with the reason. `num_ops` is one more than the
+    number of operators if the loss is an op of its own.
     """
 
     op: dict[fx.Node, int]
@@ -132,7 +132,9 @@ class _Placement:
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
 
     def _couple_whole_outputs(self) -> None:
-        """Shares of an op would each hand on the whole of a value without a batch dimension: then there is one share."""
+        """Shares of an op would each hand on the whole of a value without a batch dimension: then there is
+        one share.
+        """
         for node, home in self._home.items():
             if home in self._coupled or not self._shapes.is_tensor(node) or self._has_batch(node):
                 continue
@@ -223,11 +225,12 @@ class _Placement:
             name = type(self._trace.root.get_submodule(str(consumer.target))).__name__
             raise refusal(
                 self._trace.task.name,
-                f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), which may be "
-                "split over the batch",
+                f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), "
+                "which may be split over the batch",
                 node.meta.get("place"),
-                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by itself "
-                "(rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), not torch.cat).",
+                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by "
+                "itself (rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), "
+                "not torch.cat).",
             )
         if consumers:
             self._attach(node, min(consumers))
@@ -235,7 +238,9 @@ class _Placement:
             self._mixed.add(node)
 
     def _place_loss(self) -> None:
-        """Put everything that mixes samples into the op that holds the loss; couple that op if its loss cannot be split."""
+        """Put everything that mixes samples into the op that holds the loss; couple that op if its loss
+        cannot be split.
+        """
         mixed = sorted((n for n in self._mixed if n not in self._home), key=self._order.__getitem__)
         if not mixed and self._trace.loss in self._home:
             loss_op = self._home[self._trace.loss]

@@ -1,7 +1,7 @@
 """A traced workload: operators, the values between them, and the MetaOps they contract into.
 
-An `Op` is one operator with the glue around it, as a small `fx.GraphModule`-ready graph; a *value* is a tensor that one op hands to
-another. Everything here but the graphs themselves is plain data.
+An `Op` is one operator with the glue around it, as a small `fx.GraphModule`-ready graph; a *value* is a
+tensor that one op hands to another. Everything here but the graphs themselves is plain data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class ValueSpec:
     Attributes:
         name: unique within its task (the fx node's name).
         shape, dtype: for the whole batch.
-        batch_dim: the dimension that the batch is split over, or None for a value without one (then its producer is never split).
+        batch_dim: the dimension that the batch is split over, or None for a value without one (then its
+            producer is never split).
         rows_per_sample: size of that dimension over the batch size (2 if two rows belong to each sample).
         requires_grad: whether a gradient flows back through it.
     """
@@ -52,7 +53,8 @@ class Op:
     Attributes:
         index: position in its task's execution order.
         kind: what makes two ops equal: the layer class and the structure of the glue.
-        target: dotted name of the operator module inside the task's module, or None for glue of its own (a loss).
+        target: dotted name of the operator module inside the task's module, or None for glue of its own (a
+            loss).
         graph: placeholders are `fields` then `inputs`, in order; the output is the tuple of `outputs`
             (for the task's last op: the scalar loss alone).
         fields: names of the batch fields it reads.
@@ -80,7 +82,9 @@ class Op:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """One traced task. `root`: the module that all dotted names are relative to. `fields`: specs of the batch's fields."""
+    """One traced task. `root`: the module that all dotted names are relative to. `fields`: specs of the
+    batch's fields.
+    """
 
     task: Task | FlowTask
     root: torch.nn.Module
@@ -114,7 +118,9 @@ class MetaOp:
 
 @dataclass(frozen=True)
 class WorkloadGraph:
-    """A workload with its traced tasks and its MetaGraph; `fingerprint` identifies the MetaGraph and every shape in it."""
+    """A workload with its traced tasks and its MetaGraph; `fingerprint` identifies the MetaGraph and every
+    shape in it.
+    """
 
     workload: Workload
     tasks: dict[str, TaskGraph]

@@ -1,8 +1,9 @@
 """Whether what an operator or a piece of glue gives for a sample depends on the other samples of the batch.
 
-Found by trying: random stand-ins for two samples together, and for each alone, must give the same rows. It finds what
-shapes do not show: a softmax over the batch, rows in another order than the samples', attention across the batch because of a
-missing `batch_first=True`. What is too large to try quickly is taken at its word.
+Found by trying: random stand-ins for two samples together, and for each alone, must give the same rows. It
+finds what shapes do not show: a softmax over the batch, rows in another order than the samples', attention
+across the batch because of a missing `batch_first=True`. What is too large to try quickly is taken at its
+word.
 """
 
 from __future__ import annotations
@@ -122,16 +123,13 @@ class _Trial:
 
     def _check_size(self) -> None:
         """Refuse to try what would take long: random stand-ins are made for all of it."""
-        if self._module is not None:
-            if sum(parameter.numel() for parameter in self._module.parameters()) > _MAX_PARAMETER_ELEMENTS:
-                raise _NotTriedError
-        for source in self._node.all_input_nodes:
-            for value in pytree.tree_leaves(self._shapes.values[source]):
-                if (
-                    isinstance(value, Tensor)
-                    and value.numel() > _MAX_INPUT_ELEMENTS * self._shapes.batch_size // _TOGETHER
-                ):
-                    raise _NotTriedError
+        parameters = self._module.parameters() if self._module is not None else ()
+        if sum(parameter.numel() for parameter in parameters) > _MAX_PARAMETER_ELEMENTS:
+            raise _NotTriedError
+        most = _MAX_INPUT_ELEMENTS * self._shapes.batch_size // _TOGETHER
+        inputs = [self._shapes.values[source] for source in self._node.all_input_nodes]
+        if any(isinstance(leaf, Tensor) and leaf.numel() > most for leaf in pytree.tree_leaves(inputs)):
+            raise _NotTriedError
 
     def _stand_ins(self, node: fx.Node, whole_numbers: bool) -> list[Any]:
         """An input for the samples together, and for each alone."""
@@ -217,7 +215,9 @@ def _copied(arguments: Any) -> Any:
 
 
 def _is_made_of_sizes(node: fx.Node) -> bool:
-    """Whether a node comes from nothing but sizes of the batch (torch.arange and the like), and not from data."""
+    """Whether a node comes from nothing but sizes of the batch (torch.arange and the like), and not from
+    data.
+    """
     if node.op not in ("call_function", "call_method"):
         return False
     if node.target in _SIZE_METHODS or (node.target is getattr and node.args[1] in _SIZE_ATTRIBUTES):

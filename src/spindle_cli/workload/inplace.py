@@ -1,4 +1,4 @@
-"""Refuse changes of a tensor in place that would be lost, or seen by others, once the trace is cut into ops."""
+"""Refuse changes of a tensor in place that would be lost, or seen by others, once a trace is cut into ops."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import fx, nn
 
 from spindle_cli.workload.refuse import refusal
 
-_HINT = "Use the operation that returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
+_HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
 
 
 def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:

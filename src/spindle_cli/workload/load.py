@@ -27,7 +27,8 @@ class LoadedWorkload:
 
 
 def load(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
-    """Build a workload: torch is seeded with the training seed first, so every process gets the same initial values.
+    """Build a workload: torch is seeded with the training seed first, so every process gets the same initial
+    values.
 
     Args:
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.

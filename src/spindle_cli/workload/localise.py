@@ -1,8 +1,10 @@
-"""Build a workload with only some of its parameters real, and those with exactly the values that a full build gives.
+"""Build a workload with only some of its parameters real, and those with exactly the values that a full build
+gives.
 
-The workload is built twice. The first build is abstract and tells which parameters, by order of birth, the wanted ops use. In
-the second, all others go to the meta device as they are born; where their initialisation draws random numbers, as many
-are drawn and thrown away, so that the generator is at the same place for the wanted ones.
+The workload is built twice. The first build is abstract and tells which parameters, by order of birth, the
+wanted ops use. In the second, all others go to the meta device as they are born; where their initialisation
+draws random numbers, as many are drawn and thrown away, so that the generator is at the same place for the
+wanted ones.
 """
 
 from __future__ import annotations
@@ -35,14 +37,16 @@ def load_local(
     *,
     relative_to: Path | None = None,
 ) -> LoadedWorkload:
-    """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on the meta device.
+    """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
+    the meta device.
 
     Args:
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
         wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
         relative_to: folder that relative paths start from; the current one if None.
 
-    A build that needs the values of parameters that are not wanted is done in full, and then what is not wanted is dropped.
+    A build that needs the values of parameters that are not wanted is done in full, and then what is not
+    wanted is dropped.
 
     Raises:
         InputError, WorkloadError: as `load` and `analyse` do.

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 
 def component_path(targets: Sequence[str | None]) -> str:
-    """The common dotted path of a run of operators, without their numbers: 'vision.blocks' for 'vision.blocks.3', ..."""
+    """The common dotted path of a run of operators, without their numbers: 'vision.blocks' for
+    'vision.blocks.3', ...
+    """
     if targets[0] is None:
         return "loss"
     paths = [str(target).split(".") for target in targets]
@@ -28,7 +30,8 @@ def _common_prefix(paths: list[list[str]]) -> list[str]:
 def short_names(paths: Sequence[str]) -> list[str]:
     """A short name for each component path: the fewest leading parts that tell it from the others.
 
-    'model.vision.blocks' and 'model.text.blocks' become 'vision' and 'text'. Equal paths get '-2', '-3', ... in order.
+    'model.vision.blocks' and 'model.text.blocks' become 'vision' and 'text'. Equal paths get '-2', '-3', ...
+    in order.
     """
     split = [path.split(".") for path in paths]
     shared = 0

@@ -33,7 +33,8 @@ def make_ops(
         observer, independence: of the whole workload.
 
     Raises:
-        WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the user's code.
+        WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the
+            user's code.
     """
     check_in_place(task.name, root, graph)
     shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
@@ -70,7 +71,8 @@ def _argument_specs(node: fx.Node, shapes: Shapes) -> list[tuple[tuple[int, ...]
 def op_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
     """An op as a callable module over its task's own parameters (the same objects, not copies).
 
-    Call it with the batch fields named by `op.fields`, then the values named by `op.inputs`, in that order. It returns the
-    tuple of the values named by `op.outputs`; the last op of a task returns the scalar loss instead.
+    Call it with the batch fields named by `op.fields`, then the values named by `op.inputs`, in that order.
+    It returns the tuple of the values named by `op.outputs`; the last op of a task returns the scalar loss
+    instead.
     """
     return fx.GraphModule(task_graph.root, op.graph)

@@ -12,13 +12,14 @@ from spindle_cli.workload.graph import WorkloadGraph
 
 @dataclass(frozen=True)
 class ParameterTable:
-    """Canonical names of parameters and buffers: '<first task that has it>.<dotted name in that task's module>'.
+    """Canonical names of parameters and buffers: '<first task that has it>.<dotted name in that task's
+    module>'.
 
     Attributes:
         parameters, buffers: canonical name -> tensor, each distinct tensor once, in the workload's order.
         names: (task, dotted name) -> canonical name, for every name that a tensor has in any task.
-        users: canonical name -> (task, op index) of every op that uses it, in order. A parameter of glue can belong to ops
-            of several MetaOps: its gradient is the sum over all that are listed here.
+        users: canonical name -> (task, op index) of every op that uses it, in order. A parameter of glue can
+            belong to ops of several MetaOps: its gradient is the sum over all that are listed here.
     """
 
     parameters: dict[str, nn.Parameter]

@@ -1,4 +1,6 @@
-"""Prepare a trace for cutting: one scalar loss, tensors instead of containers between ops, constants as constants."""
+"""Prepare a trace for cutting: one scalar loss, tensors instead of containers between ops, constants as
+constants.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from spindle_cli.workload.types import FlowTask, Task
 def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
     """Write sizes that do not depend on the batch into the nodes that use them.
 
-    So that a layer that needs only the length of a sequence does not depend on the tensor that was asked for it.
+    So that a layer that needs only the length of a sequence does not depend on the tensor that was asked for
+    it.
     """
     for node in graph.nodes:
         value = shapes.values.get(node)
@@ -60,7 +63,8 @@ def find_loss(task: Task | FlowTask, graph: fx.Graph, shapes: Shapes) -> fx.Node
     if not isinstance(result, fx.Node) or not shapes.is_tensor(result):
         raise refusal(
             task.name,
-            f"forward returns {_describe(result, shapes)}, expected a scalar loss or a dict with one under 'loss'",
+            f"forward returns {_describe(result, shapes)}, "
+            "expected a scalar loss or a dict with one under 'loss'",
             place,
             "End forward with the mean of the samples' losses.",
         )

@@ -1,4 +1,6 @@
-"""Nodes that only ask a tensor for something that others can tell as well: the batch's size, a dtype, a device."""
+"""Nodes that only ask a tensor for something that others can tell as well: the batch's size, a dtype, a
+device.
+"""
 
 from __future__ import annotations
 

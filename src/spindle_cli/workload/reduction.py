@@ -1,9 +1,9 @@
 """Whether a loss may be computed share by share: is it a mean, or a sum, over the batch's samples?
 
-A loss op that is split over the batch is right only if the loss of the whole batch is the mean (or the sum) of the
-shares' losses. That is so if, after the batch dimension is gone, only linear operations follow. The *degree* of a value
-says how it grows with the batch: 0 for a mean, 1 for a sum, and it adds up under products with sizes of the batch. None
-means: not linear, so the loss can only be computed for the whole batch.
+A loss op that is split over the batch is right only if the loss of the whole batch is the mean (or the sum)
+of the shares' losses. That is so if, after the batch dimension is gone, only linear operations follow. The
+*degree* of a value says how it grows with the batch: 0 for a mean, 1 for a sum, and it adds up under products
+with sizes of the batch. None means: not linear, so the loss can only be computed for the whole batch.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def place_of(file: str, line: int) -> str:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """The first frame of the user's own; failing that, the first of an installed library that is not torch."""
+    """The first frame of the user's own; failing that, of an installed library that is not torch."""
     library: str | None = None
     for file, line in frames:
         if file.startswith(("<", _TORCH, _OURS)):

@@ -1,7 +1,9 @@
-"""What every node of a trace computes, without computing it: shapes, dtypes, gradients, and which dimension is the batch.
+"""What every node of a trace computes, without computing it: shapes, dtypes, gradients, and which dimension
+is the batch.
 
-The trace is run on fake tensors twice, with the task's batch size and with twice that: the dimension that doubles is the
-batch's. Nothing is allocated and nothing is computed, so a model of any size takes the same time.
+The trace is run on fake tensors twice, with the task's batch size and with twice that: the dimension that
+doubles is the batch's. Nothing is allocated and nothing is computed, so a model of any size takes the same
+time.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ from spindle_cli.workload.refuse import place_of_error, refusal
 class BatchDim:
     """The dimension of a tensor that the batch lies along, `rows` entries per sample.
 
-    `dim` is None where no dimension grows with the batch; `mixes` where the size grows otherwise than by whole rows per
-    sample (batch x batch, batch + 1): then the samples depend on each other.
+    `dim` is None where no dimension grows with the batch; `mixes` where the size grows otherwise than by
+    whole rows per sample (batch x batch, batch + 1): then the samples depend on each other.
     """
 
     dim: int | None
@@ -41,7 +43,9 @@ class BatchDim:
 
 @dataclass(frozen=True)
 class Shapes:
-    """What each node of a task's trace gives for the whole batch (`values`) and for twice the batch (`doubled`)."""
+    """What each node of a task's trace gives for the whole batch (`values`) and for twice the batch
+    (`doubled`).
+    """
 
     batch_size: int
     values: dict[fx.Node, Any]
@@ -74,9 +78,10 @@ class Shapes:
         if batch.dim and batch.rows > 1:
             raise refusal(
                 task,
-                f"{node.name!r} of shape {tuple(value.shape)} has {batch.rows} rows per sample along dimension {batch.dim}",
+                f"{node.name!r} of shape {tuple(value.shape)} has {batch.rows} "
+                f"rows per sample along dimension {batch.dim}",
                 node.meta.get("place"),
-                "Several rows per sample can be split only along the first dimension; reshape to (batch, rows, ...).",
+                "Several rows per sample can be split only along dimension 0; reshape to (batch, rows, ...).",
             )
         dim = None if batch.mixes else batch.dim
         return ValueSpec(node.name, tuple(value.shape), value.dtype, dim, batch.rows, value.requires_grad)
@@ -200,7 +205,9 @@ def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> It
 
 
 def growth(value: Any, doubled: Any) -> int | None:
-    """How a number grows with the batch: 0 not at all, 1 like x.shape[0], -1 like 1 / x.shape[0]; None: otherwise."""
+    """How a number grows with the batch: 0 not at all, 1 like x.shape[0], -1 like 1 / x.shape[0]; None:
+    otherwise.
+    """
     if isinstance(value, Tensor) or isinstance(doubled, Tensor):
         return None
     if value == doubled:
@@ -273,19 +280,22 @@ class _Run(fx.Interpreter):
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
             return refusal(
                 self._task,
-                f"{what} reads the values of a tensor ({error}), so its shapes cannot be known before it runs",
+                f"{what} reads the values of a tensor ({error}), so its shapes cannot be known beforehand",
                 place,
-                "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a selection), "
-                "or move it into the dataset.",
+                "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
+                "selection), or move it into the dataset.",
             )
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
         )
         text = str(error).strip().split("\n")[0]
         if self._doubled:
-            hint = "It works with the task's batch size but not with twice that: is the batch size written into the model?"
+            hint = (
+                "It works with the task's batch size but not with twice that: "
+                "is the batch size written into the model?"
+            )
         else:
-            hint = "Do the shapes of the dataset's items fit the model, and is the batch large enough for its layers?"
+            hint = "Do the shapes of the items fit the model, and is the batch large enough for its layers?"
         return refusal(
             self._task,
             f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} "

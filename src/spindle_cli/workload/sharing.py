@@ -25,7 +25,8 @@ def find_sharing(runs: Sequence[tuple[TaskGraph, Sequence[int], str]]) -> list[S
     Args:
         runs: (task, its ops' indices, component path) in the workload's order.
 
-    Runs that have a block in common get one key, named after the first of them; its blocks are numbered as they first occur.
+    Runs that have a block in common get one key, named after the first of them; its blocks are numbered as
+    they first occur.
     """
     blocks = [[_block(task, task.ops[op]) for op in ops] for task, ops, _ in runs]
     groups = _connected(blocks)
@@ -54,7 +55,7 @@ def _block(task: TaskGraph, op: Op) -> Block:
 
 
 def _connected(blocks: list[list[Block]]) -> list[int | None]:
-    """Number of the group that each run belongs to: runs with a block in common, directly or through others."""
+    """Number of the group that each run belongs to: runs with a block in common, if only through others."""
     parent = list(range(len(blocks)))
 
     def find(item: int) -> int:

@@ -15,15 +15,17 @@ from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_erro
 from spindle_cli.workload.types import Task, Workload
 
 _WRAP_HINT = (
-    "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then run as it is), "
-    "or give the task as a FlowTask."
+    "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
+    "run as it is), or give the task as a FlowTask."
 )
 # Functions that take sizes, not tensors: torch.fx does not see them unless told to.
 _CREATORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
 
 
 class OperatorTracer(fx.Tracer):
-    """A tracer with the workload's operators as leaves, which notes where in the user's code each node comes from."""
+    """A tracer with the workload's operators as leaves, which notes where in the user's code each node comes
+    from.
+    """
 
     def __init__(self, leaves: tuple[type[nn.Module], ...], fields: tuple[str, ...]) -> None:
         super().__init__()
@@ -43,7 +45,9 @@ class OperatorTracer(fx.Tracer):
         return node
 
     def create_args_for_root(self, *_: Any) -> tuple[Any, list[Any]]:
-        """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they mean in Python."""
+        """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they
+        mean in Python.
+        """
         proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._fields}
 
         def call() -> Any:
@@ -53,10 +57,12 @@ class OperatorTracer(fx.Tracer):
 
 
 def trace_task(task: Task, workload: Workload, fields: tuple[str, ...]) -> fx.Graph:
-    """The task's forward as a graph whose one output is the scalar loss (or an operator's output, if that is what it returns).
+    """The task's forward as a graph whose one output is the scalar loss (or an operator's output, if that is
+    what it returns).
 
     Raises:
-        WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and what to do.
+        WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
+            what to do.
     """
     _check_signature(task, fields)
     tracer = OperatorTracer((*workload.operators, *workload.coupled), fields)

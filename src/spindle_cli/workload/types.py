@@ -19,10 +19,12 @@ class Task:
         name: unique among the tasks.
         module: `forward(**batch)` returns a scalar loss, or a dict with the scalar under "loss".
         batch_size: samples per iteration, over all devices.
-        dataset: map-style torch Dataset; an item is a dict of tensors (or numbers) named like forward's arguments.
+        dataset: map-style torch Dataset; an item is a dict of tensors (or numbers) named like forward's
+            arguments.
         weight: of this task's loss in the total.
         reduction: whether the loss is the mean or the sum over the batch's samples.
-        collate: turns a list of items into a batch; torch's default_collate if None. The batch's first dimension is the sample.
+        collate: turns a list of items into a batch; torch's default_collate if None. The batch's first
+            dimension is the sample.
     """
 
     name: str
@@ -36,7 +38,9 @@ class Task:
 
 @dataclass(eq=False)
 class Flow:
-    """One edge of a `FlowTask`: the output of `producer` (a module, or a batch field's name) is an argument of `consumer`."""
+    """One edge of a `FlowTask`: the output of `producer` (a module, or a batch field's name) is an argument
+    of `consumer`.
+    """
 
     producer: nn.Module | str
     consumer: nn.Module
@@ -49,8 +53,8 @@ class Flow:
 class FlowTask:
     """A task given as an explicit graph of modules, for what cannot be traced; the paper's `add_flow` form.
 
-    Every module is run as one operator, but an `nn.Sequential` is run as the chain of its children. The one module whose output
-    no other consumes returns the loss (or a dict with "loss").
+    Every module is run as one operator, but an `nn.Sequential` is run as the chain of its children. The one
+    module whose output no other consumes returns the loss (or a dict with "loss").
 
         task = FlowTask(name="caption", batch_size=8, dataset=pairs)
         task.add_flow("image", vision)
@@ -70,7 +74,9 @@ class FlowTask:
     def add_flow(
         self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None
     ) -> FlowTask:
-        """Let `consumer` take `producer`'s output (or the batch field of that name); returns self, so that calls chain."""
+        """Let `consumer` take `producer`'s output (or the batch field of that name); returns self, so that
+        calls chain.
+        """
         self.flows.append(Flow(producer, consumer, argument))
         return self
 
@@ -83,8 +89,10 @@ class Workload:
         name: of the workload.
         tasks: at least one; parameters are shared by using the same module object.
         operators: classes run as one operator each; what is between them is traced.
-        coupled: operators whose samples depend on each other (contrastive losses, batch norm): never split over the batch.
-        tp_plans: how a layer class is split for tensor parallelism: {class: {submodule: "colwise" | "rowwise" | ...}}.
+        coupled: operators whose samples depend on each other (contrastive losses, batch norm): never split
+            over the batch.
+        tp_plans: how a layer class is split for tensor parallelism: {class: {submodule: "colwise" | "rowwise"
+            | ...}}.
     """
 
     name: str
