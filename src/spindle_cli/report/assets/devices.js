@@ -8,7 +8,7 @@ function responsive(draw) {
     const width = Math.floor(box.clientWidth);
     if (width === drawn || width < 50) return;
     drawn = width;
-    box.replaceChildren(draw(width));
+    box.replaceChildren(walkable(draw(width)));
   }).observe(box);
   return box;
 }
