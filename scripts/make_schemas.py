@@ -16,6 +16,10 @@ from spindle_cli.launch.types import Launch
 from spindle_cli.plan.report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
+from spindle_cli.questions.compare import Comparison
+from spindle_cli.questions.diff import Difference
+from spindle_cli.questions.explain import Explanation
+from spindle_cli.questions.sweep import Sweep
 from spindle_cli.report.types import ReportData
 from spindle_cli.request import RunRequest, WorkerError
 from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
@@ -36,6 +40,10 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     CheckReport,
     ShowReport,
     RankReport,
+    Comparison,
+    Sweep,
+    Difference,
+    Explanation,
     SimulationReport,
     ReportData,
     Launch,

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
     "verify": {"launch", "runtime", "workload", "check"},
     "simulate": {"program", "costs"},
+    "questions": {"plan"},
     "report": {"plan", "check", "simulate", "costs"},  # it shows what each of them says
     "zoo": {"workload"},
 }
@@ -42,7 +43,7 @@ CONTRACTS = {
     "workload.file",
 }
 # Packages whose import must not load torch: planning runs where there is none.
-WITHOUT_TORCH = ("costs", "profile.types", "plan", "check", "program", "show", "simulate", "report", "cli")
+WITHOUT_TORCH = ("costs", "profile.types", "plan", "check", "program", "show", "simulate", "questions", "report", "cli")
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -36,3 +36,16 @@ OutputOption = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="The file to write.", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+WithoutOption = Annotated[
+    list[str] | None,
+    typer.Option("--without", metavar="TASK", help="Leave a task out; can be repeated.", show_default=False),
+]
+BatchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--batch",
+        metavar="TASK=SIZE",
+        help="Another batch size of a task; can be repeated.",
+        show_default=False,
+    ),
+]

@@ -1,0 +1,47 @@
+"""`spindle explain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spindle_cli.cli import output
+from spindle_cli.cli.options import JsonOption, PlanArgument
+
+
+def explain(
+    plan: PlanArgument,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="PROFILE.json",
+            help="The profile that the plan was made from: adds what binds, what a device is worth, and why.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Explain what binds a plan, and what one more device is worth.
+
+    The critical chain comes from the plan itself. With the profile, the dual values of the linear program say
+    what the number of devices holds up and what chains of MetaOps do; the program and the planner are run
+    again for one device fewer and one more.
+    """
+    from spindle_cli.plan.file import read_plan
+    from spindle_cli.profile.types import Profile
+    from spindle_cli.questions import explain_text
+    from spindle_cli.questions.explain import explain as ask
+
+    read = None if profile is None else Profile.read(profile)
+    explanation = ask(read_plan(plan), read, plan_name=str(plan))
+    output.report(
+        as_json,
+        explanation,
+        explain_text.headline(explanation),
+        explain_text.chain_table(explanation),
+        explain_text.worth_text(explanation.worth),
+        explain_text.reason_table(explanation),
+    )

@@ -1,0 +1,57 @@
+"""`spindle sweep`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from spindle_cli.cli import output
+from spindle_cli.cli.options import BatchOption, ClusterOption, JsonOption, ProfileArgument, WithoutOption
+
+
+def sweep(
+    profile: ProfileArgument,
+    cluster: ClusterOption,
+    devices: Annotated[
+        str | None,
+        typer.Option(
+            "--devices",
+            metavar="N,N,...",
+            help="Numbers of devices; by default 1, 2, 4, ... up to the cluster's.",
+            show_default=False,
+        ),
+    ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            "--price",
+            min=0,
+            help="Price of a device for an hour; adds each iteration's cost.",
+            show_default=False,
+        ),
+    ] = None,
+    strategy: Annotated[
+        Literal["spindle", "sequential", "distmm", "optimus"],
+        typer.Option("--strategy", help="How the devices are shared out."),
+    ] = "spindle",
+    without: WithoutOption = None,
+    batch: BatchOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Plan for several numbers of devices, and mark the knee.
+
+    The first devices of the cluster are taken, node by node; beyond its size, devices are added to its last
+    node. The knee is the last number of devices up to which each added device brings at least half the speed
+    per device before it.
+    """
+    from spindle_cli.cluster import Cluster
+    from spindle_cli.profile.types import Profile
+    from spindle_cli.questions.edit import edited
+    from spindle_cli.questions.sweep import default_counts, parse_counts, sweep_table
+    from spindle_cli.questions.sweep import sweep as ask
+
+    read = Cluster.read(cluster)
+    counts = default_counts(read) if devices is None else parse_counts(devices)
+    result = ask(edited(Profile.read(profile), without or [], batch or []), read, counts, strategy, price)
+    output.report(as_json, result, sweep_table(result))

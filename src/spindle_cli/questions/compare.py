@@ -1,0 +1,136 @@
+"""Every strategy's plan for one profile and cluster, side by side."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.cluster import Cluster
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import Plan, StrategyName
+from spindle_cli.profile.types import Profile
+from spindle_cli.units import format_bytes, format_seconds
+
+
+class StrategyOutcome(Model):
+    """One strategy's prediction; where nothing fits, `failure` says why and the figures are absent.
+
+    `over_bound`: compute_s over lower_bound_s, less 1. `speedup`: sequential's iteration over this one's.
+    """
+
+    strategy: StrategyName
+    iteration_s: float | None = None
+    compute_s: float | None = None
+    transfer_s: float | None = None
+    gradient_sum_s: float | None = None
+    over_bound: float | None = None
+    speedup: float | None = None
+    peak_memory_bytes: int | None = None
+    num_slices: int | None = None
+    notes: tuple[str, ...] = ()
+    failure: str | None = None
+
+
+class Comparison(Artifact):
+    """The document of `spindle compare --json`."""
+
+    KIND: ClassVar[str] = "comparison"
+
+    schema_: Annotated[Literal["spindle.comparison/1"], Field(alias="schema")] = "spindle.comparison/1"
+    workload: str
+    cluster: str
+    num_devices: int
+    lower_bound_s: float | None
+    strategies: tuple[StrategyOutcome, ...]
+
+
+def compare(profile: Profile, cluster: Cluster) -> Comparison:
+    """Plan with every strategy.
+
+    Raises:
+        NoPlanError: no strategy has a plan that fits.
+    """
+    plans: dict[StrategyName, Plan] = {}
+    failures: dict[StrategyName, NoPlanError] = {}
+    for strategy in get_args(StrategyName):
+        try:
+            plans[strategy] = make_plan(profile, cluster, strategy)
+        except NoPlanError as error:  # part of the comparison, unless it is all of it
+            failures[strategy] = error
+    if not plans:
+        raise next(iter(failures.values()))
+    sequential = plans.get("sequential")
+    return Comparison(
+        workload=profile.workload.name,
+        cluster=cluster.name,
+        num_devices=cluster.num_devices,
+        lower_bound_s=next(iter(plans.values())).predicted.lower_bound_s,
+        strategies=tuple(
+            outcome_of(plans[strategy], sequential)
+            if strategy in plans
+            else StrategyOutcome(strategy=strategy, failure=failures[strategy].message)
+            for strategy in get_args(StrategyName)
+        ),
+    )
+
+
+def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
+    """A plan's prediction as a row of a comparison."""
+    predicted = plan.predicted
+    return StrategyOutcome(
+        strategy=plan.strategy,
+        iteration_s=predicted.iteration_s,
+        compute_s=predicted.compute_s,
+        transfer_s=predicted.transfer_s,
+        gradient_sum_s=predicted.gradient_sum_s,
+        over_bound=predicted.compute_s / predicted.lower_bound_s - 1,
+        speedup=None if sequential is None else sequential.predicted.iteration_s / predicted.iteration_s,
+        peak_memory_bytes=max(predicted.peak_memory_bytes),
+        num_slices=len(plan.slices),
+        notes=plan.notes,
+    )
+
+
+def comparison_table(comparison: Comparison) -> Table:
+    """A row for each strategy, in the contract's order."""
+    table = Table(
+        title=f"{comparison.workload} on {comparison.cluster}: {comparison.num_devices} devices",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("strategy")
+    for name in (
+        "iteration",
+        "speed-up",
+        "compute",
+        "above bound",
+        "transfers",
+        "gradient sums",
+        "peak memory",
+        "slices",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in comparison.strategies:
+        table.add_row(row.strategy, *_cells(row))
+    return table
+
+
+def _cells(row: StrategyOutcome) -> tuple[str, ...]:
+    if row.iteration_s is None:
+        return ("no plan", *("" for _ in range(7)))
+    return (
+        format_seconds(row.iteration_s),
+        "" if row.speedup is None else f"{row.speedup:.2f}x",
+        format_seconds(row.compute_s or 0.0),
+        f"{row.over_bound or 0.0:.1%}",
+        format_seconds(row.transfer_s or 0.0),
+        format_seconds(row.gradient_sum_s or 0.0),
+        format_bytes(row.peak_memory_bytes or 0),
+        str(row.num_slices),
+    )

@@ -1,0 +1,75 @@
+"""Why a plan is as long as it is, and why each MetaOp got its devices."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import Profile
+from spindle_cli.questions.chain import Link, critical_chain
+from spindle_cli.questions.worth import Reason, Worth, reasons, worth_of
+
+
+class Idle(Model):
+    """Device-seconds of the schedule in which no slice runs; `share`: of all its device-seconds."""
+
+    device_s: float
+    share: float
+
+
+class Explanation(Artifact):
+    """The document of `spindle explain --json`.
+
+    `worth` and `reasons` need the profile's curves: None and empty without it.
+    """
+
+    KIND: ClassVar[str] = "explanation"
+
+    schema_: Annotated[Literal["spindle.explanation/1"], Field(alias="schema")] = "spindle.explanation/1"
+    plan: str
+    strategy: str
+    num_devices: int
+    iteration_s: float
+    compute_s: float
+    lower_bound_s: float
+    transfer_s: float
+    gradient_sum_s: float
+    idle: Idle
+    chain: tuple[Link, ...]
+    worth: Worth | None
+    reasons: tuple[Reason, ...]
+
+
+def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanation:
+    """Explain a plan; with its profile also by the program's dual values.
+
+    Raises:
+        InputError: the profile is not the one that the plan was made from.
+    """
+    if profile is not None and profile.sha256() != plan.profile.sha256:
+        raise InputError(
+            f"{plan_name}: made from the profile {plan.profile.sha256[:19]}..., "
+            f"but the one given is {profile.sha256()[:19]}...",
+            hint="Give the profile that the plan was made from, or plan again.",
+        )
+    predicted = plan.predicted
+    total_s = plan.cluster.num_devices * predicted.compute_s
+    busy_s = sum(len(piece.devices) * (piece.end_s - piece.start_s) for piece in plan.slices)
+    return Explanation(
+        plan=plan_name,
+        strategy=plan.strategy,
+        num_devices=plan.cluster.num_devices,
+        iteration_s=predicted.iteration_s,
+        compute_s=predicted.compute_s,
+        lower_bound_s=predicted.lower_bound_s,
+        transfer_s=predicted.transfer_s,
+        gradient_sum_s=predicted.gradient_sum_s,
+        idle=Idle(device_s=max(0.0, total_s - busy_s), share=max(0.0, 1 - busy_s / total_s)),
+        chain=critical_chain(plan),
+        worth=None if profile is None else worth_of(plan, profile),
+        reasons=() if profile is None else reasons(plan, profile),
+    )

@@ -1,0 +1,184 @@
+"""Iteration time and cost over numbers of devices, with the knee marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from rich import box
+from rich.table import Table
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.cluster import Cluster
+from spindle_cli.errors import NoPlanError, UsageError
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import Profile
+from spindle_cli.questions.clusters import with_devices
+from spindle_cli.units import format_bytes, format_seconds
+
+# A step to more devices is worth it while each added one brings this part of what those before brought.
+KNEE_EFFICIENCY = 0.5
+
+
+class SweepPoint(Model):
+    """A plan's prediction on some number of devices.
+
+    `device_s`: device-seconds of an iteration; `cost`: their price, if one is given. `efficiency`: speed per
+    device over that of the smallest number of devices that has a plan. `failure`: why there is none.
+    """
+
+    num_devices: int
+    iteration_s: float | None = None
+    lower_bound_s: float | None = None
+    device_s: float | None = None
+    cost: float | None = None
+    efficiency: float | None = None
+    peak_memory_bytes: int | None = None
+    failure: str | None = None
+
+
+class Sweep(Artifact):
+    """The document of `spindle sweep --json`.
+
+    `knee`: the last number of devices up to which each added device brings at least half the speed per device
+    before it.
+    """
+
+    KIND: ClassVar[str] = "sweep"
+
+    schema_: Annotated[Literal["spindle.sweep/1"], Field(alias="schema")] = "spindle.sweep/1"
+    workload: str
+    cluster: str
+    strategy: StrategyName
+    price_per_device_hour: float | None
+    points: tuple[SweepPoint, ...]
+    knee: int
+
+
+def default_counts(cluster: Cluster) -> tuple[int, ...]:
+    """1, 2, 4, ... and the cluster's own number of devices."""
+    counts = [1]
+    while counts[-1] * 2 < cluster.num_devices:
+        counts.append(counts[-1] * 2)
+    return tuple(dict.fromkeys([*counts, cluster.num_devices]))
+
+
+def parse_counts(text: str) -> tuple[int, ...]:
+    """Numbers of devices from '8,16,32'.
+
+    Raises:
+        UsageError: not a list of positive whole numbers.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdigit() and int(part) > 0 for part in parts):
+        raise UsageError(
+            f"--devices {text}: expected positive whole numbers with commas between, for example 8,16,32"
+        )
+    return tuple(int(part) for part in parts)
+
+
+def sweep(
+    profile: Profile,
+    cluster: Cluster,
+    counts: Sequence[int],
+    strategy: StrategyName = "spindle",
+    price_per_device_hour: float | None = None,
+) -> Sweep:
+    """Plan for each number of devices; those beyond the cluster's are added to its last node.
+
+    Args:
+        price_per_device_hour: in any currency; each point's `cost` is then that of an iteration, in the same.
+
+    Raises:
+        NoPlanError: there is a plan for none of them.
+    """
+    points: list[SweepPoint] = []
+    for count in sorted(set(counts)):
+        try:
+            predicted = make_plan(profile, with_devices(cluster, count), strategy).predicted
+        except NoPlanError as error:  # too few devices are part of the answer
+            points.append(SweepPoint(num_devices=count, failure=error.message))
+            continue
+        device_s = count * predicted.iteration_s
+        points.append(
+            SweepPoint(
+                num_devices=count,
+                iteration_s=predicted.iteration_s,
+                lower_bound_s=predicted.lower_bound_s,
+                device_s=device_s,
+                cost=None if price_per_device_hour is None else device_s / 3600 * price_per_device_hour,
+                peak_memory_bytes=max(predicted.peak_memory_bytes),
+            )
+        )
+    planned = [(point.num_devices, point.iteration_s) for point in points if point.iteration_s is not None]
+    if not planned:
+        raise NoPlanError(
+            f"there is no plan for any of {', '.join(map(str, counts))} devices: {points[-1].failure}"
+        )
+    first_device_s = planned[0][0] * planned[0][1]
+    return Sweep(
+        workload=profile.workload.name,
+        cluster=cluster.name,
+        strategy=strategy,
+        price_per_device_hour=price_per_device_hour,
+        points=tuple(
+            point
+            if point.device_s is None
+            else point.model_copy(update={"efficiency": first_device_s / point.device_s})
+            for point in points
+        ),
+        knee=find_knee(planned),
+    )
+
+
+def find_knee(planned: Sequence[tuple[int, float]]) -> int:
+    """The last number of devices before a step stops being worth it.
+
+    Args:
+        planned: (devices, seconds per iteration), ascending in devices.
+    """
+    for (devices, seconds), (more, fewer_seconds) in pairwise(planned):
+        speed = 1 / seconds
+        gained_per_device = (1 / fewer_seconds - speed) / (more - devices)
+        if gained_per_device < KNEE_EFFICIENCY * speed / devices:
+            return devices
+    return planned[-1][0]
+
+
+def sweep_table(result: Sweep) -> Table:
+    """A row for each number of devices; the knee is marked."""
+    table = Table(
+        title=f"{result.workload} on {result.cluster}, strategy {result.strategy}",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in (
+        "devices",
+        "iteration",
+        "lower bound",
+        "device time",
+        "cost",
+        "efficiency",
+        "peak memory",
+        "",
+    ):
+        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for point in result.points:
+        if point.iteration_s is None:
+            table.add_row(str(point.num_devices), "no plan", "", "", "", "", "", point.failure or "")
+            continue
+        table.add_row(
+            str(point.num_devices),
+            format_seconds(point.iteration_s),
+            format_seconds(point.lower_bound_s or 0.0),
+            format_seconds(point.device_s or 0.0),
+            "" if point.cost is None else f"{point.cost:.4g}",
+            f"{point.efficiency or 0.0:.0%}",
+            format_bytes(point.peak_memory_bytes or 0),
+            "<- knee" if point.num_devices == result.knee else "",
+        )
+    return table

@@ -1,0 +1,126 @@
+"""What binds an iteration, from the dual values of the allocation program, checked by solving again.
+
+In the optimum of `plan/bound.py`, one second of the bound is made of N p (the price of a device-second times
+the devices) and of the flow over the MetaOps without consumers: the two add up to 1. So N p is the part of
+the bound that more devices would shorten; the rest is held by the critical MetaOps, whatever the devices.
+"""
+
+from __future__ import annotations
+
+from spindle_cli.artifact import Model
+from spindle_cli.cluster import Cluster
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.bound import Bound, lower_bound
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.problem import Node, make_problem
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.types import Profile
+from spindle_cli.questions.clusters import with_devices
+
+# A MetaOp is critical when the bound grows by at least this much of each second added to it.
+CRITICAL = 1e-6
+
+
+class OtherSize(Model):
+    """The same question with another number of devices, solved again; None where there is no plan."""
+
+    num_devices: int
+    lower_bound_s: float | None
+    iteration_s: float | None
+
+
+class Worth(Model):
+    """What devices are worth.
+
+    `device_part`: part of the bound that is held by the number of devices (the rest by chains of MetaOps).
+    `device_value_s`: seconds by which the bound falls per device added, by the dual value. `fewer`, `more`:
+    one device fewer and one more, solved again.
+    """
+
+    lower_bound_s: float
+    device_part: float
+    device_value_s: float
+    fewer: OtherSize | None
+    more: OtherSize
+
+
+class Choice(Model):
+    """One number of devices that a MetaOp could have had.
+
+    `priced`: its seconds and device-seconds at the program's prices, over the cheapest choice's, less 1: what
+    it wastes.
+    `bound_ops`, `plan_ops`: ops that run on it in the bound's optimum and in the plan.
+    """
+
+    num_devices: int
+    op_s: float
+    device_s: float
+    priced: float
+    bound_ops: float
+    plan_ops: int
+
+
+class Reason(Model):
+    """Why a MetaOp got its devices. `critical`: seconds that the bound grows by per second added to it."""
+
+    metaop: str
+    critical: float
+    choices: tuple[Choice, ...]
+
+
+def worth_of(plan: Plan, profile: Profile) -> Worth:
+    """Ask the program, then solve it again for one device fewer and one more."""
+    cluster = plan.cluster
+    bound = lower_bound(make_problem(profile, cluster))
+    count = cluster.num_devices
+    return Worth(
+        lower_bound_s=bound.lower_bound_s,
+        device_part=min(1.0, bound.device_value_s * count / bound.lower_bound_s),
+        device_value_s=bound.device_value_s,
+        fewer=_with(plan, profile, cluster, count - 1) if count > 1 else None,
+        more=_with(plan, profile, cluster, count + 1),
+    )
+
+
+def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> OtherSize:
+    other = with_devices(cluster, num_devices)
+    try:
+        bound_s = lower_bound(make_problem(profile, other)).lower_bound_s
+        iteration_s = make_plan(profile, other, plan.strategy).predicted.iteration_s
+    except NoPlanError:  # an answer: with so many devices nothing fits
+        return OtherSize(num_devices=num_devices, lower_bound_s=None, iteration_s=None)
+    return OtherSize(num_devices=num_devices, lower_bound_s=bound_s, iteration_s=iteration_s)
+
+
+def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
+    """For each MetaOp, what its choices cost at the program's prices, and which were taken."""
+    problem = make_problem(profile, plan.cluster)
+    bound = lower_bound(problem)
+    return tuple(_reason(bound, node, plan.slices) for node in problem.nodes)
+
+
+def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
+    price = bound.device_value_s / bound.lower_bound_s
+    flow = bound.critical[node.index]
+    costs = [point.op_s * (price * point.num_devices + flow) for point in node.points]
+    cheapest = min(costs)
+    in_bound = {point.num_devices: ops for point, ops in bound.ops[node.index]}
+    in_plan: dict[int, int] = {}
+    for piece in slices:
+        if piece.metaop == node.metaop.name:
+            in_plan[len(piece.devices)] = in_plan.get(len(piece.devices), 0) + piece.num_ops
+    return Reason(
+        metaop=node.metaop.name,
+        critical=flow if flow > CRITICAL else 0.0,
+        choices=tuple(
+            Choice(
+                num_devices=point.num_devices,
+                op_s=point.op_s,
+                device_s=point.num_devices * point.op_s,
+                priced=cost / cheapest - 1 if cheapest > 0 else 0.0,
+                bound_ops=in_bound.get(point.num_devices, 0.0),
+                plan_ops=in_plan.get(point.num_devices, 0),
+            )
+            for point, cost in zip(node.points, costs, strict=True)
+        ),
+    )
