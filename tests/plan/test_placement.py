@@ -7,7 +7,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError
-from spindle_cli.plan.judge import judge, measure
+from spindle_cli.plan.judge import best_of, measure
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placement import Taste, place, place_in_sequence
 from spindle_cli.plan.predict import predict
@@ -96,7 +96,7 @@ def test_memory_is_balanced_when_it_is_short() -> None:
     ]
     problem = problem_of(cluster_of(2, memory_gib=2.5), *metaops)
     draft = draft_of(problem, *((i, 0, 1, 1, float(i)) for i in range(4)))
-    judged = judge(problem, draft)
+    judged = best_of(problem, [draft])
     assert judged is not None
     assert max(need.total_bytes for need in judged.memory) <= 2.5 * 2**30
     assert measure(problem, Placed(draft, ((0,),) * 4)) is None

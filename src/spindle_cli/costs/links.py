@@ -44,9 +44,19 @@ def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
     many of the devices each, a reduce-scatter inside every node, a ring over the nodes for each of the shares
     at once, an all-gather inside; a tree (small messages). Gloo, which runs CPU devices, only has one ring.
     """
-    if len(devices) < 2 or num_bytes <= 0:
+    return spread_all_reduce_s(num_bytes, per_node(devices, cluster), cluster)
+
+
+def per_node(devices: Sequence[int], cluster: Cluster) -> tuple[int, ...]:
+    """How many of the devices each node has that has any, ascending."""
+    return tuple(sorted(Counter(cluster.node_of[device] for device in devices).values()))
+
+
+def spread_all_reduce_s(num_bytes: float, spread: Sequence[int], cluster: Cluster) -> float:
+    """`all_reduce_s` over as many devices of each node as `spread` says."""
+    if sum(spread) < 2 or num_bytes <= 0:
         return 0.0
-    shape = _Shape(devices, cluster)
+    shape = _Shape(spread, cluster)
     ring_s = shape.ring_s(num_bytes, rounds=2)
     if cluster.device_type == "cpu":
         return ring_s
@@ -57,7 +67,7 @@ def all_gather_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
     """Seconds until each of `devices`, holding an equal share of `num_bytes`, holds all of it."""
     if len(devices) < 2 or num_bytes <= 0:
         return 0.0
-    shape = _Shape(devices, cluster)
+    shape = _Shape(per_node(devices, cluster), cluster)
     ring_s = shape.ring_s(num_bytes, rounds=1)
     if cluster.device_type == "cpu":
         return ring_s
@@ -75,14 +85,13 @@ def reduce_scatter_s(num_bytes: float, devices: Sequence[int], cluster: Cluster)
 class _Shape:
     """How a set of devices lies on the nodes."""
 
-    def __init__(self, devices: Sequence[int], cluster: Cluster) -> None:
-        per_node = Counter(cluster.node_of[device] for device in devices)
-        self.num_devices = len(devices)
-        self.num_nodes = len(per_node)
-        self.most_per_node = max(per_node.values())
+    def __init__(self, spread: Sequence[int], cluster: Cluster) -> None:
+        self.num_devices = sum(spread)
+        self.num_nodes = len(spread)
+        self.most_per_node = max(spread)
         # Gloo has one ring, and CPU devices share their node's card.
-        self.num_rings = 1 if cluster.device_type == "cpu" else min(per_node.values())
-        self.is_even = len(set(per_node.values())) == 1
+        self.num_rings = 1 if cluster.device_type == "cpu" else min(spread)
+        self.is_even = len(set(spread)) == 1
         self.intra = cluster.links.intra_node
         self.inter = cluster.links.inter_node
 

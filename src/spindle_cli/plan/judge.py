@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.costs.memory import DeviceMemory, device_memory
+from spindle_cli.plan.arrange import arrange
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placement import ROOMY, TASTES, DoesNotFitError, Taste, place
 from spindle_cli.plan.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, Placed
 from spindle_cli.plan.types import Slice
+
+# Exchanges tried for each device (arrange.py), and how many of the drafts of one search are worth more care.
+QUICK_EXCHANGES = 6
+CAREFUL_EXCHANGES = 30
+PLACED_WITH_CARE = 2
 
 
 @dataclass(frozen=True)
@@ -28,22 +34,45 @@ class Judged:
         return self.prediction.iteration_s, self.prediction.compute_s, len(self.slices)
 
 
-def judge(problem: Problem, draft: Draft, tastes: Sequence[Taste] = TASTES) -> Judged | None:
-    """The best placement of a draft, as it says itself or by taste; None if none fits the devices' memory."""
-    own = [] if draft.devices is None else [Placed(draft, draft.devices)]
-    for placements in (own or _placements(problem, draft, tastes), _placements(problem, draft, (ROOMY,))):
-        fitting = [judged for placed in placements if (judged := measure(problem, placed))]
-        if fitting:
-            return min(fitting, key=Judged.rank)
-    return None
+def judge(problem: Problem, draft: Draft) -> Judged | None:
+    """A draft on the devices that it says itself; None if it does not fit their memory."""
+    if draft.devices is None:
+        return None
+    return measure(problem, Placed(draft, draft.devices)) or best_placed(problem, draft, (ROOMY,), 0)
 
 
-def _placements(problem: Problem, draft: Draft, tastes: Iterable[Taste]) -> Iterator[Placed]:
+def best_of(problem: Problem, drafts: Sequence[Draft]) -> Judged | None:
+    """The best of some drafts that leave the devices to the placement; None if none fits.
+
+    All get a quick placement; those that look best then are placed with more care.
+    """
+    quick = [(best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES), draft) for draft in drafts]
+    quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
+    careful = [
+        best_placed(problem, draft, TASTES[1:], CAREFUL_EXCHANGES) for _, draft in quick[:PLACED_WITH_CARE]
+    ]
+    if not any(careful) and not quick[0][0]:
+        careful = [best_placed(problem, draft, (ROOMY,), 0) for draft in drafts]
+    fitting = [judged for judged in (quick[0][0], *careful) if judged]
+    return min(fitting, key=Judged.rank, default=None)
+
+
+def best_placed(
+    problem: Problem, draft: Draft, tastes: Sequence[Taste], exchanges_per_device: int
+) -> Judged | None:
+    """The best placement of a draft by some tastes, each arranged; None if none fits the devices' memory."""
+    found: list[Judged] = []
     for taste in tastes:
         try:
-            yield place(problem, draft, taste)
+            placed = place(problem, draft, taste)
         except DoesNotFitError:
             continue
+        if exchanges_per_device:
+            placed = arrange(problem, placed, exchanges_per_device * problem.num_devices)
+        judged = measure(problem, placed)
+        if judged is not None:
+            found.append(judged)
+    return min(found, key=Judged.rank, default=None)
 
 
 def measure(problem: Problem, placed: Placed) -> Judged | None:

@@ -9,12 +9,12 @@ assemble.py   the plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 
 from spindle_cli.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.bound import Bound, lower_bound
-from spindle_cli.plan.judge import Judged, judge
+from spindle_cli.plan.judge import Judged, best_of, judge
 from spindle_cli.plan.no_fit import no_fit
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
@@ -27,6 +27,11 @@ from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 
 DEFAULT_EFFORT = 1
+BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
+    "sequential": sequential,
+    "distmm": distmm,
+    "optimus": optimus,
+}
 
 
 def make_plan(
@@ -63,23 +68,15 @@ def make_plan(
 
 
 def best_judged(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Judged | None:
-    """The best plan that fits; None if none does."""
-    fitting = [
-        judged for draft in drafts(problem, bound, strategy, effort) if (judged := judge(problem, draft))
-    ]
-    return min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
-
-
-def drafts(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Iterator[Draft]:
-    """What a strategy proposes; `spindle` proposes the others' too."""
-    if strategy in ("sequential", "spindle"):
-        yield sequential(problem)
-    if strategy in ("distmm", "spindle"):
-        yield distmm(problem)
-    if strategy in ("optimus", "spindle"):
-        yield optimus(problem)
+    """The best plan that fits; None if none does. `spindle` considers the other strategies' plans too."""
+    found: list[Judged | None] = []
+    for name, baseline in BASELINES.items():
+        if strategy in (name, "spindle"):
+            found.append(judge(problem, baseline(problem)))
     if strategy == "spindle":
-        yield from spindle(problem, bound, effort)
+        found += [best_of(problem, drafts) for drafts in spindle(problem, bound, effort)]
+    fitting = [judged for judged in found if judged is not None]
+    return min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
 
 
 def _with_thrift(profile: Profile, cluster: Cluster, strategy: StrategyName) -> tuple[Problem, Judged, str]:

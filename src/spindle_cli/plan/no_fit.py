@@ -9,7 +9,7 @@ from spindle_cli.cluster import Cluster, NodeGroup
 from spindle_cli.costs.memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound import lower_bound
-from spindle_cli.plan.judge import judge
+from spindle_cli.plan.judge import best_placed
 from spindle_cli.plan.placement import ROOMY, TASTES
 from spindle_cli.plan.problem import Problem, Thrift, make_problem
 from spindle_cli.plan.schedule import Draft
@@ -63,7 +63,7 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
     for thrift in (Thrift(largest_tp), Thrift(largest_tp, heaviest(profile, 1.0))):
         problem = make_problem(profile, roomy, thrift)
         for draft in _drafts(problem):
-            judged = judge(problem, draft, (ROOMY,))
+            judged = best_placed(problem, draft, (ROOMY,), 0)
             assert judged is not None, "everything fits a million times the memory"
             over = [
                 (need.total_bytes - capacity, device)
@@ -80,7 +80,8 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
 def _drafts(problem: Problem) -> Iterator[Draft]:
     yield sequential(problem)
     yield optimus(problem)
-    yield from spindle(problem, lower_bound(problem), effort=0)
+    for found in spindle(problem, lower_bound(problem), effort=0):
+        yield from found[:3]
 
 
 def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
@@ -99,7 +100,7 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
             problem = make_problem(profile, cluster, thrift)
         except NoPlanError:  # the change itself needs more devices than there are
             return False
-        if any(judge(problem, draft, (*TASTES[:1], ROOMY)) for draft in _drafts(problem)):
+        if any(best_placed(problem, draft, (*TASTES[:1], ROOMY), 0) for draft in _drafts(problem)):
             return True
     return False
 

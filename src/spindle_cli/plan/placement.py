@@ -34,7 +34,7 @@ class Taste:
     balance: float = 0.0
 
 
-TASTES = (Taste(), Taste(parameters=4.0), Taste(parameters=0.0), Taste(parameters=0.5, balance=0.02))
+TASTES = (Taste(), Taste(balance=0.02), Taste(parameters=4.0))
 ROOMY = Taste(parameters=1.0, balance=1.0)
 
 

@@ -8,7 +8,8 @@ A plain account of one iteration, slice by slice: forward in the order of the sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -72,16 +73,19 @@ def flows(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Flow]:
                 yield Flow(of_node[j][-1], consumer, metaop.output_bytes)
 
 
+_Port = tuple[int, bool]  # a device's way to others, inside its node or out of it
+
+
 @dataclass(frozen=True)
 class _Exchange:
-    """Seconds that each port is busy with a flow: (device, inside a node) -> seconds, out and in."""
+    """Seconds that each port is busy with a flow, out and in."""
 
-    out_s: Mapping[tuple[int, bool], float]
-    in_s: Mapping[tuple[int, bool], float]
+    out_s: tuple[tuple[_Port, float], ...]
+    in_s: tuple[tuple[_Port, float], ...]
 
-    @property
-    def longest_s(self) -> float:
-        return max([*self.out_s.values(), *self.in_s.values()])
+    def reversed(self) -> _Exchange:
+        """The same bytes the other way."""
+        return _Exchange(self.in_s, self.out_s)
 
 
 class _Account:
@@ -96,45 +100,63 @@ class _Account:
         self.exchanges = [self._exchange(flow) for flow in self.flows]
         self.device_free_s = [0.0] * problem.num_devices
         self.now_s = 0.0
-        self.backward_start_s = [0.0] * len(self.pieces)
-        self.backward_end_s = [0.0] * len(self.pieces)
+        self.backward_start_s: list[float] = []
+        self.backward_end_s: list[float] = []
 
     def forward(self) -> None:
         """Run all pieces forward."""
-        incoming: list[list[int]] = [[] for _ in self.pieces]
-        for index, flow in enumerate(self.flows):
-            incoming[flow.consumer].append(index)
-        out_free: dict[tuple[int, bool], float] = {}
-        in_free: dict[tuple[int, bool], float] = {}
-        end_s = [0.0] * len(self.pieces)
-        for index, piece in enumerate(self.pieces):
-            start_s = max(self.device_free_s[d] for d in self.devices[index])
-            for i in incoming[index]:
-                sent_s = end_s[self.flows[i].producer]
-                start_s = max(start_s, _arrive(self.exchanges[i], sent_s, out_free, in_free))
-            end_s[index] = start_s + piece.num_ops * piece.point.forward_s
-            for device in self.devices[index]:
-                self.device_free_s[device] = end_s[index]
+        moves = [
+            (flow.producer, flow.consumer, x) for flow, x in zip(self.flows, self.exchanges, strict=True)
+        ]
+        seconds = [piece.num_ops * piece.point.forward_s for piece in self.pieces]
+        _, end_s = self._run(range(len(self.pieces)), seconds, moves)
         self.now_s = max(end_s)
 
     def backward(self) -> None:
         """Run all pieces backward, in reverse; gradients take the way of the activations back."""
-        outgoing: list[list[int]] = [[] for _ in self.pieces]
-        for index, flow in enumerate(self.flows):
-            outgoing[flow.producer].append(index)
-        out_free: dict[tuple[int, bool], float] = {}
-        in_free: dict[tuple[int, bool], float] = {}
-        for index in range(len(self.pieces) - 1, -1, -1):
-            piece = self.pieces[index]
-            start_s = max(self.device_free_s[d] for d in self.devices[index])
-            for i in outgoing[index]:
-                sent_s = self.backward_end_s[self.flows[i].consumer]
-                start_s = max(start_s, _arrive(self.exchanges[i], sent_s, in_free, out_free))
-            self.backward_start_s[index] = start_s
-            self.backward_end_s[index] = start_s + piece.num_ops * piece.point.backward_s
-            for device in self.devices[index]:
-                self.device_free_s[device] = self.backward_end_s[index]
+        moves = [
+            (flow.consumer, flow.producer, None if x is None else x.reversed())
+            for flow, x in zip(self.flows, self.exchanges, strict=True)
+        ]
+        seconds = [piece.num_ops * piece.point.backward_s for piece in self.pieces]
+        order = range(len(self.pieces) - 1, -1, -1)
+        self.backward_start_s, self.backward_end_s = self._run(order, seconds, moves)
         self.now_s = max(self.now_s, *self.backward_end_s)
+
+    def _run(
+        self,
+        order: Sequence[int],
+        seconds: Sequence[float],
+        moves: Sequence[tuple[int, int, _Exchange | None]],
+    ) -> tuple[list[float], list[float]]:
+        """Start and end of each piece in one pass; `moves` are (sender, taker, what moves).
+
+        What has been computed is sent at once, the earliest first.
+        """
+        sent_by: list[list[int]] = [[] for _ in self.pieces]
+        taken_by: list[list[int]] = [[] for _ in self.pieces]
+        for move, (sender, taker, _) in enumerate(moves):
+            sent_by[sender].append(move)
+            taken_by[taker].append(move)
+        start_s, end_s = [0.0] * len(self.pieces), [0.0] * len(self.pieces)
+        arrived_s = [0.0] * len(moves)
+        waiting: list[tuple[float, int]] = []  # heap of (computed at, move)
+        out_free: dict[_Port, float] = {}
+        in_free: dict[_Port, float] = {}
+        for index in order:
+            last_s = max((end_s[moves[move][0]] for move in taken_by[index]), default=-1.0)
+            while waiting and waiting[0][0] <= last_s:
+                computed_s, move = heapq.heappop(waiting)
+                arrived_s[move] = _arrive(moves[move][2], computed_s, out_free, in_free)
+            ready_s = [self.device_free_s[d] for d in self.devices[index]]
+            ready_s += [arrived_s[move] for move in taken_by[index]]
+            start_s[index] = max(ready_s)
+            end_s[index] = start_s[index] + seconds[index]
+            for device in self.devices[index]:
+                self.device_free_s[device] = end_s[index]
+            for move in sent_by[index]:
+                heapq.heappush(waiting, (end_s[index], move))
+        return start_s, end_s
 
     def sum_gradients(self) -> float:
         """When the last sum ends.
@@ -144,7 +166,9 @@ class _Account:
         """
         free_s = [0.0] * self.problem.num_devices
         end_s = 0.0
-        for members, (num_bytes, num_blocks) in sorted(self._shared_parameters().items(), reverse=True):
+        for members, (num_bytes, num_blocks) in sorted(
+            shared_parameters(self.problem, self.pieces).items(), reverse=True
+        ):
             devices = sorted({d for index in members for d in self.devices[index]})
             if len(devices) < 2:
                 continue
@@ -160,72 +184,68 @@ class _Account:
             end_s = max(end_s, done_s)
         return end_s
 
-    def _shared_parameters(self) -> dict[tuple[int, ...], tuple[float, int]]:
-        """Pieces that use the same parameters, in order -> (bytes of each sum, number of blocks)."""
-        users: dict[tuple[str, int], list[int]] = {}
-        size: dict[tuple[str, int], float] = {}
-        for index, piece in enumerate(self.pieces):
-            metaop = self.problem.nodes[piece.node].metaop
-            for op in range(piece.first, piece.last):
-                num_bytes = op_param_bytes(metaop, op) * metaop.trainable_fraction
-                if num_bytes:
-                    block = parameter_block(metaop, op)
-                    held = users.setdefault(block, [])
-                    if not held or held[-1] != index:
-                        held.append(index)
-                    size[block] = max(size.get(block, 0.0), num_bytes / piece.point.tp)
-        shared: dict[tuple[int, ...], tuple[float, int]] = {}
-        for block, members in users.items():
-            num_bytes, num_blocks = shared.get(tuple(members), (0.0, 0))
-            shared[tuple(members)] = (num_bytes + size[block], num_blocks + 1)
-        return shared
-
     def _exchange(self, flow: Flow) -> _Exchange | None:
         """What moves where for a flow; None if nothing does."""
-        source, sink = self.pieces[flow.producer].point, self.pieces[flow.consumer].point
-        senders, takers = self.devices[flow.producer], self.devices[flow.consumer]
-        if (senders, source.dp, source.tp) == (takers, sink.dp, sink.tp):
-            return None
-        out_s: dict[tuple[int, bool], float] = {}
-        in_s: dict[tuple[int, bool], float] = {}
-        share_of = {device: place // source.tp for place, device in enumerate(senders)}
-        node_of = self.cluster.node_of
-        links = self.cluster.links
-        for place, taker in enumerate(takers):
-            wanted = place // sink.tp
-            first, last = wanted * source.dp, (wanted + 1) * source.dp  # in shares of both together
-            for share in range(first // sink.dp, -(-last // sink.dp)):
-                if share_of.get(taker) == share:
-                    continue
-                rows = min(last, (share + 1) * sink.dp) - max(first, share * sink.dp)
-                overlap = rows / (source.dp * sink.dp)
-                sender = senders[share * source.tp + place % sink.tp % source.tp]
-                inside = node_of[sender] == node_of[taker]
-                seconds = transfer_s(
-                    flow.num_bytes * overlap, links.intra_node if inside else links.inter_node
-                )
-                out_s[sender, inside] = out_s.get((sender, inside), 0.0) + seconds
-                in_s[taker, inside] = in_s.get((taker, inside), 0.0) + seconds
-        return _Exchange(out_s, in_s) if in_s else None
+        out_s: dict[_Port, float] = {}
+        in_s: dict[_Port, float] = {}
+        node_of, links = self.cluster.node_of, self.cluster.links
+        for sender, taker, num_bytes in messages(self.pieces, self.devices, flow):
+            inside = node_of[sender] == node_of[taker]
+            seconds = transfer_s(num_bytes, links.intra_node if inside else links.inter_node)
+            out_s[sender, inside] = out_s.get((sender, inside), 0.0) + seconds
+            in_s[taker, inside] = in_s.get((taker, inside), 0.0) + seconds
+        return _Exchange(tuple(out_s.items()), tuple(in_s.items())) if in_s else None
+
+
+def messages(
+    pieces: Sequence[Piece], devices: Sequence[tuple[int, ...]], flow: Flow
+) -> Iterator[tuple[int, int, float]]:
+    """(sender, taker, bytes) of everything that a flow moves from one device to another."""
+    source, sink = pieces[flow.producer].point, pieces[flow.consumer].point
+    senders, takers = devices[flow.producer], devices[flow.consumer]
+    if (senders, source.dp, source.tp) == (takers, sink.dp, sink.tp):
+        return
+    share_of = {device: place // source.tp for place, device in enumerate(senders)}
+    for place, taker in enumerate(takers):
+        wanted = place // sink.tp
+        first, last = wanted * source.dp, (wanted + 1) * source.dp  # in shares of both together
+        for share in range(first // sink.dp, -(-last // sink.dp)):
+            if share_of.get(taker) == share:
+                continue
+            rows = min(last, (share + 1) * sink.dp) - max(first, share * sink.dp)
+            sender = senders[share * source.tp + place % sink.tp % source.tp]
+            yield sender, taker, flow.num_bytes * rows / (source.dp * sink.dp)
+
+
+def shared_parameters(problem: Problem, pieces: Sequence[Piece]) -> dict[tuple[int, ...], tuple[float, int]]:
+    """Pieces that use the same parameters, in order -> (bytes of each sum, number of blocks)."""
+    users: dict[tuple[str, int], list[int]] = {}
+    size: dict[tuple[str, int], float] = {}
+    for index, piece in enumerate(pieces):
+        metaop = problem.nodes[piece.node].metaop
+        for op in range(piece.first, piece.last):
+            num_bytes = op_param_bytes(metaop, op) * metaop.trainable_fraction
+            if num_bytes:
+                block = parameter_block(metaop, op)
+                held = users.setdefault(block, [])
+                if not held or held[-1] != index:
+                    held.append(index)
+                size[block] = max(size.get(block, 0.0), num_bytes / piece.point.tp)
+    shared: dict[tuple[int, ...], tuple[float, int]] = {}
+    for block, members in users.items():
+        num_bytes, num_blocks = shared.get(tuple(members), (0.0, 0))
+        shared[tuple(members)] = (num_bytes + size[block], num_blocks + 1)
+    return shared
 
 
 def _arrive(
-    exchange: _Exchange | None,
-    sent_s: float,
-    out_free: dict[tuple[int, bool], float],
-    in_free: dict[tuple[int, bool], float],
+    exchange: _Exchange | None, computed_s: float, out_free: dict[_Port, float], in_free: dict[_Port, float]
 ) -> float:
-    """When all of an exchange that can start at `sent_s` has arrived; its ports are busy until then."""
-    if exchange is None:
-        return sent_s
-    start_s = sent_s
-    arrived_s = sent_s
-    for port, seconds in exchange.out_s.items():
-        busy_s = max(start_s, out_free.get(port, 0.0)) + seconds
-        out_free[port] = busy_s
-        arrived_s = max(arrived_s, busy_s)
-    for port, seconds in exchange.in_s.items():
-        busy_s = max(start_s, in_free.get(port, 0.0)) + seconds
-        in_free[port] = busy_s
-        arrived_s = max(arrived_s, busy_s)
+    """When all of an exchange that can start at `computed_s` has arrived; its ports are busy meanwhile."""
+    arrived_s = computed_s
+    if exchange is not None:
+        for free_s, busy in ((out_free, exchange.out_s), (in_free, exchange.in_s)):
+            for port, seconds in busy:
+                free_s[port] = max(computed_s, free_s.get(port, 0.0)) + seconds
+                arrived_s = max(arrived_s, free_s[port])
     return arrived_s

@@ -17,22 +17,18 @@ from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 
-# Best schedules of each search that are placed and predicted.
-PLACED_PER_SEARCH = 3
 
+def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]]:
+    """Drafts with the devices left to the placement: two of the baselines' schedules, then those of each
+    search.
 
-def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[Draft]:
-    """Schedules with the devices left to the placement: two of the baselines', then the best of each search.
-
-    There is one search for each level of effort, each four times as long as the one before.
-    More effort adds searches and leaves the others as they are, so that it never makes a plan worse.
+    There is one search for each level of effort, each four times as long as the one before. More effort adds
+    searches and leaves the others as they are, so that it never makes a plan worse.
     """
-    for baseline in (sequential(problem), optimus(problem)):
-        yield Draft("spindle", baseline.pieces)
+    yield [Draft("spindle", baseline.pieces) for baseline in (sequential(problem), optimus(problem))]
     for level in range(effort + 1):
-        num_dispatches = base_dispatches(problem) * 4**level
-        for jobs in search(problem, bound, num_dispatches, seed=level)[:PLACED_PER_SEARCH]:
-            yield Draft("spindle", to_pieces(problem, time_jobs(problem, jobs)))
+        found = search(problem, bound, base_dispatches(problem) * 4**level, seed=level)
+        yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
 
 
 def base_dispatches(problem: Problem) -> int:
