@@ -47,33 +47,39 @@ function curveChart(metaop, used) {
     const [left, right, top, bottom, height] = [54, 10, 8, 24, 170];
     const toX = logScale(first * 0.9, last * 1.12, left, width - right);
     const toY = logScale(low, high, height - bottom, top);
-    const path = (pairs) => pairs.filter(([, value]) => value >= low).map(([n, value], index) => `${index ? 'L' : 'M'}${toX(n).toFixed(1)} ${toY(value).toFixed(1)}`).join('');
-    const picture = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': `Scaling curve of ${metaop.name}` });
-    for (const value of logTicks(low, high)) {
-      picture.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: toY(value), y2: toY(value) }),
-        svg('text', { class: 'tick', x: left - 5, y: toY(value) + 4, 'text-anchor': 'end' }, seconds(value)));
-    }
+    const place = ([n, value], index) => `${index ? 'L' : 'M'}${toX(n).toFixed(1)} ${toY(value).toFixed(1)}`;
+    const path = (pairs) => pairs.filter(([, value]) => value >= low).map(place).join('');
+    const picture = chartFrame(`Scaling curve of ${metaop.name}`, { width, height, left, right }, logTicks(low, high), toY, seconds);
     for (const value of powerTicks(first, last, (width - left) / 34)) {
       picture.append(svg('text', { class: 'tick', x: toX(value), y: height - bottom + 16, 'text-anchor': 'middle' }, value));
     }
     picture.append(svg('path', { class: 'ideal', d: clippedIdeal(perfect, low, path) }), svg('path', { class: 'fit', d: path(line) }));
     for (const point of points) {
-      const mark = MARKERS[point.source](toX(point.num_devices), toY(opSeconds(point)));
+      const [cx, cy] = [toX(point.num_devices), toY(opSeconds(point))];
+      const mark = MARKERS[point.source](cx, cy);
       mark.setAttribute('class', `point ${point.source}${best.includes(point) ? '' : ' slower'}`);
       const ops = used.get(`${point.dp}x${point.tp}`);
-      const facts = [
-        ['Split', `dp ${point.dp}, tp ${point.tp}`], ['One op', `${seconds(opSeconds(point))}, forward ${seconds(point.forward_s)}`],
-        ['Efficiency', percent(opSeconds(best[0]) * first / (opSeconds(point) * point.num_devices))],
-        ['Source', `${point.source}${point.spread === null ? '' : `, spread ${percent(point.spread, 1)}`}${point.repeats ? `, ${point.repeats} repeats` : ''}`],
-        ...(point.communication_s > 0 ? [['Of it', `${seconds(point.communication_s)} communication`]] : []),
-        ...(ops ? [['Planned', plural(ops, 'op')]] : []),
-      ];
-      const group = svg('g', {}, ops ? svg('circle', { class: 'used', cx: toX(point.num_devices), cy: toY(opSeconds(point)), r: 7.5 }) : null,
-        svg('circle', { cx: toX(point.num_devices), cy: toY(opSeconds(point)), r: 9, fill: 'transparent' }), mark);
-      picture.append(tell(group, `${metaop.name} on ${plural(point.num_devices, 'device')}`, facts));
+      const group = svg('g', {}, ops ? svg('circle', { class: 'used', cx, cy, r: 7.5 }) : null,
+        svg('circle', { cx, cy, r: 9, fill: 'transparent' }), mark);
+      picture.append(tell(group, `${metaop.name} on ${plural(point.num_devices, 'device')}`, pointFacts(point, best[0], ops)));
     }
     return picture;
   });
+}
+
+// ops: how many of them the plan runs so.
+function pointFacts(point, fewest, ops) {
+  const total = opSeconds(point);
+  const spread = point.spread === null ? '' : `, spread ${percent(point.spread, 1)}`;
+  const repeats = point.repeats ? `, ${point.repeats} repeats` : '';
+  return [
+    ['Split', `dp ${point.dp}, tp ${point.tp}`],
+    ['One op', `${seconds(total)}, forward ${seconds(point.forward_s)}`],
+    ['Efficiency', percent(opSeconds(fewest) * fewest.num_devices / (total * point.num_devices))],
+    ['Source', `${point.source}${spread}${repeats}`],
+    ...(point.communication_s > 0 ? [['Of it', `${seconds(point.communication_s)} communication`]] : []),
+    ...(ops ? [['Planned', plural(ops, 'op')]] : []),
+  ];
 }
 
 // Perfect scaling as far down as the picture goes.

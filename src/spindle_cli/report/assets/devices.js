@@ -13,6 +13,15 @@ function responsive(draw) {
   return box;
 }
 
+// An empty chart: lines and labels of its levels.
+function chartFrame(label, { width, height, left, right }, levels, toY, format) {
+  return svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label },
+    levels.map((value) => [
+      svg('line', { class: 'grid', x1: left, x2: width - right, y1: toY(value), y2: toY(value) }),
+      svg('text', { class: 'tick', x: left - 6, y: toY(value) + 4, 'text-anchor': 'end' }, format(value)),
+    ]));
+}
+
 // bars: [{run, values}], parts: [[name, colour], ...], limits: [{run, value}] drawn as a line over the bars
 function stackedChart(label, bars, parts, format, limits = []) {
   const highest = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), 1e-12);
@@ -24,31 +33,31 @@ function stackedChart(label, bars, parts, format, limits = []) {
     const toX = scale(0, count, left, width - right);
     const toY = scale(0, most * 1.04, height - bottom, top);
     const gap = (width - left - right) / count > 6 ? 1 : 0;
-    const picture = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label });
-    for (const value of valueTicks(most, format)) {
-      picture.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: toY(value), y2: toY(value) }),
-        svg('text', { class: 'tick', x: left - 6, y: toY(value) + 4, 'text-anchor': 'end' }, format(value)));
-    }
-    for (const value of ticks(0, count - 1, width / 60)) {
-      if (value % 1 === 0) picture.append(svg('text', { class: 'tick', x: toX(value + 0.5), y: height - bottom + 16, 'text-anchor': 'middle' }, value));
+    const picture = chartFrame(label, { width, height, left, right }, valueTicks(most, format), toY, format);
+    for (const value of doublingTicks(0, count - 1, width / 60)) {
+      picture.append(svg('text', { class: 'tick', x: toX(value + 0.5), y: height - bottom + 16, 'text-anchor': 'middle' }, value));
     }
     for (const bar of bars) {
-      const x0 = toX(bar.run[0]) + gap / 2;
+      const x = toX(bar.run[0]) + gap / 2;
       const wide = Math.max(toX(bar.run[1] + 1) - toX(bar.run[0]) - gap, 0.5);
       let below = 0;
       const group = svg('g', { class: 'bar' });
       bar.values.forEach((value, index) => {
-        group.append(svg('rect', { x: x0, width: wide, y: toY(below + value), height: Math.max(toY(below) - toY(below + value), 0), fill: parts[index][1] }));
+        const [y, end] = [toY(below + value), toY(below)];
+        group.append(svg('rect', { x, y, width: wide, height: Math.max(end - y, 0), fill: parts[index][1] }));
         below += value;
       });
-      group.append(svg('rect', { x: x0, width: wide, y: top, height: height - bottom - top, fill: 'transparent' }));
+      group.append(svg('rect', { x, y: top, width: wide, height: height - bottom - top, fill: 'transparent' }));
       const limit = limits.find((each) => each.run[0] <= bar.run[0] && bar.run[0] <= each.run[1]);
-      const facts = parts.map(([name], index) => [name, format(bar.values[index])]);
       picture.append(tell(group, capital(devicesText([bar.run])), [
-        ...facts, ['Together', format(below)], ...(limit ? [['Of', `${format(limit.value)} (${percent(below / limit.value)})`]] : [])]));
+        ...parts.map(([name], index) => [name, format(bar.values[index])]),
+        ['Together', format(below)],
+        ...(limit ? [['Of', `${format(limit.value)} (${percent(below / limit.value)})`]] : []),
+      ]));
     }
     for (const limit of limits.filter((each) => each.value <= most)) {
-      picture.append(svg('line', { class: 'limit', x1: toX(limit.run[0]), x2: toX(limit.run[1] + 1), y1: toY(limit.value), y2: toY(limit.value) }));
+      const y = toY(limit.value);
+      picture.append(svg('line', { class: 'limit', x1: toX(limit.run[0]), x2: toX(limit.run[1] + 1), y1: y, y2: y }));
     }
     return picture;
   });
@@ -70,7 +79,10 @@ function partsLegend(parts, more = []) {
 }
 
 function memorySection() {
-  const parts = [['Parameters', CATEGORIES[0]], ['Gradients', CATEGORIES[1]], ['Optimizer state', CATEGORIES[5]], ['Activations', CATEGORIES[2]], ['Transfer buffers', CATEGORIES[6]]];
+  const parts = [
+    ['Parameters', CATEGORIES[0]], ['Gradients', CATEGORIES[1]], ['Optimizer state', CATEGORIES[5]],
+    ['Activations', CATEGORIES[2]], ['Transfer buffers', CATEGORIES[6]],
+  ];
   const bars = DATA.memory.map((use) => ({
     run: use.run, values: [use.parameter_bytes, use.gradient_bytes, use.optimizer_bytes, use.activation_bytes, use.buffer_bytes],
   }));
@@ -83,14 +95,16 @@ function memorySection() {
   const total = (bar) => bar.values.reduce((a, b) => a + b, 0);
   const share = (index) => total(bars[index]) / DATA.memory[index].capacity_bytes;
   const fullest = bars.reduce((best, _, index) => (share(index) > share(best) ? index : best), 0);
-  const caption = `Predicted peak of every device. Fullest: ${devicesText([bars[fullest].run])} with ${bytes(total(bars[fullest]))} of ${bytes(DATA.memory[fullest].capacity_bytes)} (${percent(share(fullest))}).`;
+  const caption = `Predicted peak of every device. Fullest: ${devicesText([bars[fullest].run])} with `
+    + `${bytes(total(bars[fullest]))} of ${bytes(DATA.memory[fullest].capacity_bytes)} (${percent(share(fullest))}).`;
+  const dashes = el('span', { class: 'swatch line limit', 'aria-hidden': 'true' });
   const columns = [['Devices'], ...parts.map(([name]) => [name, true]), ['Together', true], ['Capacity', true]];
   const rows = bars.map((bar, index) => ({
     cells: [runsText([bar.run]), ...bar.values.map(bytes), bytes(total(bar)), bytes(DATA.memory[index].capacity_bytes)],
     class: share(index) > 1 ? 'bad' : null,
   }));
   return section('memory', 'Memory per device', el('p', { class: 'caption' }, caption),
-    partsLegend(parts, el('span', { class: 'legend-entry' }, el('span', { class: 'swatch line limit', 'aria-hidden': 'true' }), 'capacity, unless far above')),
+    partsLegend(parts, el('span', { class: 'legend-entry' }, dashes, 'capacity, unless far above')),
     stackedChart('Memory per device', bars, parts, bytes, limits),
     el('details', {}, el('summary', {}, 'As a table'), table('Predicted peak bytes by device', columns, rows)));
 }
@@ -99,12 +113,15 @@ function useSection() {
   const { timeline } = DATA;
   const parts = [['Computes', CATEGORIES[0]], ['Waits', CATEGORIES[1]], ['Done early', cssColour('wait')]];
   const bars = timeline.use.map((use) => ({ run: use.run, values: [use.compute_s, use.waiting_s, use.done_early_s] }));
+  const all = timeline.iteration_s * DATA.cluster.num_devices;
   const waits = timeline.waits.map((wait) => [
-    wait.waiter || 'optimizer step', wait.cause === 'sum' ? 'gradient sums' : wait.cause === 'partner' ? 'its tensor-parallel partner' : `${wait.cause === 'gradient' ? 'the gradient from ' : ''}${wait.source}`,
-    seconds(wait.device_s), percent(wait.device_s / (timeline.iteration_s * DATA.cluster.num_devices), 1), percent(wait.moving_share)]);
+    wait.waiter || 'optimizer step', `${CAUSES[wait.cause]} ${wait.source || ''}`,
+    seconds(wait.device_s), percent(wait.device_s / all, 1), percent(wait.moving_share)]);
   return section('use', 'Use of the devices',
-    el('p', { class: 'caption' }, `Of the simulated iteration of ${seconds(timeline.iteration_s)} a device computes ${percent(timeline.mean_use)} in the mean. ${bytes(timeline.transferred_bytes)} are transferred.`),
+    el('p', { class: 'caption' }, `Of the simulated iteration of ${seconds(timeline.iteration_s)} a device computes `
+      + `${percent(timeline.mean_use)} in the mean. ${bytes(timeline.transferred_bytes)} are transferred.`),
     partsLegend(parts), stackedChart('Seconds of every device', bars, parts, seconds),
-    waits.length ? table('Where devices wait, most first. Moving: the part in which what they wait for was on its way; a faster link would shorten it', [
+    waits.length ? table('Where devices wait, most first. Moving: the part in which what they wait for was on its way; '
+      + 'a faster link would shorten it.', [
       ['Waits'], ['For'], ['Device time', true], ['Of all', true], ['Moving', true]], waits) : null);
 }

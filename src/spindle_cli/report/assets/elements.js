@@ -52,12 +52,11 @@ function table(caption, columns, rows) {
   const cell = (tag, value, index) => el(tag, {
     class: columns[index][1] ? 'number' : null, scope: tag === 'th' ? 'col' : null,
   }, value);
-  return el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
+  return el('div', {}, el('p', { class: 'caption' }, caption), el('div', { class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption },
     el('table', {},
-      el('caption', {}, caption),
       el('thead', {}, el('tr', {}, columns.map(([heading], index) => cell('th', heading, index)))),
       el('tbody', {}, rows.map((row) => el('tr', { class: row.class || null },
-        (row.cells || row).map((value, index) => cell('td', value, index)))))));
+        (row.cells || row).map((value, index) => cell('td', value, index))))))));
 }
 
 function cssColour(name) {

@@ -1,7 +1,7 @@
 // What is said about a slice, or about something that happens in the simulated iteration.
 
 const CAUSES = {
-  activation: 'the activation of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums',
+  activation: 'the output of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums',
 };
 
 function sliceFacts(piece) {

@@ -6,19 +6,22 @@ function figure(name, value, note) {
 
 function headerParts() {
   const { predicted, cluster } = DATA;
+  const ofIteration = (value, word) =>
+    (predicted.iteration_s > 0 ? `${percent(value / predicted.iteration_s, 1)} ${word}` : null);
   const peak = Math.max(...predicted.peak_memory_bytes);
   const nodes = cluster.node_starts.length;
   return [
     el('h1', {}, DATA.workload),
-    el('p', { class: 'lead' }, 'Strategy ', el('strong', {}, DATA.strategy), ` on ${cluster.name}: ${plural(cluster.num_devices, 'device')} (${cluster.device}) in ${plural(nodes, 'node')}. `,
+    el('p', { class: 'lead' }, 'Strategy ', el('strong', {}, DATA.strategy),
+      ` on ${cluster.name}: ${plural(cluster.num_devices, 'device')} (${cluster.device}) in ${plural(nodes, 'node')}. `,
       `${plural(DATA.metaops.length, 'MetaOp')} in ${plural(DATA.slices.length, 'slice')} and ${plural(DATA.num_waves, 'wave')}.`),
     el('dl', { class: 'figures' },
       figure('Iteration', seconds(predicted.iteration_s), DATA.timeline ? `simulated ${seconds(DATA.timeline.iteration_s)}` : 'predicted'),
-      figure('Compute', seconds(predicted.compute_s), predicted.iteration_s > 0 ? `${percent(predicted.compute_s / predicted.iteration_s)} of it` : null),
+      figure('Compute', seconds(predicted.compute_s), ofIteration(predicted.compute_s, 'of it')),
       figure('Lower bound', seconds(predicted.lower_bound_s), 'no schedule is shorter'),
       DATA.gap === null ? null : figure('Gap', percent(DATA.gap, 1), 'compute above the bound'),
-      figure('Transfers', seconds(predicted.transfer_s), predicted.iteration_s > 0 ? `${percent(predicted.transfer_s / predicted.iteration_s, 1)} added` : null),
-      figure('Gradient sums', seconds(predicted.gradient_sum_s), predicted.iteration_s > 0 ? `${percent(predicted.gradient_sum_s / predicted.iteration_s, 1)} added` : null),
+      figure('Transfers', seconds(predicted.transfer_s), ofIteration(predicted.transfer_s, 'added')),
+      figure('Gradient sums', seconds(predicted.gradient_sum_s), ofIteration(predicted.gradient_sum_s, 'added')),
       figure('Peak memory', bytes(peak), `of ${bytes(cluster.memory_bytes)}`),
       DATA.timeline ? figure('Devices in use', percent(DATA.timeline.mean_use), 'mean, simulated') : null),
     DATA.violations.length ? el('div', { class: 'banner', role: 'alert' },

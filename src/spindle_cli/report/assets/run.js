@@ -10,37 +10,34 @@ function lineChart(label, steps, lines, format, mark = null) {
     const [left, right, top, bottom, height] = [58, 10, 10, 28, 220];
     const toX = scale(steps[0], steps[steps.length - 1], left, width - right);
     const toY = (isLog ? logScale : scale)(low, high * (isLog ? 1.1 : 1.05), height - bottom, top);
-    const picture = svg('svg', { width, height, viewBox: `0 0 ${width} ${height}`, role: 'img', 'aria-label': label });
-    for (const value of isLog ? logTicks(low, high) : ticks(low, high, 5)) {
-      picture.append(svg('line', { class: 'grid', x1: left, x2: width - right, y1: toY(value), y2: toY(value) }),
-        svg('text', { class: 'tick', x: left - 5, y: toY(value) + 4, 'text-anchor': 'end' }, format(value)));
+    const levels = isLog ? logTicks(low, high) : ticks(low, high, 5);
+    const picture = chartFrame(label, { width, height, left, right }, levels, toY, format);
+    for (const value of ticks(steps[0], steps[steps.length - 1], width / 80).filter(Number.isInteger)) {
+      picture.append(svg('text', { class: 'tick', x: toX(value), y: height - bottom + 16, 'text-anchor': 'middle' }, value));
     }
-    for (const value of ticks(steps[0], steps[steps.length - 1], width / 80)) {
-      if (value % 1 === 0) picture.append(svg('text', { class: 'tick', x: toX(value), y: height - bottom + 16, 'text-anchor': 'middle' }, value));
+    for (const line of lines) {
+      const d = brokenPath(steps, line.values, toX, toY);
+      picture.append(svg('path', { class: 'line', d, stroke: line.colour, 'stroke-width': line.wide ? 2.5 : 1.5 }));
     }
-    for (const line of lines) picture.append(svg('path', { class: 'line', d: brokenPath(steps, line.values, toX, toY), stroke: line.colour, 'stroke-width': line.wide ? 2.5 : 1.5 }));
     if (mark) {
       picture.append(svg('line', { class: 'limit', x1: left, x2: width - right, y1: toY(mark.value), y2: toY(mark.value) }),
         svg('text', { class: 'tick strong', x: width - right, y: toY(mark.value) - 5, 'text-anchor': 'end' }, mark.label));
     }
-    const cursor = svg('line', { class: 'cursor', y1: top, y2: height - bottom, visibility: 'hidden' });
-    const cover = svg('rect', { x: left, y: top, width: width - left - right, height: height - top - bottom, fill: 'transparent' });
-    const over = (event) => {
-      const share = (event.clientX - cover.getBoundingClientRect().left) / (width - left - right);
-      const wanted = steps[0] + share * (steps[steps.length - 1] - steps[0]);
-      const nearest = steps.reduce((best, step, index) => (Math.abs(step - wanted) < Math.abs(steps[best] - wanted) ? index : best), 0);
-      fill(cursor, { x1: toX(steps[nearest]), x2: toX(steps[nearest]), visibility: 'visible' }, []);
-      tooltip.show(event.clientX, event.clientY, `Step ${steps[nearest]}`, lines.map((line) =>
-        [line.name, line.values[nearest] === null ? 'not finite' : format(line.values[nearest])]));
-    };
-    cover.addEventListener('pointermove', over);
-    cover.addEventListener('pointerdown', over);
-    cover.addEventListener('pointerleave', () => {
-      tooltip.hide();
-      cursor.setAttribute('visibility', 'hidden');
-    });
-    picture.append(cursor, cover);
+    picture.append(...stepStrips(steps, lines, format, toX, top, height - bottom));
     return picture;
+  });
+}
+
+// An unseen strip around each step, which says its values.
+function stepStrips(steps, lines, format, toX, top, bottom) {
+  return steps.map((step, index) => {
+    const from = index ? (toX(steps[index - 1]) + toX(step)) / 2 : toX(step) - 4;
+    const to = index < steps.length - 1 ? (toX(steps[index + 1]) + toX(step)) / 2 : toX(step) + 4;
+    const strip = svg('g', { class: 'step' },
+      svg('line', { x1: toX(step), x2: toX(step), y1: top, y2: bottom }),
+      svg('rect', { x: from, y: top, width: to - from, height: bottom - top, fill: 'transparent' }));
+    return tell(strip, `Step ${step}`, lines.map((line) =>
+      [line.name, line.values[index] === null ? 'not finite' : format(line.values[index])]));
   });
 }
 
@@ -103,7 +100,10 @@ function comparisonTable(run) {
       mark.style.width = `${Math.abs(off) / most * 50}%`;
       bar.append(mark);
     }
-    return { class: pair === run.iteration ? 'this' : null, cells: [pair.name, seconds(pair.predicted_s), seconds(pair.measured_s), off === null ? '–' : signedPercent(off), bar] };
+    return {
+      class: pair === run.iteration ? 'this' : null,
+      cells: [pair.name, seconds(pair.predicted_s), seconds(pair.measured_s), off === null ? '–' : signedPercent(off), bar],
+    };
   });
   return table(`Medians over ${plural(run.measured_steps, 'step')}; a MetaOp is the sum over its slices of the slowest device of each`,
     [['Time'], ['Predicted', true], ['Measured', true], ['Off by', true], ['']], rows);

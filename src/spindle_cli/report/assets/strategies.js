@@ -10,7 +10,8 @@ function strategiesSection() {
     if (!each.predicted) return el('div', { class: 'strategy' }, name, el('span', { class: 'bad' }, `no plan: ${each.failure}`));
     const { iteration_s, compute_s, transfer_s, gradient_sum_s } = each.predicted;
     const track = el('div', { class: 'track' }, [compute_s, transfer_s, gradient_sum_s].map((value, index) => {
-      const part = tell(el('div', { class: 'part' }), `${each.strategy}: ${parts[index][0].toLowerCase()}`, [['Time', seconds(value)], ['Of its iteration', percent(value / iteration_s, 1)]]);
+      const part = tell(el('div', { class: 'part' }), `${each.strategy}: ${parts[index][0].toLowerCase()}`,
+        [['Time', seconds(value)], ['Of its iteration', percent(value / iteration_s, 1)]]);
       part.style.width = `${value / most * 100}%`;
       part.style.background = parts[index][1];
       return part;
@@ -27,6 +28,7 @@ function strategiesSection() {
   return section('strategies', 'Strategies compared',
     el('p', { class: 'caption' }, 'Predicted iteration of each strategy’s plan for the same profile and cluster.'),
     partsLegend(parts), el('div', { class: 'strategies' }, bars),
-    table('Iteration and its parts; compute above the lower bound; memory of the fullest device', [['Strategy'], ['Iteration', true], ['Compute', true], ['Transfers', true],
-      ['Gradient sums', true], ['Against sequential', true], ['Above bound', true], ['Peak memory', true]], rows));
+    table('Iteration and its parts; compute above the lower bound; memory of the fullest device.', [
+      ['Strategy'], ['Iteration', true], ['Compute', true], ['Transfers', true], ['Gradient sums', true],
+      ['Against sequential', true], ['Above bound', true], ['Peak memory', true]], rows));
 }
