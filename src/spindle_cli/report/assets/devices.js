@@ -22,11 +22,15 @@ function chartFrame(label, { width, height, left, right }, levels, toY, format) 
     ]));
 }
 
+const total = (bar) => bar.values.reduce((a, b) => a + b, 0);
+
+// Limits far above the bars would flatten them: then the bars fill the picture without.
+const isInPicture = (limit, bars) => limit.value <= 4 * Math.max(...bars.map(total));
+
 // bars: [{run, values}], parts: [[name, colour], ...], limits: [{run, value}] drawn as a line over the bars
 function stackedChart(label, bars, parts, format, limits = []) {
-  const highest = Math.max(...bars.map((bar) => bar.values.reduce((a, b) => a + b, 0)), 1e-12);
-  // Limits far above the bars would flatten them: then the bars fill the picture.
-  const most = Math.max(highest, ...limits.map((limit) => limit.value).filter((value) => value <= highest * 4));
+  const drawnLimits = limits.filter((limit) => isInPicture(limit, bars));
+  const most = Math.max(...bars.map(total), ...drawnLimits.map((limit) => limit.value), 1e-12);
   const count = bars[bars.length - 1].run[1] + 1;
   return responsive((width) => {
     const [left, right, top, bottom, height] = [62, 8, 14, 28, 210];
@@ -55,7 +59,7 @@ function stackedChart(label, bars, parts, format, limits = []) {
         ...(limit ? [['Of', `${format(limit.value)} (${percent(below / limit.value)})`]] : []),
       ]));
     }
-    for (const limit of limits.filter((each) => each.value <= most)) {
+    for (const limit of drawnLimits) {
       const y = toY(limit.value);
       picture.append(svg('line', { class: 'limit', x1: toX(limit.run[0]), x2: toX(limit.run[1] + 1), y1: y, y2: y }));
     }
@@ -65,7 +69,7 @@ function stackedChart(label, bars, parts, format, limits = []) {
 
 // Round in the unit that is shown: binary for bytes, decimal for seconds.
 function valueTicks(most, format) {
-  if (format !== bytes) return ticks(0, most, 4);
+  if (format !== bytes) return ticks(0, most, 5);
   const unit = [2 ** 30, 2 ** 20, 2 ** 10, 1].find((size) => most >= size) || 1;
   return ticks(0, most / unit, 4).map((value) => value * unit);
 }
@@ -92,19 +96,19 @@ function memorySection() {
     if (last && last.value === use.capacity_bytes) last.run = [last.run[0], use.run[1]];
     else limits.push({ run: [...use.run], value: use.capacity_bytes });
   }
-  const total = (bar) => bar.values.reduce((a, b) => a + b, 0);
   const share = (index) => total(bars[index]) / DATA.memory[index].capacity_bytes;
   const fullest = bars.reduce((best, _, index) => (share(index) > share(best) ? index : best), 0);
   const caption = `Predicted peak of every device. Fullest: ${devicesText([bars[fullest].run])} with `
     + `${bytes(total(bars[fullest]))} of ${bytes(DATA.memory[fullest].capacity_bytes)} (${percent(share(fullest))}).`;
   const dashes = el('span', { class: 'swatch line limit', 'aria-hidden': 'true' });
+  const above = limits.every((limit) => !isInPicture(limit, bars));
   const columns = [['Devices'], ...parts.map(([name]) => [name, true]), ['Together', true], ['Capacity', true]];
   const rows = bars.map((bar, index) => ({
     cells: [runsText([bar.run]), ...bar.values.map(bytes), bytes(total(bar)), bytes(DATA.memory[index].capacity_bytes)],
     class: share(index) > 1 ? 'bad' : null,
   }));
   return section('memory', 'Memory per device', el('p', { class: 'caption' }, caption),
-    partsLegend(parts, el('span', { class: 'legend-entry' }, dashes, 'capacity, unless far above')),
+    partsLegend(parts, el('span', { class: 'legend-entry' }, above ? 'capacity: far above' : [dashes, 'capacity'])),
     stackedChart('Memory per device', bars, parts, bytes, limits),
     el('details', {}, el('summary', {}, 'As a table'), table('Predicted peak bytes by device', columns, rows)));
 }
