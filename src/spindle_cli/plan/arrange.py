@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import mul
 from random import Random
 
 from spindle_cli.costs.links import spread_all_reduce_s, transfer_s
@@ -35,7 +36,10 @@ def arrange(problem: Problem, placed: Placed, num_exchanges: int) -> Placed:
 
 
 class _Arrangement:
-    """Where each device of the placement goes, and what that costs."""
+    """Where each device of the placement goes, and what that costs.
+
+    Devices that take part in the same sums are of one kind.
+    """
 
     def __init__(self, problem: Problem, placed: Placed) -> None:
         self.cluster = problem.cluster
@@ -43,31 +47,37 @@ class _Arrangement:
         self.place = list(range(problem.num_devices))
         self._make_groups(problem, placed)
         self._make_neighbours(problem, placed)
-        self.cost_s = self._sums_cost_s(self.sum_s)
+        self._differences: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def _make_groups(self, problem: Problem, placed: Placed) -> None:
-        """Sets of devices that sum gradients together; devices in the same ones are of one kind."""
+        """Sets of devices that sum gradients together, how they spread over the nodes, and what they cost."""
         num_bytes: dict[frozenset[int], float] = {}
         for members, (size, _) in shared_parameters(problem, placed.draft.pieces).items():
             devices = frozenset(d for index in members for d in placed.devices[index])
             if len(devices) > 1:
                 num_bytes[devices] = num_bytes.get(devices, 0.0) + size
-        self.num_bytes = list(num_bytes.values())
-        self.groups_of: list[frozenset[int]] = []
-        for device in range(problem.num_devices):
-            self.groups_of.append(frozenset(g for g, devices in enumerate(num_bytes) if device in devices))
+        groups_of: list[list[int]] = [[] for _ in self.place]
         self.spread = [[0] * len(self.cluster.node_sizes) for _ in num_bytes]
-        for device, groups in enumerate(self.groups_of):
-            for group in groups:
+        for group, devices in enumerate(num_bytes):
+            for device in devices:
+                groups_of[device].append(group)
                 self.spread[group][self.node_of[device]] += 1
+        self.num_bytes = list(num_bytes.values())
         self._known_s: dict[tuple[int, tuple[int, ...]], float] = {}
         self.sum_s = [self._group_s(group) for group in range(len(num_bytes))]
-        self.kinds = list(Counter(self.groups_of).items())
+        kinds = Counter(tuple(groups) for groups in groups_of)
+        self.groups_of_kind = list(kinds)
+        self.size_of_kind = list(kinds.values())
+        number = {groups: kind for kind, groups in enumerate(kinds)}
+        self.kind_of = [number[tuple(groups)] for groups in groups_of]
+        self.kinds_with = [
+            [k for k, groups in enumerate(kinds) if g in groups] for g in range(len(num_bytes))
+        ]
+        self.kind_s = [sum(self.sum_s[group] for group in groups) for groups in kinds]
+        self.cost_s = self._cost_s(self.kind_s)
 
     def _make_neighbours(self, problem: Problem, placed: Placed) -> None:
-        """For each device, whom it exchanges tensors with, and the seconds that this takes longer between
-        nodes.
-        """
+        """For each device, whom it exchanges tensors with, and how much longer that takes between nodes."""
         links = self.cluster.links
         longer_s: dict[tuple[int, int], float] = {}
         for flow in flows(problem, placed.draft.pieces):
@@ -87,50 +97,63 @@ class _Arrangement:
         node_a, node_b = node_of[place[a]], node_of[place[b]]
         if node_a == node_b:
             return
-        only_a, only_b = self.groups_of[a] - self.groups_of[b], self.groups_of[b] - self.groups_of[a]
+        only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
         before_s = self._between_s(a, b)
         self._move(only_a, node_a, node_b)
         self._move(only_b, node_b, node_a)
         place[a], place[b] = place[b], place[a]
-        sum_s = self.sum_s
-        if only_a or only_b:
-            sum_s = list(sum_s)
-            for group in only_a | only_b:
-                sum_s[group] = self._group_s(group)
-        cost_s = self._sums_cost_s(sum_s)
-        if cost_s + self._between_s(a, b) < self.cost_s + before_s:
-            self.sum_s, self.cost_s = sum_s, cost_s
+        kind_s = list(self.kind_s)
+        changed_s: list[tuple[int, float]] = []
+        for group in only_a + only_b:
+            group_s = self._group_s(group)
+            changed_s.append((group, group_s))
+            for kind in self.kinds_with[group]:
+                kind_s[kind] += group_s - self.sum_s[group]
+        cost_s = self._cost_s(kind_s)
+        if cost_s + self._between_s(a, b) < self.cost_s + before_s - 1e-9 * self.cost_s:
+            self.kind_s, self.cost_s = kind_s, cost_s
+            for group, group_s in changed_s:
+                self.sum_s[group] = group_s
             return
         place[a], place[b] = place[b], place[a]
         self._move(only_a, node_b, node_a)
         self._move(only_b, node_a, node_b)
 
-    def _move(self, groups: frozenset[int], source: int, destination: int) -> None:
+    def _only(self, a: int, b: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Groups of kind a that kind b has no part in, and the other way round."""
+        if (a, b) not in self._differences:
+            of_a, of_b = self.groups_of_kind[a], self.groups_of_kind[b]
+            self._differences[a, b] = (
+                tuple(group for group in of_a if group not in of_b),
+                tuple(group for group in of_b if group not in of_a),
+            )
+        return self._differences[a, b]
+
+    def _move(self, groups: Sequence[int], source: int, destination: int) -> None:
         for group in groups:
             self.spread[group][source] -= 1
             self.spread[group][destination] += 1
 
     def _group_s(self, group: int) -> float:
-        spread = tuple(sorted(count for count in self.spread[group] if count))
+        spread = tuple(self.spread[group])
         key = (group, spread)
         if key not in self._known_s:
-            self._known_s[key] = spread_all_reduce_s(self.num_bytes[group], spread, self.cluster)
+            counts = sorted(count for count in spread if count)
+            self._known_s[key] = spread_all_reduce_s(self.num_bytes[group], counts, self.cluster)
         return self._known_s[key]
 
-    def _sums_cost_s(self, sum_s: Sequence[float]) -> float:
-        busiest_s = total_s = 0.0
-        for groups, count in self.kinds:
-            own_s = sum(sum_s[group] for group in groups)
-            busiest_s = max(busiest_s, own_s)
-            total_s += count * own_s
-        return busiest_s + total_s / len(self.place)
+    def _cost_s(self, kind_s: Sequence[float]) -> float:
+        """Seconds of sums of the busiest device and of the average one."""
+        total_s: float = sum(map(mul, kind_s, self.size_of_kind))
+        return max(kind_s) + total_s / len(self.place)
 
     def _between_s(self, a: int, b: int) -> float:
         """Seconds that what the two devices exchange with others takes longer for crossing nodes."""
+        node_of, place = self.node_of, self.place
         total_s = 0.0
         for device in (a, b):
-            own = self.node_of[self.place[device]]
+            own = node_of[place[device]]
             for other, seconds in self.neighbours[device]:
-                if self.node_of[self.place[other]] != own:
+                if node_of[place[other]] != own:
                     total_s += seconds
         return total_s
