@@ -2,8 +2,8 @@
 that describes them.
 
 Both models are built from small configurations, with nothing downloaded; `from_pretrained` works the same.
-The layers of `transformers` are the operators. The models' own `forward`s decide too much at run time to be
-traced, so each task calls the parts itself: embeddings, layers, norm.
+The layers of `transformers` are the operators. The ViT is called whole; the Llama's own `forward` decides by
+the size of the batch, so its parts are called instead: embedding, layers, norm.
 
     pip install 'spindle-cli[hf]'
     spindle profile examples/hf_two_tasks.py:build -o profile.json --nproc 2
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaModel, ViTConfig, ViTModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
-from transformers.models.vit.modeling_vit import ViTEmbeddings, ViTLayer
+from transformers.models.vit.modeling_vit import ViTLayer
 
 from spindle_cli import Task, Workload
 
@@ -65,10 +65,8 @@ class Classify(nn.Module):
         self.head = nn.Linear(vision.config.hidden_size, QUARTERS)
 
     def forward(self, image: Tensor, label: Tensor) -> Tensor:
-        x = self.vision.embeddings(image)  # [batch, patches, width]
-        for layer in self.vision.layers:
-            x = layer(x)
-        logits = self.head(self.vision.layernorm(x)[:, 0])
+        x = self.vision(image).last_hidden_state  # [batch, patches, width]
+        logits = self.head(x[:, 0])
         return functional.cross_entropy(logits, label)
 
 
@@ -87,10 +85,7 @@ class Describe(nn.Module):
         self.register_buffer("mask", torch.full((1, 1, length, length), -torch.inf).triu(1), persistent=False)
 
     def forward(self, image: Tensor, words: Tensor) -> Tensor:
-        x = self.vision.embeddings(image)
-        for layer in self.vision.layers:
-            x = layer(x)
-        patches = self.project(self.vision.layernorm(x))
+        patches = self.project(self.vision(image).last_hidden_state)
         x = torch.cat([patches, self.language.embed_tokens(words[:, :-1])], 1)  # [batch, length, width]
         rotation = self.language.rotary_emb(x, self.positions)
         for layer in self.language.layers:
@@ -131,5 +126,5 @@ def build(width: int = 32, depth: int = 3, samples: int = 256) -> Workload:
                 "describe", Describe(vision, language), batch_size=8, dataset=Squares(samples, captions=True)
             ),
         ],
-        operators=(ViTEmbeddings, ViTLayer, LlamaDecoderLayer),
+        operators=(ViTLayer, LlamaDecoderLayer),
     )

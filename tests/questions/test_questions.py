@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.helpers.cli import run_spindle
-from tests.helpers.plans import FINGERPRINT, cluster_of, metaop_of
 
+from helpers.cli import run_spindle
+from helpers.plans import FINGERPRINT, cluster_of, metaop_of
 from spindle_cli.errors import ExitCode, InputError, NoPlanError, UsageError
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
