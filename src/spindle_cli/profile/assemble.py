@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from spindle_cli.errors import RunFailedError
@@ -32,12 +32,14 @@ class Times:
         flops: forward floating-point operations of each op for its task's whole batch.
         source_of: what a point of so many devices says about itself.
         value_bytes: bytes of a value between ops for the whole batch.
+        by_tp: like `by_key` for ops split by tensor parallelism, by its degree.
     """
 
     by_key: Mapping[str, OpTiming]
     flops: Mapping[OpRef, float]
     source_of: Callable[[int], Source]
     value_bytes: Callable[[ValueSpec], int]
+    by_tp: Mapping[int, Mapping[str, OpTiming]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,12 @@ class _MetaOpAssembly:
             op_kind=self._table.class_of[OpRef(metaop.task, self._ops[len(self._ops) // 2].index)],
             coupled=metaop.coupled,
             flops_per_op=self._mean(self._times.flops[self._ref(op)] for op in self._ops),
-            curve=tuple(sorted([*points, *fitted], key=lambda point: point.num_devices)),
+            curve=tuple(
+                sorted(
+                    [*points, *self._tensor_parallel_points(valid), *fitted],
+                    key=lambda point: (point.num_devices, point.tp),
+                )
+            ),
             fit=fit,
         )
 
@@ -137,23 +144,36 @@ class _MetaOpAssembly:
             )
         return points
 
-    def _timings(self, dp: int) -> list[OpTiming] | None:
+    def _tensor_parallel_points(self, valid: Sequence[int]) -> list[CurvePoint]:
+        """Points of every degree that all ops can be split by."""
+        points = []
+        for tp, by_key in self._times.by_tp.items():
+            for dp in valid:
+                timings = self._timings(dp, by_key)
+                if timings is not None and dp * tp <= self._extent.max_devices:
+                    points.append(self._point(dp, [timing.on(dp) for timing in timings], tp))
+        return points
+
+    def _timings(self, dp: int, by_key: Mapping[str, OpTiming] | None = None) -> list[OpTiming] | None:
+        known = self._times.by_key if by_key is None else by_key
         keys = [self._table.key(self._ref(op), self._batch_size // dp) for op in self._ops]
-        timings = [self._times.by_key.get(key) for key in keys]
+        timings = [known.get(key) for key in keys]
         found = [timing for timing in timings if timing is not None]
         return found if len(found) == len(timings) else None
 
-    def _point(self, dp: int, ops: Sequence[PhaseTimes]) -> CurvePoint:
+    def _point(self, dp: int, ops: Sequence[PhaseTimes], tp: int = 1) -> CurvePoint:
         spreads = [times.spread for times in ops if times.spread is not None]
         repeats = [times.repeats for times in ops if times.repeats is not None]
         return CurvePoint(
-            num_devices=dp,
+            num_devices=dp * tp,
             dp=dp,
+            tp=tp,
             forward_s=sum(times.forward_s for times in ops) / len(ops),
             backward_s=sum(times.backward_s for times in ops) / len(ops),
             source=self._times.source_of(dp),
             spread=max(spreads) if spreads else None,
             repeats=min(repeats) if repeats else None,
+            communication_s=sum(times.communication_s for times in ops) / len(ops),
         )
 
     def _activation_bytes(self) -> int:

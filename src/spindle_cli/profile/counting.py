@@ -22,6 +22,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from spindle_cli.profile.devices import Precision
 from spindle_cli.profile.op_run import SavedStorages
 from spindle_cli.profile.roofline import Kernel
+from spindle_cli.profile.tensor_parallel import LayerSplit, noting_sums
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.ops import op_module
 
@@ -49,11 +50,15 @@ _PICKING = {
 
 @dataclass(frozen=True)
 class Work:
-    """One op on one share: kernels of each direction, and bytes kept from forward to backward."""
+    """One op on one share: kernels of each direction, and bytes kept from forward to backward.
+
+    `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
+    """
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     activation_bytes: float
+    summed_bytes: tuple[float, ...] = ()
 
     @property
     def forward_flops(self) -> float:
@@ -61,22 +66,25 @@ class Work:
         return sum(kernel.flops for kernel in self.forward)
 
 
-def count_work(task: TaskGraph, op: Op, rows: int, precision: Precision) -> Work:
+def count_work(
+    task: TaskGraph, op: Op, rows: int, precision: Precision, split: LayerSplit | None = None
+) -> Work:
     """The work of one op on `rows` samples of its task, forward and backward.
 
-    Floating-point tensors count with the bytes that they have in `precision` (at most their own).
+    Floating-point tensors count with the bytes that they have in `precision` (at most their own). With
+    `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = op_module(task, op)
     with mode:
-        state = _fake_state(module)
+        state = _fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         inputs = [_fake_input(spec, rows) for spec in specs]
     itemsize = _itemsizes(precision)
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
     with torch.random.fork_rng(devices=[]), mode, counter, torch.enable_grad():
-        with saved:
+        with saved, noting_sums(module, split) as sums:
             result = functional_call(module, dict(state), tuple(inputs))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
@@ -87,7 +95,10 @@ def count_work(task: TaskGraph, op: Op, rows: int, precision: Precision) -> Work
             torch.autograd.backward(differentiable, gradients)
     fields = [_num_bytes(tensor, itemsize) for tensor in inputs[: len(op.fields)]]
     return Work(
-        forward, counter.take(), sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors)
+        forward,
+        counter.take(),
+        sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
+        tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
     )
 
 
@@ -117,6 +128,7 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
         mix_kernels(few.forward, many.forward),
         mix_kernels(few.backward, many.backward),
         mix(few.activation_bytes, many.activation_bytes),
+        tuple(mix(a, b) for a, b in zip(few.summed_bytes, many.summed_bytes, strict=True)),
     )
 
 
@@ -193,8 +205,10 @@ def value_bytes(spec: ValueSpec, precision: Precision) -> int:
     return math.prod(spec.shape) * _itemsizes(precision)(spec.dtype)
 
 
-def _fake_state(module: nn.Module) -> dict[str, Tensor]:
-    """Fake tensors in the shapes of all parameters and buffers; one for a tensor with several names."""
+def _fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
+    """Fake tensors in the shapes of all parameters and buffers, or of one device's part of them; one for a
+    tensor with several names.
+    """
     made: dict[int, Tensor] = {}
     state: dict[str, Tensor] = {}
     named = [
@@ -203,7 +217,8 @@ def _fake_state(module: nn.Module) -> dict[str, Tensor]:
     ]
     for name, tensor in named:
         if id(tensor) not in made:
-            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            fake = whole if split is None else split.local(name, whole)
             made[id(tensor)] = fake.requires_grad_(tensor.requires_grad)
         state[name] = made[id(tensor)]
     return state

@@ -23,6 +23,8 @@ class DevicePeak:
         tiles_to_fill: output tiles of a matrix product that run at once (one per multiprocessor); fewer leave
             part idle.
         tile_elements: output elements of one tile.
+        ramp_depth: depth of a matrix product that takes as long as starting and ending a tile does, so that a
+            product of this depth reaches half of what a very deep one does.
         host_s_per_kernel: seconds of the host to dispatch one kernel; it runs ahead of the device.
         device_s_per_kernel: seconds of the device between one kernel's last work and the next one's first.
     """
@@ -35,15 +37,19 @@ class DevicePeak:
     best_memory_share: float
     tiles_to_fill: int
     tile_elements: int
+    ramp_depth: int
     host_s_per_kernel: float
     device_s_per_kernel: float
 
 
 # cuBLAS tiles of 128 x 128 to 256 x 128 (NVIDIA, Matrix Multiplication Background User's Guide, section 2.3).
 _GPU_TILE_ELEMENTS = 128 * 128
-# Eager PyTorch spends 5-25 us of host time per operation; at the low end, as the backward pass is driven from
-# C++.
-_HOST_S_PER_KERNEL = 8e-6
+# A tile fills its pipeline before its first product and writes its outputs after the last (NVIDIA, the same
+# guide, section 2.1: shallow products stay well below the peak). Calibrated, see docs/calibration.md.
+_GPU_RAMP_DEPTH = 512
+# Eager PyTorch spends 5-25 us of host time per operation, and training adds its hooks, autocast and module
+# calls. Calibrated at the high end, see docs/calibration.md.
+_HOST_S_PER_KERNEL = 25e-6
 # Between two dependent kernels of a stream.
 _DEVICE_S_PER_KERNEL = 1.5e-6
 
@@ -60,6 +66,7 @@ _A100 = DevicePeak(
     best_memory_share=0.9,
     tiles_to_fill=108,
     tile_elements=_GPU_TILE_ELEMENTS,
+    ramp_depth=_GPU_RAMP_DEPTH,
     host_s_per_kernel=_HOST_S_PER_KERNEL,
     device_s_per_kernel=_DEVICE_S_PER_KERNEL,
 )
@@ -72,6 +79,7 @@ _H100 = DevicePeak(
     best_memory_share=0.9,
     tiles_to_fill=132,
     tile_elements=_GPU_TILE_ELEMENTS,
+    ramp_depth=_GPU_RAMP_DEPTH,
     host_s_per_kernel=_HOST_S_PER_KERNEL,
     device_s_per_kernel=_DEVICE_S_PER_KERNEL,
 )
@@ -84,6 +92,7 @@ _H200 = DevicePeak(
     best_memory_share=0.9,
     tiles_to_fill=132,
     tile_elements=_GPU_TILE_ELEMENTS,
+    ramp_depth=_GPU_RAMP_DEPTH,
     host_s_per_kernel=_HOST_S_PER_KERNEL,
     device_s_per_kernel=_DEVICE_S_PER_KERNEL,
 )
@@ -98,6 +107,7 @@ _CPU = DevicePeak(
     best_memory_share=0.8,
     tiles_to_fill=1,
     tile_elements=64,
+    ramp_depth=0,
     host_s_per_kernel=0.0,
     device_s_per_kernel=5e-6,
 )

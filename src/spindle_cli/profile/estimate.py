@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from spindle_cli.cluster import Cluster
+from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.counting import Work, between, count_work, value_bytes
 from spindle_cli.profile.devices import DevicePeak, Precision
@@ -17,9 +19,10 @@ from spindle_cli.profile.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.roofline import kernels_s
 from spindle_cli.profile.stand_ins import Analysed
+from spindle_cli.profile.tensor_parallel import LayerSplit, degrees_on, layer_split
 from spindle_cli.profile.timings import OpTiming, PhaseTimes
 from spindle_cli.profile.types import Device, Profile
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 
 # Every valid number of devices gets its own point: an estimate costs next to nothing.
 _ALL_POINTS = 10**6
@@ -27,12 +30,16 @@ _ALL_POINTS = 10**6
 
 @dataclass(frozen=True)
 class EstimateSettings:
-    """What to estimate for: the device as the cluster file names it, up to how many, and the arithmetic."""
+    """What to estimate for: the device as the cluster file names it, up to how many, and the arithmetic.
+
+    `cluster`: whose links tensor parallelism uses; without one it is not estimated.
+    """
 
     device_name: str
     device: DevicePeak
     max_devices: int
     precision: Precision
+    cluster: Cluster | None = None
 
     def environment(self) -> dict[str, Any]:
         """What the times rest on, for the profile."""
@@ -44,20 +51,28 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
 
     The work of each op comes from running it on tensors without data, its time from a roofline
     (`roofline.py`). With data parallelism alone an op communicates nothing, so one device's share is the
-    whole op's time.
+    whole op's time; under tensor parallelism (`tensor_parallel.py`) it sums activations inside a node.
+
+    Raises:
+        WorkloadError: the workload's `tp_plans` do not fit its layers.
     """
     graph = analysed.graph
     table = make_jobs(graph, settings.max_devices, _ALL_POINTS)
     timings: dict[str, OpTiming] = {}
+    by_tp: dict[int, dict[str, OpTiming]] = {}
     flops: dict[str, float] = {}
     with steps_bar(len(table.jobs), console) as steps:
-        for job, work in _count_all(graph, table, settings.precision):
+        for job, work in _count_all(graph, table, settings.precision, 1):
             steps.start(job.label)
             timings[job.key] = _timing(work, settings)
             flops[job.key] = work.forward_flops
             steps.done()
+        for degree in degrees_on(settings.cluster) if graph.workload.tp_plans else ():
+            works = _count_all(graph, table, settings.precision, degree)
+            by_tp[degree] = {job.key: _timing(work, settings, degree) for job, work in works}
     times = Times(
         by_key=timings,
+        by_tp=by_tp,
         flops=_whole_batch(graph, table, flops),
         source_of=lambda _: "estimated",
         value_bytes=partial(value_bytes, precision=settings.precision),
@@ -76,14 +91,23 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
     )
 
 
-def _count_all(graph: WorkloadGraph, table: JobTable, precision: Precision) -> Iterator[tuple[Job, Work]]:
-    """The work of every job; of an op's shares the smallest and largest are counted, those between follow."""
+def _count_all(
+    graph: WorkloadGraph, table: JobTable, precision: Precision, degree: int
+) -> Iterator[tuple[Job, Work]]:
+    """The work of every job, of those that it can be done for under tensor parallelism of this degree.
 
-    def count(job: Job) -> Work:
-        task = graph.tasks[job.op.task]
-        return count_work(task, task.ops[job.op.op], job.rows, precision)
+    Of an op's shares the smallest and largest are counted, those between follow.
+    """
+    for ref, group in groupby(table.jobs, key=lambda job: job.op):
+        task = graph.tasks[ref.task]
+        op = task.ops[ref.op]
+        split = layer_split(graph.workload, task, op, degree) if degree > 1 else None
+        if degree > 1 and split is None:
+            continue
 
-    for _, group in groupby(table.jobs, key=lambda job: job.op):
+        def count(job: Job, task: TaskGraph = task, op: Op = op, split: LayerSplit | None = split) -> Work:
+            return count_work(task, op, job.rows, precision, split)
+
         jobs = list(group)
         most, fewest = jobs[0], jobs[-1]
         many, few = count(most), count(fewest)
@@ -94,9 +118,18 @@ def _count_all(graph: WorkloadGraph, table: JobTable, precision: Precision) -> I
                 yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job)
 
 
-def _timing(work: Work, settings: EstimateSettings) -> OpTiming:
+def _timing(work: Work, settings: EstimateSettings, degree: int = 1) -> OpTiming:
     seconds = partial(kernels_s, device=settings.device, precision=settings.precision)
-    times = PhaseTimes(forward_s=seconds(work.forward), backward_s=seconds(work.backward))
+    sum_s = 0.0
+    if settings.cluster is not None:
+        sum_s = sum(
+            all_reduce_s(num_bytes, range(degree), settings.cluster) for num_bytes in work.summed_bytes
+        )
+    times = PhaseTimes(
+        forward_s=seconds(work.forward) + sum_s,
+        backward_s=seconds(work.backward) + sum_s,
+        communication_s=2 * sum_s,
+    )
     return OpTiming(slowest=(times,), activation_bytes=round(work.activation_bytes))
 
 

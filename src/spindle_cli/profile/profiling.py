@@ -127,7 +127,7 @@ def estimate_profile(
     peak = device_peak(name)
     chosen: Precision = precision or ("float32" if peak.name == "cpu" else "bfloat16")
     analysed = load_analysed(source, Path.cwd())
-    profile = estimate(analysed, EstimateSettings(name, peak, count, chosen), audience.console)
+    profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
     write_json(out, profile)
     return profile
 

@@ -1,7 +1,8 @@
 """Seconds of work on a device from its published peaks.
 
-A roofline per kernel, with the two effects that keep small work from scaling: a matrix product with few
-output tiles does not fill the device, and no operation runs faster than the host can dispatch its kernels.
+A roofline per kernel, with three effects that keep small work from scaling: a matrix product with few output
+tiles does not fill the device, a shallow one spends its time on starting tiles, and no operation runs faster
+than the host can dispatch its kernels.
 """
 
 from __future__ import annotations
@@ -41,12 +42,20 @@ def filled_share(kernel: Kernel, device: DevicePeak) -> float:
     return rounds / (rounds + 0.5)
 
 
+def deep_share(kernel: Kernel, device: DevicePeak) -> float:
+    """Share of a tile's time that goes into products and not into starting and ending it, in (0, 1]."""
+    if not kernel.output_elements:
+        return 1.0
+    depth = kernel.flops / (2 * kernel.output_elements)
+    return depth / (depth + device.ramp_depth)
+
+
 def kernel_s(kernel: Kernel, device: DevicePeak, precision: Precision) -> float:
     """Seconds of the device for one kernel: a fixed gap, then the longer of arithmetic and memory traffic."""
     arithmetic_s = 0.0
     if kernel.flops:
         peak = device.flops_per_s[precision] * device.best_matrix_share
-        arithmetic_s = kernel.flops / (peak * filled_share(kernel, device))
+        arithmetic_s = kernel.flops / (peak * filled_share(kernel, device) * deep_share(kernel, device))
     memory_s = kernel.num_bytes / (device.memory_bytes_per_s * device.best_memory_share)
     return device.device_s_per_kernel + max(arithmetic_s, memory_s)
 

@@ -56,12 +56,16 @@ class Sample:
 
 
 class PhaseTimes(Model):
-    """Median seconds of one op on one share, and the interquartile range of the repeats over their median."""
+    """Median seconds of one op on one share, and the interquartile range of the repeats over their median.
+
+    `communication_s`: of both together, what the op's own collectives take.
+    """
 
     forward_s: Seconds
     backward_s: Seconds
     spread: Annotated[float, Field(ge=0)] | None = None
     repeats: Annotated[int, Field(ge=1)] | None = None
+    communication_s: Seconds = 0.0
 
 
 class OpTiming(Model):

@@ -18,6 +18,7 @@ class Attention(nn.Module):
         super().__init__()
         if width % heads:
             raise ValueError(f"width {width} is not a multiple of {heads} heads")
+        self.num_heads = heads
         self.head_width = width // heads
         self.causal = causal
         self.query = nn.Linear(width, width, bias=bias)

@@ -79,6 +79,18 @@ BATCH_SIZES: dict[Size, dict[str, int]] = {
     "laptop": {"vision_language": 16, "audio_language": 8, "vision_audio_language": 8},
 }
 
+# Megatron's way: each pair of colwise and rowwise maps needs one sum per direction.
+_ATTENTION = {
+    "attention.query": "colwise",
+    "attention.key": "colwise",
+    "attention.value": "colwise",
+    "attention.out": "rowwise",
+}
+TP_PLANS: dict[type[nn.Module], dict[str, str]] = {
+    EncoderLayer: {**_ATTENTION, "mlp.up": "colwise", "mlp.down": "rowwise"},
+    LanguageLayer: {**_ATTENTION, "gate": "colwise", "up": "colwise", "down": "rowwise"},
+}
+
 
 class PerceptionEncoder(nn.Module):
     """Vision or audio to vectors of the language model's width."""
@@ -201,4 +213,6 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
             for name, (module, fields) in tasks.items()
         ],
         operators=(EncoderLayer, LanguageLayer, TokenLoss),
+        # Only at paper size no single device has the memory for all parameters.
+        tp_plans=TP_PLANS if size == "paper" else {},
     )
