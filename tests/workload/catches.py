@@ -236,6 +236,33 @@ def across() -> Workload:
     return Workload("across", [task], operators=(nn.TransformerEncoderLayer, Block))
 
 
+class Deciding(nn.Module):
+    """Decides and loops by sizes that every batch has; slices a buffer by one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(6) for _ in range(2))
+        self.register_buffer("positions", torch.linspace(0, 1, 30).view(5, 6).double())
+        self.heads = nn.ModuleList(nn.Linear(3, 1) for _ in range(2))
+
+    def forward(self, image: Tensor, mask: Tensor | None = None) -> Tensor:
+        batch, tokens, width = image.shape
+        if image.dim() != 3 or tokens > len(self.positions):
+            raise ValueError(f"unexpected {tokens} tokens")
+        x = image + self.positions[:tokens]
+        for step in range(image.size(1) // 2):
+            x = self.blocks[step](x)
+            assert x.shape == (batch, tokens, width) or x.shape[1:] == image.shape[1:]
+        if mask is not None:
+            x = x * mask
+        parts = [head(part).sum() for head, part in zip(self.heads, x.chunk(2, -1), strict=True)]
+        return sum(parts) / batch / int(width**0.5)
+
+
+def deciding() -> Workload:
+    return Workload("deciding", [Task("t", Deciding(), 4, Items(image=(4, 6)))], operators=(Block,))
+
+
 class NoOperators(nn.Module):
     def __init__(self) -> None:
         super().__init__()

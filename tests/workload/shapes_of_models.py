@@ -29,6 +29,7 @@ ALL: dict[str, Callable[[], Workload]] = {
         catches.doubling,
         catches.flows,
         catches.across,
+        catches.deciding,
         catches.no_operators,
     )
 }

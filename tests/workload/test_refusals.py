@@ -66,11 +66,18 @@ def test_control_flow_on_values() -> None:
     assert "operators" in message and "nn.Module of its own" in message and "FlowTask" in message
 
 
-def test_a_loop_over_a_batch() -> None:
-    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
-        return torch.stack([row.mean() for row in self.block(x)]).mean()
-
-    assert place(forward, 1) in of_forward(forward)
+@pytest.mark.parametrize(
+    "decide",
+    [
+        lambda x: torch.stack([row.mean() for row in x]).mean(),
+        lambda x: x.mean() if x.shape[0] > 3 else x.sum(),
+        lambda x: x.sum() / float(x.shape[0]),
+        lambda x: sum(x[position].mean() for position in range(x.size(0))),
+    ],
+)
+def test_a_decision_by_the_size_of_the_batch(decide: Callable[[Tensor], Tensor]) -> None:
+    message = of_forward(lambda self, x, label: decide(self.block(x)))
+    assert "decides by the size of the batch" in message and Path(__file__).name in message
 
 
 def test_an_error_of_the_users_own_names_its_line() -> None:
@@ -308,7 +315,7 @@ def test_length_of_a_tensor() -> None:
         return self.block(x).sum() / len(x)
 
     message = of_forward(forward)
-    assert place(forward, 1) in message and "x.shape[0]" in message
+    assert place(forward, 1) in message and "size of the batch" in message and "x.shape[0]" in message
 
 
 def test_what_is_right_is_not_refused() -> None:

@@ -16,8 +16,8 @@ from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
 from spindle_cli.workload.independence import Independence
 from spindle_cli.workload.kind import Kinds
 from spindle_cli.workload.naming import component_path, short_names
+from spindle_cli.workload.observe import Observer
 from spindle_cli.workload.ops import make_ops
-from spindle_cli.workload.shapes import Observer
 from spindle_cli.workload.sharing import SharedBlocks, find_sharing
 from spindle_cli.workload.trace import trace_task
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -55,7 +55,7 @@ def analyse_task(
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
         return make_ops(task, flows.root, flows.graph, samples, workload, observer, independence)
-    graph = trace_task(task, workload, tuple(samples))
+    graph = trace_task(task, workload, samples, observer)
     return make_ops(task, task.module, graph, samples, workload, observer, independence)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.glue import LISTED, Homes, Trace
+from spindle_cli.workload.coupling import LISTED, Trace
+from spindle_cli.workload.glue import Homes
 from spindle_cli.workload.graph import Op, ValueSpec
 from spindle_cli.workload.kind import Kinds, nodes_signature
 from spindle_cli.workload.questions import ask, can_answer, question_of

@@ -13,37 +13,26 @@ from __future__ import annotations
 
 import builtins
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from torch import fx, nn
+from torch import fx
 
-from spindle_cli.workload.independence import Independence
+from spindle_cli.workload.coupling import (
+    BATCH_NORM,
+    NO_MEAN,
+    WHOLE,
+    WHOLE_IN_SUM,
+    Trace,
+    hands_on_whole,
+    has_batch_norm,
+    why_coupled,
+)
 from spindle_cli.workload.questions import question_of
 from spindle_cli.workload.randomness import draws_random_numbers
 from spindle_cli.workload.reduction import ARITHMETIC, Degrees
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.shapes import Shapes
-from spindle_cli.workload.types import FlowTask, Task, Workload
-
-LISTED = "it is listed as coupled"
-_BATCH_NORM = "it normalises over the batch"
-_WHOLE = "it hands on a tensor without a batch dimension"
-_DEPENDENT = "what it gives for a sample depends on the batch's other samples (a missing batch_first=True?)"
-_NO_MEAN = "its loss is not the {reduction} of one loss per sample"
-_WHOLE_IN_SUM = "it adds a loss of the whole batch to a sum over samples"
-
-
-@dataclass
-class Trace:
-    """A task's trace on its way to ops."""
-
-    task: Task | FlowTask
-    root: nn.Module
-    graph: fx.Graph
-    shapes: Shapes
-    loss: fx.Node
-    independence: Independence
-    operators: list[fx.Node] = field(default_factory=list)  # in execution order; op k runs operators[k]
+from spindle_cli.workload.types import Workload
 
 
 @dataclass(frozen=True)
@@ -67,40 +56,16 @@ def find_homes(trace: Trace, workload: Workload) -> Homes:
     """
     coupled: dict[int, str] = {}
     for index, node in enumerate(trace.operators):
-        reason = _why_coupled(trace, node, workload)
+        reason = why_coupled(trace, node, workload)
         if reason is not None:
             coupled[index] = reason
     homes = _Placement(trace, dict(coupled)).place()
     last = len(trace.operators) - 1
     own_loss = homes.num_ops > len(trace.operators)
-    if own_loss and last >= 0 and last not in coupled and _hands_on_whole(trace, trace.operators[last]):
+    if own_loss and last >= 0 and last not in coupled and hands_on_whole(trace, trace.operators[last]):
         # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
-        homes = _Placement(trace, {**coupled, last: _WHOLE}).place()
+        homes = _Placement(trace, {**coupled, last: WHOLE}).place()
     return homes
-
-
-def _why_coupled(trace: Trace, node: fx.Node, workload: Workload) -> str | None:
-    """Why an operator must not be split over the batch; None if it may be."""
-    module = trace.root.get_submodule(str(node.target))
-    if isinstance(module, workload.coupled):
-        return LISTED
-    if has_batch_norm(module):
-        return _BATCH_NORM
-    if node is not trace.operators[-1] and _hands_on_whole(trace, node):
-        return _WHOLE
-    return _DEPENDENT if trace.independence.mixes(node, trace.root, trace.shapes) else None
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a module normalises over the samples of the batch (only while training)."""
-    norm = nn.modules.batchnorm._BatchNorm
-    return any(isinstance(part, norm) and part.training for part in module.modules())
-
-
-def _hands_on_whole(trace: Trace, node: fx.Node) -> bool:
-    """Whether an operator hands on a tensor that is not one per sample."""
-    tensors = [node] if trace.shapes.is_tensor(node) else [n for n in node.users if trace.shapes.is_tensor(n)]
-    return any(trace.shapes.batch_dim(tensor).dim is None for tensor in tensors)
 
 
 class _Placement:
@@ -126,7 +91,7 @@ class _Placement:
         self._place_loss()
         for node, home in self._home.items():
             if self._is_batch_norm(node):
-                self._coupled.setdefault(home, _BATCH_NORM)
+                self._coupled.setdefault(home, BATCH_NORM)
         num_ops = max(self._home.values(), default=0) + 1
         self._couple_whole_outputs()
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
@@ -139,7 +104,7 @@ class _Placement:
             if home in self._coupled or not self._shapes.is_tensor(node) or self._has_batch(node):
                 continue
             if any(self._home.get(user, home) != home for user in node.users):
-                self._coupled[home] = _WHOLE
+                self._coupled[home] = WHOLE
 
     def _place_glue(self, node: fx.Node) -> None:
         source = node.args[0] if node.args else None
@@ -249,7 +214,7 @@ class _Placement:
                 and loss_op not in self._coupled
                 and self._takes_whole(loss_op)
             ):
-                self._coupled[loss_op] = _WHOLE_IN_SUM
+                self._coupled[loss_op] = WHOLE_IN_SUM
             return
         producers = {self._home[source] for node in mixed for source in self._homed_inputs(node)}
         own = self._loss_home
@@ -262,9 +227,9 @@ class _Placement:
         for node in mixed or [self._trace.loss]:
             self._home[node] = home
         if not splits:
-            self._coupled.setdefault(home, _NO_MEAN.format(reduction=self._trace.task.reduction))
+            self._coupled.setdefault(home, NO_MEAN.format(reduction=self._trace.task.reduction))
         elif self._trace.task.reduction == "sum" and self._takes_whole(home):
-            self._coupled.setdefault(home, _WHOLE_IN_SUM)
+            self._coupled.setdefault(home, WHOLE_IN_SUM)
 
     def _loss_splits(self, mixed: list[fx.Node]) -> bool:
         expected = 1 if self._trace.task.reduction == "sum" else 0

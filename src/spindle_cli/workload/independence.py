@@ -17,8 +17,9 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.kind import Kinds
+from spindle_cli.workload.observe import swapped_tensors
 from spindle_cli.workload.randomness import draws_random_numbers
-from spindle_cli.workload.shapes import BatchDim, Shapes, growth, swapped_tensors
+from spindle_cli.workload.shapes import BatchDim, Shapes, growth
 
 _TOGETHER = 2  # samples; each alone is one
 _MAX_INPUT_ELEMENTS = 2**20

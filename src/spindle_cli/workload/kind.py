@@ -31,7 +31,7 @@ class Kinds:
 
 
 def layer_kind(module: nn.Module) -> str:
-    """A digest of a layer's class, structure and whole-number settings, and of the shapes of what it holds."""
+    """A digest of a layer's class, structure and whole-number settings, and the shapes of what it holds."""
     parts = [_FLOAT.sub("*", repr(module))]
     for name, part in module.named_modules():
         parts.append(

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.coupling import Trace
 from spindle_cli.workload.cut import Cutter
-from spindle_cli.workload.glue import Trace, find_homes
+from spindle_cli.workload.glue import find_homes
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.independence import Independence
 from spindle_cli.workload.inplace import check_homes, check_in_place
+from spindle_cli.workload.observe import Observer
 from spindle_cli.workload.prepare import find_loss, inline_constants, split_container
-from spindle_cli.workload.shapes import Observer, Shapes
+from spindle_cli.workload.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

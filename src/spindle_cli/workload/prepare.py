@@ -33,8 +33,8 @@ def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
             continue
         for user in list(node.users):
             if user.op != "output":
-                user.args = _replaced(user.args, node, value)
-                user.kwargs = _replaced(user.kwargs, node, value)
+                user.args = _replaced(user.args, node, shapes.values[node])
+                user.kwargs = _replaced(user.kwargs, node, shapes.values[node])
 
 
 def _is_plain(value: Any) -> bool:

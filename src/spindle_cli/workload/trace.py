@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.known import Known, UnknownError, numbers_are_known
+from spindle_cli.workload.observe import Observer
 from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_error, refusal
 from spindle_cli.workload.types import Task, Workload
 
@@ -27,10 +29,31 @@ class OperatorTracer(fx.Tracer):
     from.
     """
 
-    def __init__(self, leaves: tuple[type[nn.Module], ...], fields: tuple[str, ...]) -> None:
+    proxy_buffer_attributes = True  # a buffer may change, so what is made of it is no constant
+
+    def __init__(
+        self,
+        leaves: tuple[type[nn.Module], ...],
+        task: Task,
+        samples: Mapping[str, Tensor],
+        observer: Observer,
+    ) -> None:
         super().__init__()
         self._leaves = leaves
-        self._fields = fields
+        self._task = task
+        self._samples = samples
+        self._observer = observer
+        self._known: Known | None = None
+
+    @property
+    def known(self) -> Known:
+        """What is known of the nodes traced so far."""
+        if self._known is None:
+            task = self._task
+            self._known = Known(
+                self._observer, task.module, self.graph, task.name, self._samples, task.batch_size
+            )
+        return self._known
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Operators, and torch's own layers as usual."""
@@ -48,26 +71,50 @@ class OperatorTracer(fx.Tracer):
         """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they
         mean in Python.
         """
-        proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._fields}
+        proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._samples}
 
         def call() -> Any:
             return self.root.forward(**proxies)
 
         return call, []
 
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Decide an `if` by sizes that are known."""
+        return bool(self.known.number(obj))
 
-def trace_task(task: Task, workload: Workload, fields: tuple[str, ...]) -> fx.Graph:
-    """The task's forward as a graph whose one output is the scalar loss (or an operator's output, if that is
-    what it returns).
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        """Loop over as many parts as there are for every batch."""
+        parts: Any = obj
+        return iter([parts[position] for position in range(self.known.length(obj))])
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Trace a call, unless it is our own to find out what is known."""
+        if self._known is not None and self._known.looking:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        """A proxy for a parameter or buffer, unless it is asked for to find out what is known."""
+        if self._known is not None and self._known.looking:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def trace_task(task: Task, workload: Workload, samples: Mapping[str, Tensor], observer: Observer) -> fx.Graph:
+    """The task's forward as a graph of operators and glue.
+
+    Args:
+        samples: a small collated batch, for the names and shapes of the fields.
+        observer: of the whole workload.
 
     Raises:
         WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
             what to do.
     """
-    _check_signature(task, fields)
-    tracer = OperatorTracer((*workload.operators, *workload.coupled), fields)
+    _check_signature(task, tuple(samples))
+    tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer)
     try:
-        with _creators_traced(tracer):
+        with _creators_traced(tracer), numbers_are_known(tracer):
             graph = tracer.trace(task.module)
     except WorkloadError:
         raise
@@ -78,11 +125,9 @@ def trace_task(task: Task, workload: Workload, fields: tuple[str, ...]) -> fx.Gr
 
 def _untraceable(task: str, error: Exception) -> WorkloadError:
     text = str(error).strip().split("\n")[0]
-    if text.startswith("'len' is not supported"):
-        what = "forward takes len() of a tensor, which is not known before it runs"
-        return refusal(task, what, place_of_error(error), "Write x.shape[0] in place of len(x).")
-    if isinstance(error, fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
-        what = f"forward depends on values that are known only when it runs, so it cannot be traced: {text}"
+    if isinstance(error, UnknownError | fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
+        what = "forward depends on values that are known only when it runs, so it cannot be traced"
+        what += f": {text}" if text else ""
         return refusal(task, what, place_of_error(error), _WRAP_HINT)
     return refusal(
         task,
