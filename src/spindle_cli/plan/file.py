@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from spindle_cli.artifact import write_text
-from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice
+from spindle_cli.profile.types import Profile
 
 # What YAML 1.1 reads as a string without quotes, also inside [] and {}.
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*|[0-9]+-[0-9]+")
@@ -17,12 +20,46 @@ _NOT_STRINGS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y"
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and validate a plan file.
+    """Read and validate a plan file that says all that is needed to predict or run it.
 
     Raises:
-        InputError: missing, malformed, or of another kind or version.
+        InputError: missing, malformed, of another kind or version, or without `metaops`.
     """
-    return Plan.read(path)
+    plan = Plan.read(path)
+    if not plan.metaops:
+        raise InputError(
+            f"{path}: the key 'metaops' is missing: what the slices run, which the profile says",
+            hint=f"Add it with `spindle check {path} --profile PROFILE.json -o COMPLETE.yaml`, "
+            "and give this command the complete plan.",
+        )
+    return plan
+
+
+def read_with_profile(path: Path, profile_path: Path | None) -> tuple[Plan, Profile | None]:
+    """Read a plan, which may lack `metaops`, and the profile that it was made from.
+
+    A plan may name its profile by the hash of its canonical JSON, as ours do, or of the file's bytes, as
+    `sha256sum` prints it; the plan returned has the first.
+
+    Raises:
+        InputError: one of them is missing, malformed, or of another kind or version, or the profile is of
+            another workload.
+    """
+    plan = Plan.read(path)
+    if profile_path is None:
+        return plan, None
+    profile = Profile.read(profile_path)
+    if plan.workload.fingerprint != profile.workload.fingerprint:
+        raise InputError(
+            f"{profile_path}: a profile of workload {profile.workload.name!r} "
+            f"({profile.workload.fingerprint}); {path} is for {plan.workload.name!r} "
+            f"({plan.workload.fingerprint})",
+            hint="Give the profile that the plan was made from, or plan again with this one.",
+        )
+    known_as = {profile.sha256(), "sha256:" + hashlib.sha256(profile_path.read_bytes()).hexdigest()}
+    if "sha256:" + plan.profile.sha256.removeprefix("sha256:") in known_as:
+        plan = plan.model_copy(update={"profile": ProfileRef(sha256=profile.sha256())})
+    return plan, profile
 
 
 def write_plan(path: Path, plan: Plan) -> None:

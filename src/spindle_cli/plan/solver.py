@@ -26,6 +26,11 @@ class Solution:
     duals: Mapping[str, float]
 
 
+def solver(relative_gap: float | None = None) -> Any:
+    """The solver, on one thread so that it does the same every time. `relative_gap`: of integer programs."""
+    return pulp.HiGHS(msg=False, threads=1, gapRel=relative_gap)
+
+
 class LinearProgram:
     """A linear program to minimise, built row by row from {variable: coefficient}.
 
@@ -68,7 +73,7 @@ class LinearProgram:
                 'Optimal').
         """
         problem = self._problem
-        problem.solve(pulp.HiGHS(msg=False, threads=1))
+        problem.solve(solver())
         if problem.status != pulp.LpStatusOptimal or problem.sol_status != pulp.LpSolutionOptimal:
             raise SolverError(f"{problem.name}: the solver ended with {pulp.LpStatus[problem.status]!r}")
         values = {variable.name: variable.varValue for variable in problem.variables()}

@@ -14,7 +14,7 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.cluster import MAX_DEVICES, Cluster
 from spindle_cli.profile.metagraph import check_metagraph
-from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, Seconds, WorkloadRef
+from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, Profile, Seconds, WorkloadRef
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 
@@ -160,7 +160,8 @@ class Plan(Artifact):
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
     notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
     predicted: Predicted
-    metaops: Annotated[tuple[PlanMetaOp, ...], Field(min_length=1)]
+    # what the slices run; absent from a plan that another tool wrote: `with_metaops_of` fills it in
+    metaops: tuple[PlanMetaOp, ...] = ()
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -177,3 +178,34 @@ class Plan(Artifact):
     def by_name(self) -> dict[str, PlanMetaOp]:
         """MetaOps by their unique names, in file order."""
         return {metaop.name: metaop for metaop in self.metaops}
+
+    def with_metaops_of(self, profile: Profile) -> Plan:
+        """This plan; where it has no `metaops`, with the profile's, and with its optimizer and threads."""
+        if self.metaops:
+            return self
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        threads = profile.environment.get("threads_per_process")
+        taken = {
+            "optimizer_state_per_param": profile.optimizer_state_per_param,
+            "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
+        }
+        shared = set(PlanMetaOp.model_fields)
+        metaops = [PlanMetaOp(**{name: getattr(each, name) for name in shared}) for each in profile.metaops]
+        return Plan(**{**taken, **fields, "metaops": tuple(metaops)})
+
+    def outlined(self) -> Plan:
+        """This plan; where it has no `metaops`, with what its slices tell of them.
+
+        Names, numbers of ops, and the part of the name before '/' as the task; no inputs, curves or sizes, and
+        a batch size that only stands in. Enough to draw and to compare slices, not to predict or to run.
+        """
+        if self.metaops:
+            return self
+        num_ops: dict[str, int] = {}
+        for piece in self.slices:
+            num_ops[piece.metaop] = max(num_ops.get(piece.metaop, 0), piece.ops[1])
+        metaops = tuple(
+            PlanMetaOp(name=name, task=name.partition("/")[0], num_ops=count, batch_size=1)
+            for name, count in num_ops.items()
+        )
+        return Plan(**{**{name: getattr(self, name) for name in self.model_fields_set}, "metaops": metaops})
