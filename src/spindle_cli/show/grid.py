@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from spindle_cli.plan.types import Plan
 
+SHORTEST_S = 1e-12  # a schedule that is not longer counts as taking no time at all
+
 
 @dataclass(frozen=True)
 class Row:
@@ -35,6 +37,18 @@ class Grid:
     column_s: float
 
 
+def length_s(plan: Plan) -> float:
+    """Seconds that the schedule takes; 1 for one that takes none, so that shares of it can be told.
+
+    Starts count too, so that a plan that no check would pass can be drawn.
+    """
+    last_s = max(
+        max(wave.start_s, *(time_s for piece in wave.slices for time_s in (piece.start_s, piece.end_s)))
+        for wave in plan.waves
+    )
+    return last_s if last_s > SHORTEST_S else 1.0
+
+
 def make_grid(plan: Plan, columns: int, max_rows: int) -> Grid:
     """The schedule in `columns` columns and at most `max_rows` rows.
 
@@ -42,8 +56,7 @@ def make_grid(plan: Plan, columns: int, max_rows: int) -> Grid:
     are merged into rows of about equally many devices, each cell showing the slice that runs for most of its
     device-seconds.
     """
-    end_s = max(piece.end_s for piece in plan.slices)
-    column_s = end_s / columns if end_s > 0 else 1.0
+    column_s = length_s(plan) / columns
     alike = _devices_alike(plan)
     merged = _merge(alike, max_rows, plan.cluster.num_devices)
     rows = tuple(_row(plan, groups, columns, column_s) for groups in merged)

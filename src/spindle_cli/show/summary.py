@@ -9,6 +9,7 @@ from pydantic import Field
 
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan
+from spindle_cli.show.grid import length_s
 
 
 class Allocation(Model):
@@ -20,12 +21,15 @@ class Allocation(Model):
 
 
 class MetaOpSummary(Model):
-    """A MetaOp as planned. `busy_s`: its slices' seconds; `device_s`: those times their devices."""
+    """A MetaOp as planned. `busy_s`: its slices' seconds; `device_s`: those times their devices.
+
+    `batch_size`: None where the plan has no `metaops` to say it.
+    """
 
     name: str
     task: str
     num_ops: int
-    batch_size: int
+    batch_size: int | None
     allocations: tuple[Allocation, ...]
     start_s: float
     end_s: float
@@ -88,13 +92,13 @@ def _device_use(plan: Plan) -> tuple[float, ...]:
     for piece in plan.slices:
         for device in piece.devices:
             busy_s[device] += piece.end_s - piece.start_s
-    end_s = max(piece.end_s for piece in plan.slices)
-    return tuple(seconds / end_s if end_s > 0 else 0.0 for seconds in busy_s)
+    whole_s = length_s(plan)
+    return tuple(seconds / whole_s for seconds in busy_s)
 
 
 def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
     summaries = []
-    for metaop in plan.metaops:
+    for metaop in plan.outlined().metaops:
         pieces = [piece for piece in plan.slices if piece.metaop == metaop.name]
         ops: Counter[tuple[int, int]] = Counter()
         for piece in pieces:
@@ -105,7 +109,7 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
                 name=metaop.name,
                 task=metaop.task,
                 num_ops=metaop.num_ops,
-                batch_size=metaop.batch_size,
+                batch_size=metaop.batch_size if plan.metaops else None,
                 allocations=tuple(Allocation(num_ops=n, dp=dp, tp=tp) for (dp, tp), n in widest_first),
                 start_s=min((piece.start_s for piece in pieces), default=0.0),
                 end_s=max((piece.end_s for piece in pieces), default=0.0),

@@ -58,7 +58,7 @@ def allocation_table(plan: Plan, report: ShowReport) -> Table:
             Text(symbols.letter[metaop.name], style=f"black on {symbols.colour[metaop.task]}"),
             metaop.name,
             str(metaop.num_ops),
-            str(metaop.batch_size),
+            "-" if metaop.batch_size is None else str(metaop.batch_size),
             ", ".join(map(_allocation, metaop.allocations)),
             format_seconds(metaop.start_s),
             format_seconds(metaop.end_s),
