@@ -50,8 +50,8 @@ def test_an_interrupt_ends_with_one_line(tmp_path: Path, after_s: float) -> None
     writer = pipe.open("w")  # returns when the command has opened its end: it is waiting for the plan now
     time.sleep(after_s)
     process.send_signal(signal.SIGINT)
+    writer.close()  # a read that began just as the signal came would wait for ever
     out, err = process.communicate(timeout=30)
-    writer.close()
     assert (process.returncode, out, err) == (130, "", "interrupted\n")
 
 
