@@ -75,7 +75,7 @@ class EncoderDecoder(nn.Module):
         memory = self.encoder.embed(image)
         for block in self.encoder.blocks:
             memory = block(memory)
-        mask = torch.full((5, 5), -1e9, dtype=torch.float64).triu(1)
+        mask = torch.full((5, 5), -1e9, dtype=memory.dtype).triu(1)
         x = self.table(tokens[:, :-1])
         for layer in self.layers:
             x = layer(x, memory, mask)

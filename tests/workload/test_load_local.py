@@ -8,8 +8,12 @@ import torch
 from spindle_cli.workload import localise
 from spindle_cli.workload.abstract import load_abstract
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.load import load
 from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.parameters import ParameterTable
+
+from . import shapes_of_models
 
 BUILDS = ["mixed", "copied", "reading", "tied"]
 IN_PART = ["mixed", "copied", "tied"]
@@ -62,3 +66,24 @@ def test_buffers_are_those_of_a_full_build() -> None:
 def test_nothing_wanted_means_nothing_real() -> None:
     local = load_local(source("mixed"), {})
     assert all(parameter.is_meta for parameter in local.workload.tasks[0].module.parameters())
+
+
+@pytest.mark.parametrize("name", shapes_of_models.ALL)
+def test_every_shape_of_model_can_be_built_abstractly_and_in_part(name: str) -> None:
+    where = f"{shapes_of_models.ALL[name].__module__}:{name}"
+    full = ParameterTable.of(analyse(load(where).workload))
+    graph = analyse(load_abstract(where).workload)
+    assert graph.fingerprint == analyse(load(where).workload).fingerprint
+    task = next(iter(graph.tasks))
+    asked: list[str] = []
+
+    def choose(graph: WorkloadGraph) -> dict[str, list[int]]:
+        asked.append(graph.fingerprint)
+        return {task: [len(graph.tasks[task].ops) - 1]}
+
+    local = ParameterTable.of(analyse(load_local(where, choose).workload))
+    last = (task, len(graph.tasks[task].ops) - 1)
+    for key, parameter in local.parameters.items():
+        assert parameter.is_meta == (last not in full.users[key]), key
+        assert parameter.is_meta or torch.equal(parameter, full.parameters[key])
+    assert asked[0] == graph.fingerprint
