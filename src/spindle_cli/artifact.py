@@ -60,8 +60,11 @@ class Artifact(Model):
         return validate(cls, data, where=where)
 
     def sha256(self) -> str:
-        """'sha256:...' of the content: the same for any spelling of the same values."""
-        return sha256_of(self.model_dump(mode="json", by_alias=True))
+        """'sha256:...' of the content: the same for any spelling of the same values.
+
+        Keys at their defaults are left out, so that a version that adds an optional key finds the same.
+        """
+        return sha256_of(self.model_dump(mode="json", by_alias=True, exclude_defaults=True))
 
 
 T = TypeVar("T", bound=BaseModel)

@@ -39,7 +39,7 @@ def times(plan: Plan) -> Iterator[Violation]:
 
 
 def memory(plan: Plan) -> Iterator[Violation]:
-    """Every device holds what it needs, and peak_memory_bytes says so."""
+    """Every device holds what it needs."""
     needs = device_memory(plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param)
     capacity = plan.cluster.memory_bytes
     # Devices that need the same and have the same are one violation.
@@ -55,7 +55,6 @@ def memory(plan: Plan) -> Iterator[Violation]:
             value=f"needs {_breakdown(need)}",
             expected=f"at most {format_bytes(limit)}",
         )
-    yield from _stated_memory(plan, tuple(need.total_bytes for need in needs))
 
 
 def _breakdown(need: DeviceMemory) -> str:
@@ -70,16 +69,25 @@ def _breakdown(need: DeviceMemory) -> str:
     return f"{format_bytes(need.total_bytes)} ({listed})"
 
 
-def _stated_memory(plan: Plan, needs_bytes: tuple[int, ...]) -> Iterator[Violation]:
-    stated = plan.predicted.peak_memory_bytes
-    if len(stated) != len(needs_bytes):
+def one_peak_a_device(plan: Plan) -> Iterator[Violation]:
+    """peak_memory_bytes has an entry for each device."""
+    stated, expected = len(plan.predicted.peak_memory_bytes), plan.cluster.num_devices
+    if stated != expected:
         yield Violation(
             rule="peak-memory",
             where="predicted.peak_memory_bytes",
-            value=f"{len(stated)} entries",
-            expected=f"one for each of the {len(needs_bytes)} devices",
+            value=f"{stated} entries",
+            expected=f"one for each of the {expected} devices",
         )
-        return
+
+
+def stated_memory(plan: Plan) -> Iterator[Violation]:
+    """peak_memory_bytes says what each device needs."""
+    stated = plan.predicted.peak_memory_bytes
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param)
+    if len(stated) != len(needs):
+        return  # reported by one_peak_a_device
+    needs_bytes = tuple(need.total_bytes for need in needs)
     wrong = tuple(
         device
         for device, (said, need) in enumerate(zip(stated, needs_bytes, strict=True))

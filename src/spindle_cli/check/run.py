@@ -11,7 +11,8 @@ from spindle_cli.profile.types import Profile
 def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, ...]:
     """Everything that is wrong with a plan; empty if it is valid.
 
-    With the profile that the plan was made from, also whether they agree. When slices name MetaOps, ops or
+    With the profile that the plan was made from, also whether they agree. A plan without `metaops` takes them
+    from the profile; without one it is checked as far as its slices tell. When slices name MetaOps, ops or
     devices that do not exist, only that is reported: the other rules would be about parts that are not there.
 
     Raises:
@@ -19,19 +20,25 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     """
     if profile is not None:
         against_profile.require_same_workload(plan, profile)
-    found = list(structure.names_and_ranges(plan))
+    whole = plan.outlined() if profile is None else plan.with_metaops_of(profile)
+    found = list(structure.names_and_ranges(whole))
     if not found:
-        found += structure.every_op_once(plan)
-        found += structure.valid_allocations(plan)
-        found += schedule.durations(plan)
-        found += schedule.order_of_slices(plan)
-        found += schedule.producers_first(plan)
-        found += schedule.one_slice_a_device(plan)
-        found += schedule.waves(plan)
-        found += predictions.times(plan)
-        found += predictions.memory(plan)
+        found += structure.every_op_once(whole)
+        found += structure.device_lists(whole)
+        found += schedule.order_of_slices(whole)
+        found += schedule.one_slice_a_device(whole)
+        found += schedule.waves(whole)
+        found += predictions.times(whole)
+        found += predictions.one_peak_a_device(whole)
+        if plan.metaops or profile is not None:
+            found += structure.valid_allocations(whole)
+            found += schedule.durations(whole)
+            found += schedule.producers_first(whole)
+            found += predictions.memory(whole)
+        if plan.metaops:  # what another tool predicts may rest on its own account of memory
+            found += predictions.stated_memory(whole)
     if profile is not None:
-        found += against_profile.same_profile(plan, profile)
-        found += against_profile.same_metaops(plan, profile)
-        found += against_profile.bound_is_no_guess(plan, profile)
+        found += against_profile.same_profile(whole, profile)
+        found += against_profile.same_metaops(whole, profile)
+        found += against_profile.bound_is_no_guess(whole, profile)
     return tuple(found)

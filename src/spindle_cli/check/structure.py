@@ -98,10 +98,9 @@ def _lost(metaop: str, first: int, last: int) -> Violation:
     )
 
 
-def valid_allocations(plan: Plan) -> Iterator[Violation]:
-    """Each slice has dp x tp different devices, dp divides the batch, and its curve has a point for both."""
+def device_lists(plan: Plan) -> Iterator[Violation]:
+    """Each slice has dp x tp different devices."""
     for wave, piece in located(plan):
-        metaop = plan.by_name[piece.metaop]
         where = place_of(wave, piece)
         repeated = tuple(sorted(device for device, times in Counter(piece.devices).items() if times > 1))
         if repeated:
@@ -119,6 +118,13 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
                 value=f"{len(piece.devices)} devices",
                 expected=f"dp {piece.dp} x tp {piece.tp} = {piece.dp * piece.tp} devices",
             )
+
+
+def valid_allocations(plan: Plan) -> Iterator[Violation]:
+    """Of each slice, dp divides the batch, and the curve has a point for dp and tp."""
+    for wave, piece in located(plan):
+        metaop = plan.by_name[piece.metaop]
+        where = place_of(wave, piece)
         if metaop.batch_size % piece.dp:
             yield Violation(
                 rule="allocation",

@@ -9,7 +9,7 @@ import typer
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, PlanArgument
-from spindle_cli.errors import ExitCode
+from spindle_cli.errors import ExitCode, UsageError
 
 
 def check(
@@ -23,6 +23,16 @@ def check(
             show_default=False,
         ),
     ] = None,
+    complete: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="COMPLETE.yaml",
+            help="With --profile: write the plan if it is valid, with the metaops that another tool left out.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check a plan without the planner's code.
@@ -32,11 +42,18 @@ def check(
     """
     from spindle_cli.check.report import CheckReport
     from spindle_cli.check.run import check_plan
-    from spindle_cli.plan.file import read_plan
-    from spindle_cli.profile.types import Profile
+    from spindle_cli.plan.complete import completed
+    from spindle_cli.plan.file import read_with_profile, write_plan
 
-    read = read_plan(plan)
-    violations = check_plan(read, None if profile is None else Profile.read(profile))
+    if complete is not None and profile is None:
+        raise UsageError("-o: what is missing from a plan comes from its profile", hint="Add --profile.")
+    read, its_profile = read_with_profile(plan, profile)
+    if not read.metaops:
+        output.note(f"warning: {plan}: no key 'metaops': batches, curves, inputs and memory need --profile")
+    violations = check_plan(read, its_profile)
+    if complete is not None and its_profile is not None and not violations:
+        write_plan(complete, completed(read, its_profile))
+        output.note(f"wrote {complete}")
     report = CheckReport.of(str(plan), read, violations)
     output.report(as_json, report, str(report))
     if violations:

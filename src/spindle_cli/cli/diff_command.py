@@ -27,11 +27,16 @@ def diff(
     as_json: JsonOption = False,
 ) -> None:
     """Show what changed between two plans."""
-    from spindle_cli.plan.file import read_plan
+    from spindle_cli.plan.types import Plan
     from spindle_cli.questions.diff import change_lines, figure_table
     from spindle_cli.questions.diff import diff as ask
 
-    difference = ask(read_plan(before), read_plan(after), before_name=str(before), after_name=str(after))
+    difference = ask(
+        Plan.read(before).outlined(),
+        Plan.read(after).outlined(),
+        before_name=str(before),
+        after_name=str(after),
+    )
     output.report(as_json, difference, figure_table(difference), change_lines(difference))
     growth = difference.iteration.growth
     if max_growth is not None and growth is not None and growth * 100 > max_growth:

@@ -30,13 +30,14 @@ def explain(
     what the number of devices holds up and what chains of MetaOps do; the program and the planner are run
     again for one device fewer and one more.
     """
-    from spindle_cli.plan.file import read_plan
-    from spindle_cli.profile.types import Profile
+    from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.questions import explain_text
     from spindle_cli.questions.explain import explain as ask
 
-    read = None if profile is None else Profile.read(profile)
-    explanation = ask(read_plan(plan), read, plan_name=str(plan))
+    read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
+    if its_profile is not None:
+        read = read.with_metaops_of(its_profile)
+    explanation = ask(read, its_profile, plan_name=str(plan))
     output.report(
         as_json,
         explanation,

@@ -37,13 +37,14 @@ def report(
     strategies compared, and a run's losses and times against the prediction.
     """
     from spindle_cli.artifact import write_text
-    from spindle_cli.plan.file import read_plan
-    from spindle_cli.profile.types import Profile
+    from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.report.build import build_report
     from spindle_cli.report.page import render_page
 
-    read = read_plan(plan)
-    data = build_report(read, profile=None if profile is None else Profile.read(profile), run_dir=run)
+    read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
+    if its_profile is not None:
+        read = read.with_metaops_of(its_profile)
+    data = build_report(read, profile=its_profile, run_dir=run)
     write_text(output_path, render_page(data))
     output.note(f"wrote {output_path}")
     if as_json:

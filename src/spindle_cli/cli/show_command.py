@@ -52,8 +52,9 @@ def show(
     """
     from spindle_cli.check.run import check_plan
     from spindle_cli.plan.file import read_plan
+    from spindle_cli.plan.types import Plan
 
-    read = read_plan(plan)
+    read = Plan.read(plan) if rank is None else read_plan(plan)
     violations = check_plan(read)
     if rank is not None:
         _require(not violations, plan, violations)
@@ -69,6 +70,7 @@ def show(
     if as_json:
         output.print_json(report)
         return
+    read = read.outlined()
     console = output.out(width)
     console.print(table.headline(report) + "\n")
     console.print(picture.draw(read, console.width, rows))

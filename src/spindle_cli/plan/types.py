@@ -196,8 +196,8 @@ class Plan(Artifact):
     def outlined(self) -> Plan:
         """This plan; where it has no `metaops`, with what its slices tell of them.
 
-        Names, numbers of ops, and the part of the name before '/' as the task; no inputs, curves or sizes, and
-        a batch size that only stands in. Enough to draw and to compare slices, not to predict or to run.
+        Names, numbers of ops, and the part of the name before '/' as the task; no inputs, curves or sizes,
+        and a batch size that only stands in. Enough to draw and to compare slices, not to predict or run.
         """
         if self.metaops:
             return self
