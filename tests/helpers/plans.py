@@ -64,9 +64,17 @@ def profile_of(*metaops: MetaOpProfile) -> Profile:
     )
 
 
-def slice_of(metaop: MetaOpProfile, ops: tuple[int, int], devices: Sequence[int], start_s: float) -> Slice:
+def slice_of(
+    metaop: MetaOpProfile,
+    ops: tuple[int, int],
+    devices: Sequence[int],
+    start_s: float,
+    *,
+    recompute: bool = False,
+) -> Slice:
     """A data-parallel slice that lasts exactly as long as its curve says."""
-    op_s = next(point.op_s for point in metaop.curve if point.num_devices == len(devices))
+    point = next(point for point in metaop.curve if point.num_devices == len(devices))
+    op_s = point.op_s + (point.forward_s if recompute else 0.0)
     return Slice(
         metaop=metaop.name,
         ops=ops,
@@ -74,6 +82,7 @@ def slice_of(metaop: MetaOpProfile, ops: tuple[int, int], devices: Sequence[int]
         dp=len(devices),
         start_s=start_s,
         end_s=start_s + (ops[1] - ops[0]) * op_s,
+        recompute=recompute,
     )
 
 

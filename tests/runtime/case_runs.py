@@ -36,6 +36,7 @@ class Case:
     args: Mapping[str, object] = field(default_factory=dict)
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
     dtype: DtypeName = "float64"
+    recompute: Sequence[str] = ()  # MetaOps
 
 
 def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
@@ -52,7 +53,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     graph = analyse(load(str(source)).workload)
     devices = [item for item in case.placements if isinstance(item, int)]
     placements = [item for item in case.placements if not isinstance(item, int)]
-    write_plan(folder / "plan.yaml", place(graph, num_devices, placements or whole(graph, tuple(devices))))
+    plan = place(graph, num_devices, placements or whole(graph, tuple(devices)), case.recompute)
+    write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",
         workload=str(source),

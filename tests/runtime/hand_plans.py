@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.plan.types import Plan
@@ -12,8 +12,16 @@ from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 Placement = tuple[str, tuple[int, int], tuple[int, ...]]  # (MetaOp, ops, devices)
 
 
-def place(graph: WorkloadGraph, num_devices: int, placements: Sequence[Placement]) -> Plan:
-    """A valid plan that runs these placements as early as devices and inputs allow; every op takes 1 s."""
+def place(
+    graph: WorkloadGraph,
+    num_devices: int,
+    placements: Sequence[Placement],
+    recompute: Collection[str] = (),
+) -> Plan:
+    """A valid plan that runs these placements as early as devices and inputs allow; every op takes 1 s.
+
+    `recompute`: the MetaOps that keep no activations.
+    """
     metaops = {metaop.name: _profile_of(metaop, graph) for metaop in graph.metaops}
     free_s = [0.0] * num_devices
     ended_s: dict[str, float] = {}
@@ -21,7 +29,7 @@ def place(graph: WorkloadGraph, num_devices: int, placements: Sequence[Placement
     for name, ops, devices in placements:
         ready_s = max((ended_s[name] for name in metaops[name].inputs), default=0.0)
         start_s = max(ready_s, ended_s.get(name, 0.0), *(free_s[device] for device in devices))
-        piece = slice_of(metaops[name], ops, devices, start_s)
+        piece = slice_of(metaops[name], ops, devices, start_s, recompute=name in recompute)
         ended_s[name] = piece.end_s
         for device in devices:
             free_s[device] = piece.end_s

@@ -34,6 +34,17 @@ SCATTERED: tuple[Placement, ...] = (
 )
 
 
+# All of a task with a decoder, one tower of another, and a MetaOp that hands on a value without a batch dimension.
+RECOMPUTED = (
+    "pairs/vision",
+    "caption/vision",
+    "caption/center",
+    "caption/layers",
+    "caption/project",
+    "classify/mix",
+)
+
+
 def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     """A random plan: each MetaOp cut at random, each part on random devices in random order."""
     draw = random.Random(seed)
@@ -57,6 +68,7 @@ ON_FOUR = (
     Case("scattered-float32", SCATTERED, train=ADAMW, dtype="float32"),
     Case("summed-loss", SCATTERED, args={"reduction": "sum"}),
     Case("frozen-tower", SCATTERED, args={"frozen_tower": True}, train=ADAMW),
+    Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
 )
 EXACT_ON_TWO = (

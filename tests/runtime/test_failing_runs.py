@@ -81,11 +81,10 @@ def test_a_plan_for_other_devices_is_refused(plan: Plan, request_: RunRequest) -
 
 def test_what_workers_cannot_run_is_refused_by_name(plan: Plan, request_: RunRequest) -> None:
     wave = plan.waves[0]
-    for change, message in (({"recompute": True}, "recomputation of activations"), ({"tp": 2}, "tp 2")):
-        piece = wave.slices[0].model_copy(update=change)
-        changed = with_waves(plan, (wave.model_copy(update={"slices": (piece,)}), *plan.waves[1:]))
-        with pytest.raises(InputError, match=f"{message}.* which workers cannot run yet"):
-            require_supported(changed, request_)
+    piece = wave.slices[0].model_copy(update={"tp": 2})
+    changed = with_waves(plan, (wave.model_copy(update={"slices": (piece,)}), *plan.waves[1:]))
+    with pytest.raises(InputError, match=r"tp 2.* which workers cannot run yet"):
+        require_supported(changed, request_)
     with pytest.raises(InputError, match="cannot resume"):
         require_supported(plan, request_.model_copy(update={"resume": True}))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from spindle_cli.runtime.recompute import run_recomputed
 from spindle_cli.runtime.rows import Samples
 from spindle_cli.runtime.wiring import WiredSlice
 
@@ -44,7 +45,7 @@ def run_forward(
     inputs: Mapping[str, Tensor],
     watched: Mapping[int, Callable[[], None]],
 ) -> ForwardRun:
-    """Run the slice's ops in order.
+    """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed.
 
     Args:
         local: the slice.
@@ -63,7 +64,8 @@ def run_forward(
         taken = [values[name] for name in op.inputs]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
-        result = module(*[fields[name] for name in op.fields], *taken)
+        arguments = [*[fields[name] for name in op.fields], *taken]
+        result = run_recomputed(module, arguments) if local.wired.piece.recompute else module(*arguments)
         if op.is_loss:
             loss = result
         else:

@@ -106,10 +106,10 @@ def require_supported(plan: Plan, request: RunRequest) -> None:
         InputError: naming it and its slice.
     """
     for piece in plan.slices:
-        if piece.tp > 1 or piece.recompute:
-            what = f"tensor parallelism (tp {piece.tp})" if piece.tp > 1 else "recomputation of activations"
+        if piece.tp > 1:
             raise InputError(
-                f"{request.plan}: slice {piece.label} uses {what}, which workers cannot run yet",
+                f"{request.plan}: slice {piece.label} uses tensor parallelism (tp {piece.tp}), "
+                "which workers cannot run yet",
                 hint="Plan without it.",
             )
     if request.resume:
