@@ -34,7 +34,12 @@ def defective(runs: Runs, name: str) -> Runs:
     """The same runs, with the files that one defect has left."""
     folder = runs.ours.run_dir / name
     request = runs.ours.request.model_copy(update={"run_dir": folder, "capture_dir": folder / "captured"})
-    return Runs(runs.plan, runs.ours.model_copy(update={"run_dir": folder, "request": request}), runs.plain)
+    return Runs(
+        runs.plan,
+        runs.ours.model_copy(update={"run_dir": folder, "request": request}),
+        runs.plain,
+        runs.rounded,
+    )
 
 
 def checks(report: VerifyReport) -> dict[str, Check]:

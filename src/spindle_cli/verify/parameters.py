@@ -76,6 +76,13 @@ def compare_final(
     return tally.check(), tuple(noise.values())
 
 
+def largest_change(changed: CapturedRun, plain: CapturedRun, left_out: Collection[str]) -> float:
+    """The largest norm-wise relative difference of two plain runs' final parameters."""
+    names = plain.final.holders.keys() - set(left_out)
+    pairs = ((changed.final.first(name).double(), plain.final.first(name).double()) for name in names)
+    return max((_by_norm(ours, theirs) for ours, theirs in pairs), default=0.0)
+
+
 def find_noise(plan: CapturedRun, plain: CapturedRun, relative_floor: float) -> tuple[Noise, ...]:
     """The parameters whose gradients are not zero but everywhere below the noise floor, in both runs."""
     largest_of_all = largest_gradient(plain)

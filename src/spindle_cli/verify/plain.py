@@ -1,7 +1,8 @@
 """The same training in plain PyTorch, in one process: what a plan's run is compared with.
 
-`python -m spindle_cli.verify.plain REQUEST.json`. It shares no code with the runtime: the user's modules are
-called as they are, their weighted losses are added, and one `backward` and one optimizer step follow.
+`python -m spindle_cli.verify.plain REQUEST.json [--rounding]`. It shares no code with the runtime: the user's
+modules are called as they are, their weighted losses are added, and one `backward` and one optimizer step
+follow.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.verify.flow import root_of, run_flow
+from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.worker_session import worker_session
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.load import LoadedWorkload, load
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
-def train(request: RunRequest) -> None:
+def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     """Train `request.steps` steps; leave metrics.jsonl in `run_dir`, and what `verify` compares in
-    `capture_dir`.
+    `capture_dir`. With `noise`, gradients are changed by it before every step.
 
     Raises:
         InputError: the workload cannot be loaded.
@@ -41,6 +43,7 @@ def train(request: RunRequest) -> None:
     move_to(loaded.workload, device, dtype)
     parameters = parameters_by_name(loaded.workload)
     optimizer = make_optimizer(loaded, parameters)
+    schedule = make_schedule(loaded, optimizer)
     batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
     write_tensors(request.capture_dir, "initial", parameters)
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
@@ -52,7 +55,13 @@ def train(request: RunRequest) -> None:
             if step == 0:
                 gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
                 write_tensors(request.capture_dir, "gradients", gradients)
+            if noise is not None:
+                noise.add_to(parameters.values())
+            if loaded.train.clip_norm is not None:
+                nn.utils.clip_grad_norm_(parameters.values(), loaded.train.clip_norm)
             optimizer.step()
+            if schedule is not None:
+                schedule.step()
             optimizer.zero_grad()
             metrics.write(step_metrics(loaded.workload, step, losses, perf_counter() - began).to_line())
     write_tensors(request.capture_dir, "final", parameters)
@@ -148,6 +157,17 @@ def make_optimizer(loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter
     return make(trained, lr=loaded.train.lr, **loaded.train.optimizer_args)
 
 
+def make_schedule(
+    loaded: LoadedWorkload, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The train settings' learning-rate schedule, if they have one."""
+    asked = loaded.train.schedule
+    if asked is None:
+        return None
+    make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(torch.optim.lr_scheduler, asked.name)
+    return make(optimizer, **asked.arguments)
+
+
 def step_metrics(
     workload: Workload, step: int, losses: Mapping[str, float], iteration_s: float
 ) -> StepMetrics:
@@ -165,8 +185,9 @@ def write_tensors(capture_dir: Path, stage: CaptureStage, tensors: Mapping[str, 
 def main() -> None:
     """Entry point of the process."""
     request = RunRequest.read(Path(sys.argv[1]))
+    noise = RoundingNoise() if ROUNDING_FLAG in sys.argv[2:] else None
     with worker_session(request.run_dir, rank=0):
-        train(request)
+        train(request, noise)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ def _verdict(report: VerifyReport) -> str:
     if report.same:
         return f"same model: {report.workload} under the {report.strategy} plan, {over}"
     failed = ", ".join(check.what for check in report.checks if not check.passed)
+    if report.dtype == "float32" and "gradients" not in failed and "initial" not in failed:
+        over += "\n  The first gradients agree, so rounding may have grown since: `--dtype float64` decides."
     return f"NOT the same model ({failed}): {report.workload} under the {report.strategy} plan, {over}"
 
 
@@ -73,6 +75,11 @@ def _noise_line(entry: Noise) -> str:
 
 def _set_aside(report: VerifyReport) -> list[str]:
     lines: list[str] = []
+    if report.rounding is not None:
+        lines.append(
+            f"rounding alone moves final parameters by {report.rounding:.1e} here "
+            "(plain PyTorch trained again, with noise of its size in the gradients)"
+        )
     if report.noise:
         lines.append("compared by gradient alone, which is so close to zero that rounding decides the step:")
         lines += [f"  {_noise_line(entry)}" for entry in report.noise]

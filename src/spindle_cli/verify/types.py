@@ -84,7 +84,10 @@ class VerifyReport(Artifact):
     """The result of `spindle verify`, its document for `--json`.
 
     Attributes:
-        same: every check has passed. `noise_floor`: relative to the model's largest gradient; see `Noise`.
+        same: every check has passed.
+        rounding: where final parameters were beyond the tolerance, how far rounding alone moves them in plain
+            PyTorch (verify/rounding.py); their check's tolerance then rests on it. None where not needed.
+        noise_floor: relative to the model's largest gradient; see `Noise`.
         unused: parameters that no operator uses; neither run changes them.
     """
 
@@ -98,6 +101,7 @@ class VerifyReport(Artifact):
     steps: int
     dtype: DtypeName
     checks: tuple[Check, ...]
+    rounding: float | None = None
     noise_floor: float
     noise: tuple[Noise, ...]
     unused: tuple[str, ...]
