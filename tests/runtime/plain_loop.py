@@ -35,6 +35,8 @@ def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
     optimizer = getattr(torch.optim, train.optimizer)(
         list(parameters.values()), lr=train.lr, **train.optimizer_args
     )
+    schedule = train.schedule
+    scheduler = schedule and getattr(torch.optim.lr_scheduler, schedule.name)(optimizer, **schedule.arguments)
     batches = {task.name: Batches(task, train.seed) for task in tasks}
     losses: list[dict[str, float]] = []
     gradients: dict[str, Tensor] = {}
@@ -50,5 +52,9 @@ def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
             losses[-1][task.name] = loss.item()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
+        if train.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters.values(), train.clip_norm)
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
     return PlainRun(losses, gradients, {name: p.detach().clone() for name, p in parameters.items()})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import runtime_toys
-from case_runs import ADAMW, Case
+from case_runs import ADAMW, SGD, Case
 from hand_plans import Placement, whole
 
 from spindle_cli.workload.analyse import analyse
@@ -34,7 +34,8 @@ SCATTERED: tuple[Placement, ...] = (
 )
 
 
-# All of a task with a decoder, one tower of another, and a MetaOp that hands on a value without a batch dimension.
+# All of a task with a decoder, one tower of another, and a MetaOp that hands on a value without a batch
+# dimension.
 RECOMPUTED = (
     "pairs/vision",
     "caption/vision",
@@ -43,6 +44,15 @@ RECOMPUTED = (
     "caption/project",
     "classify/mix",
 )
+
+
+# SGD, so that the size of the gradients matters; their norm is about 4. Momentum moves with the schedule.
+CLIPPED = {
+    **SGD,
+    "optimizer_args": {"momentum": 0.9},
+    "clip_norm": 0.5,
+    "schedule": {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 5},
+}
 
 
 def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
@@ -68,6 +78,7 @@ ON_FOUR = (
     Case("scattered-float32", SCATTERED, train=ADAMW, dtype="float32"),
     Case("summed-loss", SCATTERED, args={"reduction": "sum"}),
     Case("frozen-tower", SCATTERED, args={"frozen_tower": True}, train=ADAMW),
+    Case("clipped", SCATTERED, args={"frozen_tower": True}, train=CLIPPED),
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
 )

@@ -15,6 +15,7 @@ from torch import nn
 from helpers.plans import two_towers
 from spindle_cli.errors import WorkloadError
 from spindle_cli.program.types import ParameterGroup
+from spindle_cli.runtime.clip import GradientClip
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare
 from spindle_cli.runtime.data import Feed, Portion, StepBatch
@@ -22,6 +23,7 @@ from spindle_cli.runtime.gradients import Bucket, GradientPool
 from spindle_cli.runtime.losses import loss_failure, loss_seed, share_of_loss
 from spindle_cli.runtime.optimizer import make_optimizer
 from spindle_cli.runtime.rows import share_shape, take_rows
+from spindle_cli.runtime.schedule import make_schedule
 from spindle_cli.runtime.timing import Activity, Stopwatch
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.file import TrainSettings
@@ -119,6 +121,55 @@ def test_other_optimizers_are_refused_with_what_to_do(settings: dict[str, object
     with pytest.raises(WorkloadError) as caught:
         make_optimizer(TrainSettings.model_validate(settings), [nn.Parameter(torch.ones(2, 2))])
     assert re.search(message, str(caught.value))
+
+
+def settings_with(schedule: dict[str, object]) -> TrainSettings:
+    return TrainSettings.model_validate({"optimizer": "SGD", "lr": 0.1, "schedule": schedule})
+
+
+def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
+    train = settings_with({"name": "CosineAnnealingLR", "T_max": 2})
+    optimizer = make_optimizer(train, [nn.Parameter(torch.ones(2))])
+    schedule = make_schedule(train, optimizer)
+    assert optimizer is not None
+    assert schedule is not None
+    lrs = []
+    for _ in range(3):
+        lrs.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert lrs == pytest.approx([0.1, 0.05, 0.0])
+    assert make_schedule(train, None) is None
+    assert make_schedule(TrainSettings(), optimizer) is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"name": "LambdaLR"}, "'LambdaLR' cannot be used: it takes a function"),
+        ({"name": "CosineAnealingLR"}, "has no schedule 'CosineAnealingLR'"),
+        ({"name": "steplr", "step_size": 3}, "Did you mean StepLR"),
+        ({"name": "StepLR", "size": 3}, "does not take .*size"),
+    ],
+)
+def test_other_schedules_are_refused_with_what_to_do(schedule: dict[str, object], message: str) -> None:
+    train = settings_with(schedule)
+    with pytest.raises(WorkloadError) as caught:
+        make_schedule(train, make_optimizer(train, [nn.Parameter(torch.ones(2))]))
+    assert re.search(message, str(caught.value))
+
+
+def test_gradients_are_clipped_by_the_norm_of_all_of_them(alone: None) -> None:
+    """(3, 4) counted here, (12, 12) counted by another rank: the norm is 5, and both are scaled by 2 / 5."""
+    counted, copy, unused = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    counted.grad, copy.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 12.0])
+    clip = GradientClip(2.0, [counted, copy, unused], [counted, unused])
+    assert float(clip.clip(CPU)) == 5.0
+    assert torch.allclose(counted.grad, torch.tensor([1.2, 1.6]))
+    assert torch.allclose(copy.grad, torch.tensor([4.8, 4.8]))
+    assert unused.grad is None
+    assert float(clip.clip(CPU)) == pytest.approx(2.0)  # small enough now: left as they are
+    assert torch.allclose(copy.grad, torch.tensor([4.8, 4.8]))
 
 
 def make_batches(dataset: object) -> dict[str, Batches]:

@@ -15,7 +15,7 @@ from spindle_cli.runtime.recompute import run_recomputed
 
 
 class Chancy(nn.Module):
-    """Everything that a second forward pass could get wrong: chance, and buffers that it changes and reads."""
+    """What a second forward pass could get wrong: chance, and buffers that it changes and reads."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ import pytest
 import runtime_toys
 from case_runs import STEPS, Case, captured, dtype_of
 from plain_loop import PlainRun, train_plainly
-from runtime_cases import EXACT_ON_TWO, ON_FOUR
+from runtime_cases import CLIPPED, EXACT_ON_TWO, ON_FOUR
 from torch import Tensor
 
 from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
@@ -51,6 +51,16 @@ def test_four_workers_train_the_model_of_a_plain_loop(case: Case, four_workers: 
 def test_two_workers_train_the_model_of_a_plain_loop(case: Case, two_workers: Path) -> None:
     folder = two_workers / case.name
     check_against(train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(case)), case, 2, folder)
+
+
+@pytest.mark.processes
+def test_the_clipped_case_clips(four_workers: Path) -> None:
+    """Its first gradients, as captured before clipping, have a larger norm than its limit."""
+    by_name = {
+        name: t for rank in captured(four_workers / "clipped", "gradients", 4) for name, t in rank.items()
+    }
+    norm = sum(tensor.square().sum() for tensor in by_name.values()) ** 0.5
+    assert norm > 2 * CLIPPED["clip_norm"]
 
 
 @pytest.mark.processes

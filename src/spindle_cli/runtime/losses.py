@@ -43,6 +43,11 @@ class LossBoard:
         self._losses = torch.zeros(len(self._tasks), dtype=torch.float64, device=device)
         self._work: dist.Work | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Of the collectives that every rank takes part in."""
+        return self._losses.device
+
     def add(self, task: str, loss: Tensor, samples: Samples) -> None:
         """Count the loss over `samples` of a task's batch."""
         entry = self._tasks[task]

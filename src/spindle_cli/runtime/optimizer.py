@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,23 +32,42 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
     Raises:
         WorkloadError: there is none, or it cannot work with parameters spread over ranks.
     """
-    known = sorted(
-        key
-        for key, value in vars(torch.optim).items()
-        if isinstance(value, type) and issubclass(value, torch.optim.Optimizer) and key not in _REFUSED
+    found: type[torch.optim.Optimizer] = class_named(
+        name, torch.optim, torch.optim.Optimizer, _REFUSED, "train.optimizer", "optimizer"
     )
-    if name in _REFUSED:
+    return found
+
+
+def class_named(
+    name: str, module: ModuleType, base: type, refused: Mapping[str, str], key: str, what: str
+) -> Any:
+    """The subclass of `base` that a module of torch has under this name.
+
+    Args:
+        refused: why some of them cannot be used, by name.
+        key: of the workload file, for messages; `what`: the kind of thing.
+
+    Raises:
+        WorkloadError: there is none, or it is refused; with the name that was probably meant.
+    """
+    known = sorted(
+        found
+        for found, value in vars(module).items()
+        if isinstance(value, type)
+        and issubclass(value, base)
+        and found not in refused
+        and not found.startswith("_")
+    )
+    if name in refused:
         raise WorkloadError(
-            f"train.optimizer: {name!r} cannot be used: {_REFUSED[name]}",
-            hint=f"Known are {', '.join(known)}.",
+            f"{key}: {name!r} cannot be used: {refused[name]}", hint=f"Known are {', '.join(known)}."
         )
     if name not in known:
-        by_lower = {key.lower(): key for key in known}
+        by_lower = {found.lower(): found for found in known}
         close = difflib.get_close_matches(name.lower(), by_lower, n=1)
         hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(known)}."
-        raise WorkloadError(f"train.optimizer: torch.optim has no optimizer {name!r}", hint=hint)
-    found: type[torch.optim.Optimizer] = getattr(torch.optim, name)
-    return found
+        raise WorkloadError(f"{key}: {module.__name__} has no {what} {name!r}", hint=hint)
+    return getattr(module, name)
 
 
 def make_optimizer(train: TrainSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer | None:

@@ -12,6 +12,7 @@ import torch
 from spindle_cli.request import CaptureStage, RunRequest
 from spindle_cli.run_files import StepMetrics
 from spindle_cli.runtime.capture import capture
+from spindle_cli.runtime.clip import GradientClip
 from spindle_cli.runtime.data import Feed
 from spindle_cli.runtime.executor import Executor
 from spindle_cli.runtime.gradients import GradientPool
@@ -23,7 +24,8 @@ from spindle_cli.runtime.timing import Activity, Stopwatch
 
 @dataclass
 class Trainer:
-    """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing.
+    """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing, and
+    `schedule` with it; `schedule` and `clip` also where the train settings ask for none.
 
     `iterations_s`: of the steps done so far.
     """
@@ -36,6 +38,8 @@ class Trainer:
     pool: GradientPool
     board: LossBoard
     optimizer: torch.optim.Optimizer | None
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    clip: GradientClip | None
     stopwatch: Stopwatch
     log: MetricsLog | None
     iterations_s: list[float] = field(default_factory=list)
@@ -64,11 +68,19 @@ class Trainer:
             raise failure
         if is_first:
             self._capture("gradients")
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self._update()
         self.pool.reset()
         self.stopwatch.end_step()
         self._write_down(step, losses, time.perf_counter() - begin)
+
+    def _update(self) -> None:
+        if self.clip is not None:
+            with self.stopwatch.timed(Activity.WAIT):
+                self.clip.clip(self.board.device)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
 
     def _capture(self, stage: CaptureStage) -> None:
         if self.request.capture_dir is not None:

@@ -23,6 +23,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import PREDICTED_FILE
+from spindle_cli.runtime.clip import GradientClip
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare, gather_times
 from spindle_cli.runtime.data import Feed, portions
@@ -34,6 +35,7 @@ from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.optimizer import make_optimizer
 from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
+from spindle_cli.runtime.schedule import make_schedule
 from spindle_cli.runtime.timing import Stopwatch
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
@@ -163,6 +165,7 @@ def make_trainer(
     stopwatch = Stopwatch(device)
     exchange = Exchange(model.wiring, rank, device)
     batches = {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks}
+    optimizer = make_optimizer(model.train, model.trained.values())
     return Trainer(
         rank=rank,
         request=request,
@@ -171,10 +174,24 @@ def make_trainer(
         executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch),
         pool=pool,
         board=board,
-        optimizer=make_optimizer(model.train, model.trained.values()),
+        optimizer=optimizer,
+        schedule=make_schedule(model.train, optimizer),
+        clip=make_clip(model, rank),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir) if rank == 0 else None,
     )
+
+
+def make_clip(model: LocalModel, rank: int) -> GradientClip | None:
+    """Clipping as the train settings ask for it; a parameter group's first rank counts its gradients."""
+    if model.train.clip_norm is None:
+        return None
+    counted_elsewhere = {
+        name for group in model.program.groups if rank != min(group.devices) for name, _ in group.blocks
+    }
+    trained = model.trained
+    owned = [parameter for name, parameter in trained.items() if name not in counted_elsewhere]
+    return GradientClip(model.train.clip_norm, trained.values(), owned)
 
 
 def finish(trainer: Trainer, device: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from spindle_cli.artifact import Artifact, Model
 
@@ -23,12 +23,29 @@ _STATE_PER_PARAM = {
 }
 
 
+class Schedule(Model):
+    """How the learning rate changes from step to step. `name`: a class of torch.optim.lr_scheduler; all other
+    keys are its keyword arguments, counted in steps where the class says epochs.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    name: Annotated[str, Field(min_length=1)]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The class's keyword arguments besides the optimizer."""
+        return dict(self.model_extra or {})
+
+
 class TrainSettings(Model):
     """How a workload is trained.
 
     `optimizer`: the name of a class of torch.optim; `optimizer_args`: its keyword arguments besides the
     learning rate `lr`.
     `seed`: of the initial values and of the order of the samples.
+    `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
+    where theirs is larger; None: never. `schedule`: of the learning rate; None: it stays `lr`.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -36,6 +53,8 @@ class TrainSettings(Model):
     optimizer_args: dict[str, Any] = Field(default_factory=dict)
     steps: Annotated[int, Field(ge=1)] = 200
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    clip_norm: Annotated[float, Field(gt=0)] | None = None
+    schedule: Schedule | None = None
 
     @model_validator(mode="before")
     @classmethod
