@@ -24,6 +24,8 @@ GRID_SLACK = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
 GRID_LEAST_FIT = (0.0, 0.4, 1.0)
 KEPT_PER_DIRECTION = 4
 ROUNDS = 3
+# What a dispatch costs beyond its jobs, in jobs.
+EFFORT_PER_DISPATCH = 10
 # The search ends when it is so close to the bound: what remains is less than the curves are known.
 CLOSE_ENOUGH = 0.001
 
@@ -38,23 +40,22 @@ class _Trial:
     end_s: float
 
 
-def search(problem: Problem, bound: Bound, num_dispatches: int, seed: int) -> list[tuple[Job, ...]]:
-    """The best schedules found, the best first; as many as are worth placing.
+def search(problem: Problem, bound: Bound, effort: int, seed: int) -> list[tuple[Job, ...]]:
+    """The schedules found, the best first.
 
     Args:
-        num_dispatches: how long to search, beyond the grid.
+        effort: how long to search beyond the grid: jobs to dispatch, of all the schedules tried together.
         seed: another seed, another search.
     """
     random = Random(seed)  # noqa: S311 - reproducible, not secret
     trials = _grid(problem, bound)
     alive = trials
-    per_round = num_dispatches // ROUNDS
+    close_s = bound.lower_bound_s * (1 + CLOSE_ENOUGH)
     for number in range(ROUNDS):
-        for step in range(per_round):
-            trial = alive[step % len(alive)]
-            _try_change(trial, random, nudging=number > 0)
-            if trial.end_s <= bound.lower_bound_s * (1 + CLOSE_ENOUGH):
-                break
+        left, step = effort // ROUNDS, 0
+        while left > 0 and alive[step % len(alive)].end_s > close_s:
+            left -= _try_change(alive[step % len(alive)], random, nudging=number > 0)
+            step += 1
         alive = sorted(alive, key=lambda trial: trial.end_s)
         alive = alive[: max(1, len(alive) // 3)]
     trials.sort(key=lambda trial: trial.end_s)
@@ -76,8 +77,8 @@ def _grid(problem: Problem, bound: Bound) -> list[_Trial]:
     return kept
 
 
-def _try_change(trial: _Trial, random: Random, *, nudging: bool) -> None:
-    """Change the guide at random; keep the change if the schedule does not end later."""
+def _try_change(trial: _Trial, random: Random, *, nudging: bool) -> int:
+    """Change the guide at random; keep the change if the schedule does not end later. Returns the effort."""
     guide = trial.guide
     if nudging and random.random() < 0.7:
         for _ in range(random.choice((1, 1, 2, 3))):
@@ -88,6 +89,7 @@ def _try_change(trial: _Trial, random: Random, *, nudging: bool) -> None:
     jobs, end_s = trial.dispatcher.run(guide, trial.end_s)
     if end_s <= trial.end_s:
         trial.guide, trial.jobs, trial.end_s = guide, jobs, end_s
+    return len(jobs) + EFFORT_PER_DISPATCH
 
 
 def _vary(guide: Guide, random: Random) -> Guide:

@@ -142,13 +142,14 @@ def useful_points(metaop: MetaOpProfile, num_devices: int, thrift: Thrift) -> tu
     least_tp = min(thrift.least_tp, max(point.tp for point in possible))
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
-        point = _point(candidate, recompute=metaop.name in thrift.recompute)
+        point = make_point(candidate, recompute=metaop.name in thrift.recompute)
         if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
             points.append(point)
     return tuple(points)
 
 
-def _point(point: CurvePoint, *, recompute: bool) -> Point:
+def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
+    """A point of a curve, with or without recomputation."""
     backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
     op_s = point.forward_s + backward_s
     return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)

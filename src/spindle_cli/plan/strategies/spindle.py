@@ -27,10 +27,10 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
     """
     yield [Draft("spindle", baseline.pieces) for baseline in (sequential(problem), optimus(problem))]
     for level in range(effort + 1):
-        found = search(problem, bound, base_dispatches(problem) * 4**level, seed=level)
+        found = search(problem, bound, base_effort(problem) * 4**level, seed=level)
         yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
 
 
-def base_dispatches(problem: Problem) -> int:
-    """Dispatches of the shortest search: more for larger clusters, whose users wait longer."""
-    return 400 * max(1, problem.num_devices // 64)
+def base_effort(problem: Problem) -> int:
+    """Of the shortest search: more for larger clusters, whose users wait longer."""
+    return 25_000 * max(1, problem.num_devices // 64)

@@ -1,0 +1,182 @@
+"""The planner's benchmark: every workload x devices x strategy, and random workloads.
+
+    python scripts/bench_plan.py [--quick]
+
+Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers). `--quick` leaves out
+256 and 1,024 devices and writes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import mean
+
+from bench_tables import Row, write_page
+from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
+
+from spindle_cli.cluster import MAX_MEMORY_GIB, Cluster
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.judge import measure
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.patterns import pattern_bound_s
+from spindle_cli.plan.placement import place_in_sequence
+from spindle_cli.plan.problem import Point, make_point, make_problem
+from spindle_cli.plan.random_profiles import SHAPES, random_profile
+from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.types import Plan, Slice, StrategyName
+from spindle_cli.profile.types import Profile
+
+STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
+DEVICES = (8, 16, 32, 64, 256, 1024)
+RANDOM_SEEDS = range(6)
+# A plan further above the bound than this gets the tighter bound too, where that takes seconds rather than
+# minutes.
+DOUBTFUL_GAP = 0.02
+MOST_PATTERNS = 120
+
+
+def main() -> None:
+    """Plan everything and write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true")
+    arguments = parser.parse_args()
+    devices = [n for n in DEVICES if n <= 64] if arguments.quick else list(DEVICES)
+    rows = [*_shown(paper_rows(devices)), *_shown(random_rows(devices))]
+    _summarise(rows)
+    if not arguments.quick:
+        data = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+        (ROOT / "docs" / "benchmarks.json").write_text(data, encoding="utf-8")
+        write_page(ROOT / "docs" / "benchmarks.md", rows)
+
+
+def paper_rows(devices: Sequence[int]) -> Iterator[Row]:
+    """The paper's workloads by every strategy."""
+    for workload in WORKLOADS:
+        for num_devices in devices:
+            path = profile_path(workload, num_devices)
+            for strategy in STRATEGIES:
+                yield plan_row(workload, num_devices, strategy, path)
+
+
+def random_rows(devices: Sequence[int]) -> Iterator[Row]:
+    """Random workloads by `spindle`; larger ones for larger clusters."""
+    with tempfile.TemporaryDirectory() as folder:
+        for shape in SHAPES:
+            for seed in RANDOM_SEEDS:
+                for num_devices in devices:
+                    profile = random_profile(seed, shape, scale=max(1, num_devices // 64))
+                    path = Path(folder) / "profile.json"
+                    path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
+                    yield plan_row(f"{shape}-{seed}", num_devices, "spindle", path)
+
+
+def plan_row(workload: str, num_devices: int, strategy: StrategyName, path: Path) -> Row:
+    """Plan once."""
+    profile, cluster = Profile.read(path), Cluster.read(cluster_path(num_devices))
+    started_s = time.process_time()
+    try:
+        plan = make_plan(profile, cluster, strategy)
+    except NoPlanError as error:
+        return Row(workload, num_devices, strategy, fits=False, notes=(error.message,))
+    planning_s = time.process_time() - started_s
+    if strategy == "spindle":
+        planning_s = command_s(path, cluster_path(num_devices))
+    predicted = plan.predicted
+    in_sequence_s, tighter_s = 0.0, predicted.lower_bound_s
+    if strategy == "spindle":
+        in_sequence_s = transfers_in_sequence_s(profile, cluster, plan)
+        if predicted.compute_s > predicted.lower_bound_s * (1 + DOUBTFUL_GAP):
+            tighter_s = max(
+                tighter_s, pattern_bound_s(make_problem(profile, cluster), max_patterns=MOST_PATTERNS)
+            )
+    return Row(
+        workload,
+        num_devices,
+        strategy,
+        fits=True,
+        iteration_s=predicted.iteration_s,
+        compute_s=predicted.compute_s,
+        lower_bound_s=predicted.lower_bound_s,
+        tighter_bound_s=tighter_s,
+        transfer_s=predicted.transfer_s,
+        in_sequence_transfer_s=in_sequence_s,
+        gradient_sum_s=predicted.gradient_sum_s,
+        peak_memory_bytes=max(predicted.peak_memory_bytes),
+        planning_s=planning_s,
+        notes=plan.notes,
+    )
+
+
+def command_s(profile: Path, cluster: Path) -> float:
+    """Processor seconds of the whole `spindle plan`, in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        command = [sys.executable, "-m", "spindle_cli", "plan", str(profile), "--cluster", str(cluster)]
+        subprocess.run([*command, "-o", f"{folder}/plan.yaml"], check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
+    """What transfers would add to the iteration if the plan's schedule took the lowest free devices."""
+    roomy = Cluster(
+        name=cluster.name,
+        nodes=tuple(group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in cluster.nodes),
+        links=cluster.links,
+    )
+    problem = make_problem(profile, roomy)
+    index = {node.metaop.name: node.index for node in problem.nodes}
+    pieces = tuple(
+        Piece(index[piece.metaop], *piece.ops, point_of(plan, piece), piece.start_s, piece.end_s)
+        for piece in plan.slices
+    )
+    judged = measure(problem, place_in_sequence(problem, Draft("in sequence", pieces)))
+    assert judged is not None, "everything fits so much memory"
+    return judged.prediction.transfer_s
+
+
+def point_of(plan: Plan, piece: Slice) -> Point:
+    """The allocation of a slice."""
+    curve = plan.by_name[piece.metaop].curve
+    point = next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
+    return make_point(point, recompute=piece.recompute)
+
+
+def _shown(rows: Iterable[Row]) -> Iterator[Row]:
+    for row in rows:
+        print(f"{row.workload:12s} {row.num_devices:5d} {row.strategy:10s} {_in_words(row)}", flush=True)
+        yield row
+
+
+def _in_words(row: Row) -> str:
+    if not row.fits:
+        return "no plan fits"
+    shares = (
+        f"transfers {row.transfer_s / row.iteration_s:5.1%}  sums {row.gradient_sum_s / row.iteration_s:5.1%}"
+    )
+    return f"{row.iteration_s * 1e3:9.1f} ms  gap {row.gap:6.1%}  {shares}  planned in {row.planning_s:.2f} s"
+
+
+def _summarise(rows: Sequence[Row]) -> None:
+    for num_devices in sorted({row.num_devices for row in rows}):
+        gaps = [
+            row.gap
+            for row in rows
+            if row.fits and row.strategy == "spindle" and row.num_devices == num_devices
+        ]
+        print(f"{num_devices:5d} devices: mean gap {mean(gaps):.2%}, worst {max(gaps):.2%}")
+
+
+if __name__ == "__main__":
+    main()

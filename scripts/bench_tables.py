@@ -1,0 +1,173 @@
+"""The tables of docs/benchmarks.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.units import GIB
+
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+# What the planner is to reach: (devices from, to, mean gap, worst gap, seconds of the command).
+TARGETS = ((8, 64, 0.02, 0.05, 1.5), (256, 256, 0.04, 0.08, 4.0), (1024, 1024, 0.05, 0.10, 15.0))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One plan. Seconds and bytes; `fits` is false where no plan fits the memory.
+
+    Attributes:
+        tighter_bound_s: the bound of plan/patterns.py where it was asked for, else `lower_bound_s`.
+        in_sequence_transfer_s: what transfers add with the same schedule on devices assigned in sequence.
+        planning_s: processor seconds of the whole command for `spindle`, of `make_plan` for the others.
+    """
+
+    workload: str
+    num_devices: int
+    strategy: StrategyName
+    fits: bool
+    iteration_s: float = 0.0
+    compute_s: float = 0.0
+    lower_bound_s: float = 1.0
+    tighter_bound_s: float = 1.0
+    transfer_s: float = 0.0
+    in_sequence_transfer_s: float = 0.0
+    gradient_sum_s: float = 0.0
+    peak_memory_bytes: int = 0
+    planning_s: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """Compute above the whole-graph lower bound."""
+        return self.compute_s / self.lower_bound_s - 1
+
+    @property
+    def in_sequence_share(self) -> float:
+        """Transfers in sequence, of the iteration with them."""
+        return self.in_sequence_transfer_s / (
+            self.iteration_s - self.transfer_s + self.in_sequence_transfer_s
+        )
+
+    @property
+    def tighter_gap(self) -> float:
+        """Compute above the tighter bound."""
+        return self.compute_s / self.tighter_bound_s - 1
+
+
+def write_page(page: Path, rows: Sequence[Row]) -> None:
+    """Replace what is between the page's markers."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    text = "\n\n".join([BEGIN, *_sections(rows), END])
+    page.write_text(before + text + after, encoding="utf-8")
+
+
+def _sections(rows: Sequence[Row]) -> Iterator[str]:
+    paper = [row for row in rows if not _is_random(row)]
+    yield "## Targets\n\n" + _targets(rows)
+    yield "## Predicted iteration\n\nMilliseconds; in brackets the best of the others over `spindle`."
+    yield _iterations(paper)
+    yield "## Plans by `spindle`\n\n" + _plans(paper)
+    yield (
+        "## Random workloads\n\nCompute above the whole-graph bound; in brackets above the tighter bound.\n\n"
+        + _random([row for row in rows if _is_random(row)])
+    )
+
+
+def _is_random(row: Row) -> bool:
+    return row.workload.split("-")[0] in ("wide", "deep", "merging", "levels", "towers")
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right."""
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
+
+
+def _targets(rows: Sequence[Row]) -> str:
+    lines = []
+    for first, last, mean_gap, worst_gap, seconds in TARGETS:
+        plans = [r for r in rows if r.fits and r.strategy == "spindle" and first <= r.num_devices <= last]
+        for name, pick in (("paper's", False), ("random", True)):
+            chosen = [row for row in plans if _is_random(row) == pick]
+            if not chosen:
+                continue
+            worst = max(chosen, key=lambda row: row.gap)
+            lines.append(
+                [
+                    f"{first}-{last}, {name}" if first < last else f"{first}, {name}",
+                    f"{mean(row.gap for row in chosen):.1%} ({mean_gap:.0%})",
+                    f"{worst.gap:.1%} ({worst_gap:.0%})",
+                    f"{mean(row.tighter_gap for row in chosen):.1%}",
+                    f"{max(row.tighter_gap for row in chosen):.1%}",
+                    f"{max(row.planning_s for row in chosen):.1f} s ({seconds:g} s)",
+                ]
+            )
+    head = [
+        "devices, workloads",
+        "mean gap (target)",
+        "worst gap (target)",
+        "mean, tighter",
+        "worst, tighter",
+        "longest planning",
+    ]
+    return table(head, lines)
+
+
+def _iterations(rows: Sequence[Row]) -> str:
+    lines = []
+    for key in dict.fromkeys((row.workload, row.num_devices) for row in rows):
+        cell = {row.strategy: row for row in rows if (row.workload, row.num_devices) == key}
+        ours = cell["spindle"]
+        others = [row.iteration_s for row in cell.values() if row.fits and row.strategy != "spindle"]
+        gain = f" ({min(others) / ours.iteration_s:.2f} x)" if ours.fits and others else ""
+        lines.append(
+            [
+                f"{key[0]}, {key[1]}",
+                *(_ms(cell[name]) for name in ("sequential", "distmm", "optimus")),
+                _ms(ours) + gain,
+            ]
+        )
+    return table(["workload, devices", "sequential", "distmm", "optimus", "spindle"], lines)
+
+
+def _ms(row: Row) -> str:
+    return f"{row.iteration_s * 1e3:.0f}" if row.fits else "no plan"
+
+
+def _plans(rows: Sequence[Row]) -> str:
+    columns: dict[str, Callable[[Row], str]] = {
+        "gap": lambda row: f"{row.gap:.1%}",
+        "above tighter bound": lambda row: f"{row.tighter_gap:.1%}",
+        "transfers": lambda row: f"{row.transfer_s / row.iteration_s:.1%}",
+        "in sequence": lambda row: f"{row.in_sequence_share:.1%}",
+        "gradient sums": lambda row: f"{row.gradient_sum_s / row.iteration_s:.1%}",
+        "memory, GiB": lambda row: f"{row.peak_memory_bytes / GIB:.1f}",
+        "planned in, s": lambda row: f"{row.planning_s:.2f}",
+    }
+    lines = [
+        [f"{row.workload}, {row.num_devices}", *(show(row) if row.fits else "-" for show in columns.values())]
+        for row in rows
+        if row.strategy == "spindle"
+    ]
+    return table(["workload, devices", *columns], lines)
+
+
+def _random(rows: Sequence[Row]) -> str:
+    devices = sorted({row.num_devices for row in rows})
+    lines = []
+    for workload in dict.fromkeys(row.workload for row in rows):
+        cell = {row.num_devices: row for row in rows if row.workload == workload}
+        lines.append([workload, *(_gaps(cell[n]) for n in devices)])
+    return table(["workload", *(str(n) for n in devices)], lines)
+
+
+def _gaps(row: Row) -> str:
+    if not row.fits:
+        return "no plan"
+    tighter = f" ({row.tighter_gap:.1%})" if row.tighter_bound_s > row.lower_bound_s * 1.0005 else ""
+    return f"{row.gap:.1%}{tighter}"
