@@ -77,7 +77,7 @@ def read_data(path: Path) -> Any:
         InputError: missing, unreadable, empty, or not parseable; says where in the file.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark first
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file", hint="Check the path, or make the file first.") from error
     except UnicodeDecodeError as error:
@@ -101,7 +101,7 @@ def check_schema(data: Any, expected: str, *, where: str) -> None:
         InputError: naming what was found and what was expected.
     """
     if not isinstance(data, dict):
-        raise InputError(f"{where}: expected a mapping with the key 'schema', found a {type(data).__name__}")
+        raise InputError(f"{where}: expected a mapping with the key 'schema', found {_kind(data)}")
     found = data.get("schema")
     if found == expected:
         return
@@ -117,6 +117,13 @@ def check_schema(data: Any, expected: str, *, where: str) -> None:
     raise InputError(
         f"{where}: schema: found {found!r}, expected {expected!r}", hint="Is this the right file?"
     )
+
+
+def _kind(data: Any) -> str:
+    """What data is, in words for messages."""
+    if isinstance(data, list):
+        return "a list"
+    return "nothing" if data is None else "a text" if isinstance(data, str) else repr(data)
 
 
 def validate(model: type[T], data: Any, *, where: str) -> T:

@@ -13,6 +13,7 @@ from spindle_cli.units import GB, GIB, US
 
 # More ranks than torchrun has been seen with; planning keeps a few numbers for each.
 MAX_DEVICES = 2**16
+MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
 
 BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
 
@@ -59,7 +60,7 @@ class NodeGroup(Model):
     count: Annotated[int, Field(ge=1)] = 1
     devices: Annotated[int, Field(ge=1)]
     device: str
-    memory_gib: Annotated[float, Field(gt=0)]
+    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
 
 
 class Links(Model):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from helpers.plans import metaop_of, profile_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.artifact import write_json
-from spindle_cli.errors import InputError, RunFailedError
+from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
 from spindle_cli.report.rows import rows_by
@@ -140,7 +140,7 @@ def test_a_plan_that_breaks_rules_is_drawn_with_them_and_not_simulated() -> None
 def test_a_plan_that_names_what_does_not_exist_is_refused() -> None:
     _, plan = two_towers()
     for change in ({"metaop": "pairs/sound"}, {"devices": [0, 9]}, {"ops": [0, 30]}):
-        with pytest.raises(RunFailedError, match="cannot be drawn"):
+        with pytest.raises(InputError, match="cannot be drawn"):
             build_report(edited(plan, **change))
 
 

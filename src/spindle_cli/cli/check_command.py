@@ -29,7 +29,7 @@ def check(
             "-o",
             "--output",
             metavar="COMPLETE.yaml",
-            help="With --profile: write the plan if it is valid, with the metaops that another tool left out.",
+            help="With --profile: write the plan if valid, with the metaops that another tool left out.",
             show_default=False,
         ),
     ] = None,

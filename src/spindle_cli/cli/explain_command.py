@@ -9,6 +9,7 @@ import typer
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, PlanArgument
+from spindle_cli.cli.validity import CANNOT_DRAW, require_without
 
 
 def explain(
@@ -30,6 +31,7 @@ def explain(
     what the number of devices holds up and what chains of MetaOps do; the program and the planner are run
     again for one device fewer and one more.
     """
+    from spindle_cli.check.run import check_plan
     from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.questions import explain_text
     from spindle_cli.questions.explain import explain as ask
@@ -37,6 +39,7 @@ def explain(
     read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
     if its_profile is not None:
         read = read.with_metaops_of(its_profile)
+    require_without(CANNOT_DRAW, plan, check_plan(read))
     explanation = ask(read, its_profile, plan_name=str(plan))
     output.report(
         as_json,

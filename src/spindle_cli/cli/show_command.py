@@ -8,17 +8,11 @@ import typer
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, PlanArgument
-from spindle_cli.errors import InputError, UsageError
+from spindle_cli.cli.validity import CANNOT_DRAW, require, require_without
+from spindle_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from spindle_cli.check.types import Violation
     from spindle_cli.plan.types import Plan
-
-# Slices of MetaOps or on devices that do not exist have no place in the picture.
-CANNOT_DRAW = ("unknown-metaop", "unknown-device")
 
 
 def show(
@@ -57,12 +51,10 @@ def show(
     read = Plan.read(plan) if rank is None else read_plan(plan)
     violations = check_plan(read)
     if rank is not None:
-        _require(not violations, plan, violations)
+        require(not violations, plan, violations)
         _print_program(read, rank, as_json)
         return
-    _require(all(violation.rule not in CANNOT_DRAW for violation in violations), plan, violations)
-    if violations:
-        output.note(f"warning: {plan}: {len(violations)} violations; `spindle check` lists them")
+    require_without(CANNOT_DRAW, plan, violations)
     from spindle_cli.show import picture, table
     from spindle_cli.show.summary import summarise
 
@@ -78,13 +70,6 @@ def show(
         console.print(picture.legend(read))
     console.print(table.allocation_table(read, report))
     console.print(table.footer(report))
-
-
-def _require(possible: bool, path: Path, violations: Sequence[Violation]) -> None:
-    if not possible:
-        raise InputError(
-            f"{path}: the plan is not valid: {violations[0]}", hint="`spindle check` lists every violation."
-        )
 
 
 def _print_program(plan: Plan, rank: int, as_json: bool) -> None:

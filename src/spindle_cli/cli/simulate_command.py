@@ -9,6 +9,7 @@ import typer
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, PlanArgument
+from spindle_cli.cli.validity import CANNOT_LINK, require_without
 
 
 def simulate(
@@ -29,13 +30,16 @@ def simulate(
     Runs every device's program over the cluster's links, event by event: what each device computes when, how
     transfers and gradient sums share the links, where devices wait and for whom, what each holds in memory.
     """
+    from spindle_cli.check.run import check_plan
     from spindle_cli.plan.file import read_plan
     from spindle_cli.simulate import tables
     from spindle_cli.simulate.events import write_trace
     from spindle_cli.simulate.report import report_of
     from spindle_cli.simulate.run import simulate as run
 
-    simulation = run(read_plan(plan))
+    read = read_plan(plan)
+    require_without(CANNOT_LINK, plan, check_plan(read))
+    simulation = run(read)
     if trace is not None:
         write_trace(trace, simulation)
         output.note(f"wrote {trace}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spindle_cli.cluster import Cluster, NodeGroup
+from spindle_cli.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.costs.memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound import lower_bound
@@ -56,15 +56,20 @@ def no_fit(profile: Profile, cluster: Cluster) -> NoPlanError:
 
 
 def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemory]:
-    """The fullest device, of the plan whose fullest device lacks least, with all activations recomputed."""
-    roomy = _with_memory(cluster, 1e6)
+    """The fullest device, of the plan whose fullest device lacks least, with all activations recomputed.
+
+    Raises:
+        NoPlanError: sizes that no device of any memory holds.
+    """
+    roomy = _with_memory_gib(cluster, MAX_MEMORY_GIB)
     largest_tp = max(point.tp for metaop in profile.metaops for point in metaop.curve)
     found: list[tuple[int, int, DeviceMemory]] = []
     for thrift in (Thrift(largest_tp), Thrift(largest_tp, heaviest(profile, 1.0))):
         problem = make_problem(profile, roomy, thrift)
         for draft in _drafts(problem):
             judged = best_placed(problem, draft, (ROOMY,), 0)
-            assert judged is not None, "everything fits a million times the memory"
+            if judged is None:
+                continue
             over = [
                 (need.total_bytes - capacity, device)
                 for device, (need, capacity) in enumerate(
@@ -73,6 +78,12 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
             ]
             excess, device = max(over)
             found.append((excess, device, judged.memory[device]))
+    if not found:
+        raise NoPlanError(
+            f"no plan fits {cluster.name!r}: with the sizes that the profile gives, a device would need more "
+            f"than {MAX_MEMORY_GIB} GiB",
+            hint="Correct param_bytes_per_op, activation_bytes_per_op and output_bytes in the profile.",
+        )
     _, device, need = min(found, key=lambda item: item[:2])
     return device, need
 
@@ -94,7 +105,11 @@ def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
 
 
 def fits(profile: Profile, cluster: Cluster) -> bool:
-    """Whether some plan fits without giving up anything, or with all activations recomputed."""
+    """Whether some plan fits without giving up anything, or with all activations recomputed.
+
+    Raises:
+        NoPlanError: sizes that no device of any memory holds.
+    """
     for thrift in (Thrift(), Thrift(1, heaviest(profile, 1.0))):
         try:
             problem = make_problem(profile, cluster, thrift)
@@ -178,6 +193,12 @@ def _with_memory(cluster: Cluster, times: float) -> Cluster:
     return _with_nodes(
         cluster,
         tuple(group.model_copy(update={"memory_gib": group.memory_gib * times}) for group in cluster.nodes),
+    )
+
+
+def _with_memory_gib(cluster: Cluster, memory_gib: float) -> Cluster:
+    return _with_nodes(
+        cluster, tuple(group.model_copy(update={"memory_gib": memory_gib}) for group in cluster.nodes)
     )
 
 

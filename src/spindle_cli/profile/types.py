@@ -15,7 +15,8 @@ from spindle_cli.artifact import Artifact, Model
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0)]
-Bytes = Annotated[int, Field(ge=0)]
+OpSeconds = Annotated[float, Field(ge=0, le=1e9)]  # more is no measurement; sums of them stay finite
+Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
 NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
 
 
@@ -50,8 +51,8 @@ class CurvePoint(Model):
     num_devices: Annotated[int, Field(ge=1)]
     dp: Annotated[int, Field(ge=1)]
     tp: Annotated[int, Field(ge=1)] = 1
-    forward_s: Seconds
-    backward_s: Seconds
+    forward_s: OpSeconds
+    backward_s: OpSeconds
     source: Source
     spread: Annotated[float, Field(ge=0)] | None = None
     repeats: Annotated[int, Field(ge=1)] | None = None

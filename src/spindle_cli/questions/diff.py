@@ -74,7 +74,12 @@ def _figures(before: Plan, after: Plan) -> tuple[Figure, ...]:
         figure("lower bound", "s", old.lower_bound_s, new.lower_bound_s),
         figure("transfers", "s", old.transfer_s, new.transfer_s),
         figure("gradient sums", "s", old.gradient_sum_s, new.gradient_sum_s),
-        figure("peak memory", "bytes", max(old.peak_memory_bytes), max(new.peak_memory_bytes)),
+        figure(
+            "peak memory",
+            "bytes",
+            max(old.peak_memory_bytes, default=0),
+            max(new.peak_memory_bytes, default=0),
+        ),
     )
 
 

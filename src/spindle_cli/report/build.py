@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.structure import names_and_ranges
-from spindle_cli.errors import InputError, RunFailedError
+from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.rows import rows_by
@@ -27,12 +27,12 @@ def build_report(plan: Plan, *, profile: Profile | None = None, run_dir: Path | 
         run_dir: of a run by this plan.
 
     Raises:
-        InputError: the profile or the run belongs to another plan, or a file of the run is malformed.
-        RunFailedError: the plan names MetaOps, ops or devices that do not exist, so that it cannot be drawn.
+        InputError: the profile or the run belongs to another plan, a file of the run is malformed, or the
+            plan names MetaOps, ops or devices that do not exist, so that it cannot be drawn.
     """
     unknown = next(iter(names_and_ranges(plan)), None)
     if unknown is not None:
-        raise RunFailedError(
+        raise InputError(
             f"the plan cannot be drawn: {unknown}", hint="`spindle check` lists all that is wrong with it."
         )
     if profile is not None and profile.sha256() != plan.profile.sha256:

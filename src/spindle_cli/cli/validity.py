@@ -1,0 +1,55 @@
+"""What a command asks of a plan that someone may have edited: enough to do its work, and a warning otherwise.
+
+`spindle check` lists all that is wrong; `launch` and `verify` take no plan that breaks any rule.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spindle_cli.cli import output
+from spindle_cli.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from spindle_cli.check.types import Violation
+
+# Slices of MetaOps or on devices that do not exist have no place in a picture or in a chain of slices.
+CANNOT_DRAW = frozenset({"unknown-metaop", "unknown-device"})
+# What else leaves a device without a program, or with one that does not come to its end.
+CANNOT_LINK = CANNOT_DRAW | {
+    "ops-range",
+    "parameter-blocks",
+    "coverage",
+    "allocation",
+    "device-twice",
+    "order",
+    "producer",
+}
+
+
+def require(possible: bool, path: Path, violations: Sequence[Violation]) -> None:
+    """Refuse a plan that is not `possible`, with its first violation.
+
+    Raises:
+        InputError: it is not.
+    """
+    if not possible:
+        raise InputError(
+            f"{path}: the plan is not valid: {violations[0]}", hint="`spindle check` lists every violation."
+        )
+
+
+def require_without(rules: frozenset[str], path: Path, violations: Sequence[Violation]) -> None:
+    """Refuse a plan that breaks one of `rules`; warn of one that breaks others.
+
+    Raises:
+        InputError: it breaks one of them; names the first.
+    """
+    broken = [violation for violation in violations if violation.rule in rules]
+    require(not broken, path, broken)
+    if violations:
+        count = "1 violation" if len(violations) == 1 else f"{len(violations)} violations"
+        output.note(f"warning: {path}: {count}; `spindle check` lists them")

@@ -1,0 +1,95 @@
+"""A plan edited by hand: what is wrong is listed, and no command works on parts that are not there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers.cli import Ended, run_spindle
+from helpers.plans import two_towers
+from helpers.readers import (
+    assert_one_message,
+    diff_command,
+    edit_json,
+    explain_command,
+    launch_command,
+    show_command,
+    simulate_command,
+    write_files,
+)
+from spindle_cli.plan.file import plan_text
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return write_files(tmp_path)
+
+
+def test_a_plan_edited_by_hand_fails_its_check_with_every_violation(files: Path) -> None:
+    path = files / "plan.yaml"
+    text = path.read_text().replace("ops: [0, 3], devices: [0, 1]", "ops: [0, 2], devices: [0, 2]", 1)
+    path.write_text(text)
+    ended = run_spindle("check", path)
+    assert ended.code == 1
+    assert ended.err == ""
+    assert "no slice runs ops [2, 3)" in ended.out
+    assert "wave 0, pairs/text[0:3], device 2: also used by pairs/vision[0:2]" in ended.out
+    report = json.loads(run_spindle("check", path, "--json").out)
+    assert not report["valid"]
+    assert {"coverage", "wave-devices", "device-busy"} <= {entry["rule"] for entry in report["violations"]}
+    assert_one_message(launch_command(files), 3, "plan.yaml", "no slice runs ops [2, 3)")
+
+
+def test_an_invalid_plan_is_drawn_with_a_warning_but_has_no_programs(files: Path) -> None:
+    path = files / "plan.yaml"
+    path.write_text(path.read_text().replace("ops: [0, 3]", "ops: [0, 2]", 1))
+    shown = show_command(files)
+    assert shown.code == 0
+    assert "warning" in shown.err
+    assert_one_message(run_spindle("show", path, "--rank", 0), 3, "plan.yaml", "the plan is not valid")
+
+
+@pytest.mark.parametrize(
+    ("found", "replacement"),
+    [("metaop: pairs/text", "metaop: pairs/audio"), ("devices: [2, 3]", "devices: [4, 5]")],
+)
+@pytest.mark.parametrize("command", [show_command, simulate_command, explain_command])
+def test_slices_of_nothing_or_nowhere_cannot_be_drawn(
+    files: Path, command: Callable[[Path], Ended], found: str, replacement: str
+) -> None:
+    path = files / "plan.yaml"
+    path.write_text(path.read_text().replace(found, replacement))
+    assert_one_message(command(files), 3, "plan.yaml", "the plan is not valid")
+
+
+@pytest.mark.parametrize(
+    ("found", "replacement"),
+    [
+        ("ops: [0, 3]", "ops: [0, 2]"),
+        ("ops: [0, 3]", "ops: [2, 1]"),
+        ("devices: [0, 1]", "devices: [0, 0]"),
+        ("devices: [0, 1]", "devices: [0]"),
+    ],
+)
+def test_an_edited_plan_that_devices_cannot_run_is_not_simulated(
+    files: Path, found: str, replacement: str
+) -> None:
+    path = files / "plan.yaml"
+    path.write_text(path.read_text().replace(found, replacement, 1))
+    assert_one_message(simulate_command(files), 3, "plan.yaml", "the plan is not valid")
+
+
+def test_an_edited_prediction_is_simulated_and_compared_with_a_warning(files: Path) -> None:
+    edit_json(files / "plan.yaml", lambda d: d["predicted"].update(lower_bound_s=99.0, peak_memory_bytes=[]))
+    for command in (simulate_command, explain_command, show_command):
+        ended = command(files)
+        assert ended.code == 0
+        assert "violations; `spindle check` lists them" in ended.err
+    assert diff_command(files).code == 0
+
+
+def test_the_plan_text_is_what_the_edits_above_expect() -> None:
+    assert "ops: [0, 3], devices: [0, 1]" in plan_text(two_towers()[1])
