@@ -58,7 +58,7 @@ def test_a_paper_size_workload_scales_less_than_its_devices_as_shares_get_small(
     )
     vision = made.by_name["vision_depth/vision"]
     times = [point.op_s for point in vision.curve]
-    assert all(later < earlier for earlier, later in pairwise(times))
+    assert all(later <= earlier for earlier, later in pairwise(times))
     # Device-seconds grow with the number of devices: small shares do not fill a device.
     spent = [point.op_s * point.num_devices for point in vision.curve]
     assert all(later > earlier for earlier, later in pairwise(spent))

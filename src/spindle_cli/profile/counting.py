@@ -7,7 +7,7 @@ The op runs on fake tensors, which have shapes and no data, so a model of any si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,9 +94,10 @@ def count_work(
             gradients = [torch.empty_like(output) for output in differentiable]
             torch.autograd.backward(differentiable, gradients)
     fields = [_num_bytes(tensor, itemsize) for tensor in inputs[: len(op.fields)]]
+    casts, accumulations = _parameter_kernels(list({id(t): t for t in state.values()}.values()), itemsize)
     return Work(
-        forward,
-        counter.take(),
+        casts + forward,
+        counter.take() + accumulations,
         sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
         tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
     )
@@ -165,6 +166,27 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
             num_bytes += sum(_num_bytes(tensor, self._itemsize) for tensor in read)
         flops = _flops(packet, args, kwargs, out)
         return Kernel(float(flops), float(num_bytes), float(max((t.numel() for t in written), default=0)))
+
+
+def _parameter_kernels(
+    state: Sequence[Tensor], itemsize: Callable[[torch.dtype], int]
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """What training does to each parameter whatever the batch: before the forward pass and after the backward.
+
+    A parameter wider than the arithmetic is cast to it (autocast), and its gradient cast back; gradients are
+    added to those that are there already.
+    """
+    before: list[Kernel] = []
+    after: list[Kernel] = []
+    for tensor in state:
+        wide, narrow = tensor.dtype.itemsize, itemsize(tensor.dtype)
+        cast = Kernel(0.0, float(tensor.numel() * (wide + narrow)), 0.0)
+        if narrow < wide:
+            before.append(cast)
+        if tensor.requires_grad:
+            after.extend([cast] * (narrow < wide))
+            after.append(Kernel(0.0, 3.0 * tensor.numel() * wide, 0.0))
+    return tuple(before), tuple(after)
 
 
 def _flops(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> float:
