@@ -63,6 +63,8 @@ class _Arrangement:
                 groups_of[device].append(group)
                 self.spread[group][self.node_of[device]] += 1
         self.num_bytes = list(num_bytes.values())
+        most = max(self.cluster.node_sizes)
+        self.histogram = [_histogram(spread, most) for spread in self.spread]
         self._known_s: dict[tuple[int, tuple[int, ...]], float] = {}
         self.sum_s = [self._group_s(group) for group in range(len(num_bytes))]
         kinds = Counter(tuple(groups) for groups in groups_of)
@@ -131,15 +133,20 @@ class _Arrangement:
 
     def _move(self, groups: Sequence[int], source: int, destination: int) -> None:
         for group in groups:
-            self.spread[group][source] -= 1
-            self.spread[group][destination] += 1
+            spread, histogram = self.spread[group], self.histogram[group]
+            histogram[spread[source]] -= 1
+            histogram[spread[destination]] -= 1
+            spread[source] -= 1
+            spread[destination] += 1
+            histogram[spread[source]] += 1
+            histogram[spread[destination]] += 1
 
     def _group_s(self, group: int) -> float:
-        spread = tuple(self.spread[group])
-        key = (group, spread)
+        histogram = self.histogram[group]
+        key = (group, tuple(histogram))
         if key not in self._known_s:
-            counts = sorted(count for count in spread if count)
-            self._known_s[key] = spread_all_reduce_s(self.num_bytes[group], counts, self.cluster)
+            spread = [count for count, nodes in enumerate(histogram) for _ in range(nodes) if count]
+            self._known_s[key] = spread_all_reduce_s(self.num_bytes[group], spread, self.cluster)
         return self._known_s[key]
 
     def _cost_s(self, kind_s: Sequence[float]) -> float:
@@ -157,3 +164,11 @@ class _Arrangement:
                 if node_of[place[other]] != own:
                     total_s += seconds
         return total_s
+
+
+def _histogram(spread: Sequence[int], most: int) -> list[int]:
+    """How many nodes have 0, 1, ... `most` of a group's devices: what the seconds of its sum depend on."""
+    histogram = [0] * (most + 1)
+    for count in spread:
+        histogram[count] += 1
+    return histogram

@@ -14,9 +14,11 @@ from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, Placed
 from spindle_cli.plan.types import Slice
 
-# Exchanges tried for each device (arrange.py), and how many of the drafts of one search are worth more care.
+# Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the drafts
+# of one search are worth more care.
 QUICK_EXCHANGES = 6
 CAREFUL_EXCHANGES = 30
+MOST_DEVICES_COUNTED = 256
 PLACED_WITH_CARE = 2
 
 
@@ -68,7 +70,9 @@ def best_placed(
         except DoesNotFitError:
             continue
         if exchanges_per_device:
-            placed = arrange(problem, placed, exchanges_per_device * problem.num_devices)
+            placed = arrange(
+                problem, placed, exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
+            )
         judged = measure(problem, placed)
         if judged is not None:
             found.append(judged)
