@@ -116,7 +116,7 @@ def cells_of(workload: str, numbers: Sequence[int] | None = None) -> list[Cell]:
     numbers = tuple(published) if numbers is None else numbers
     source = ROOT / "configs" / "workloads" / f"{workload}.yaml"
     profile = _estimate(source, cluster_of(max(numbers)))
-    flops = 3 * sum(metaop.num_ops * metaop.flops_per_op for metaop in profile.metaops)
+    flops = 3 * sum(metaop.num_ops * (metaop.flops_per_op or 0.0) for metaop in profile.metaops)
     return [
         Cell(workload, n, published[n], make_plan(profile, cluster_of(n), "sequential"), flops)
         for n in numbers

@@ -7,6 +7,7 @@ import torch
 from tiny_workload import WIDTH, build
 
 from spindle_cli.profile.counting import between, count_work
+from spindle_cli.profile.devices import Precision
 from spindle_cli.profile.op_run import OpRun, WallClock
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
@@ -49,3 +50,16 @@ def test_what_is_counted_to_be_kept_is_what_a_real_run_keeps(classify: TaskGraph
 def test_work_between_two_shares_is_that_of_the_share(classify: TaskGraph) -> None:
     few, many = (count_work(classify, classify.ops[3], rows, "float32") for rows in (2, 16))
     assert between(few, many, 2, 16, 8) == count_work(classify, classify.ops[3], 8, "float32")
+
+
+def test_every_parameter_costs_a_cast_and_sums_whatever_the_batch(classify: TaskGraph) -> None:
+    op = classify.ops[1]
+    expected: tuple[tuple[Precision, int, int], ...] = (("float32", 0, 1), ("bfloat16", 1, 2))
+    for precision, forward, backward in expected:
+        few, many = (count_work(classify, op, rows, precision) for rows in (2, 16))
+        tensors = len(op.parameters)
+        assert few.forward[: forward * tensors] == many.forward[: forward * tensors]
+        assert few.backward[-backward * tensors :] == many.backward[-backward * tensors :]
+    # In float32 only the gradient is added to what is there: two reads and a write.
+    weight = WIDTH * WIDTH
+    assert 3 * weight * 4 in [kernel.num_bytes for kernel in count_work(classify, op, 2, "float32").backward]

@@ -52,3 +52,9 @@ def test_every_listed_device_has_peaks_and_others_are_refused_with_the_list() ->
         assert device_peak(name).flops_per_s["bfloat16"] > 0
     with pytest.raises(InputError, match=r"'tpu'.*a800-80gb"):
         device_peak("tpu")
+
+
+def test_a_shallow_product_spends_its_time_on_starting_tiles() -> None:
+    shallow, deep = product(8192, 512, 8192), product(8192, 8192, 8192)
+    rates = [kernel.flops / kernel_s(kernel, H200, "bfloat16") for kernel in (shallow, deep)]
+    assert rates[0] == pytest.approx(rates[1] / 2, rel=0.1)

@@ -171,7 +171,7 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
 def _parameter_kernels(
     state: Sequence[Tensor], itemsize: Callable[[torch.dtype], int]
 ) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """What training does to each parameter whatever the batch: before the forward pass and after the backward.
+    """What training does to each parameter whatever the batch: before the forward pass, after the backward.
 
     A parameter wider than the arithmetic is cast to it (autocast), and its gradient cast back; gradients are
     added to those that are there already.

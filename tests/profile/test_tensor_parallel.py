@@ -1,0 +1,101 @@
+"""Estimates under tensor parallelism."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from spindle_cli.cluster import Cluster
+from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.errors import WorkloadError
+from spindle_cli.profile.counting import count_work
+from spindle_cli.profile.profiling import Audience, estimate_profile
+from spindle_cli.profile.tensor_parallel import degrees_on, layer_split
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.types import Task, Workload
+from spindle_cli.zoo.layers import EncoderLayer
+from spindle_cli.zoo.qwen_val import TP_PLANS
+
+CONFIGS = Path(__file__).parent.parent.parent / "configs"
+NOBODY = Audience(Console(file=io.StringIO()), lambda _: None)
+WIDTH, HEADS, TOKENS, BATCH = 64, 4, 8, 8
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(WIDTH, HEADS) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x.square().mean()
+
+
+def workload(plan: dict[str, str] | None = None) -> Workload:
+    items = [{"x": torch.zeros(TOKENS, WIDTH)} for _ in range(BATCH)]
+    plans: dict[type[nn.Module], dict[str, str]] = TP_PLANS if plan is None else {EncoderLayer: plan}
+    return Workload("split", [Task("task", Model(), BATCH, items)], operators=(EncoderLayer,), tp_plans=plans)
+
+
+@pytest.fixture(scope="module")
+def graph() -> WorkloadGraph:
+    return analyse(workload())
+
+
+def a800() -> Cluster:
+    return Cluster.read(CONFIGS / "clusters" / "a800-1x8.yaml")
+
+
+def test_a_split_layer_does_its_share_of_every_product(graph: WorkloadGraph) -> None:
+    task = graph.tasks["task"]
+    op = task.ops[1]
+    whole = count_work(task, op, BATCH, "float32")
+    half = count_work(task, op, BATCH, "float32", layer_split(graph.workload, task, op, 2))
+    assert half.forward_flops == whole.forward_flops / 2
+    assert half.activation_bytes < whole.activation_bytes
+    # Behind attention and behind the MLP: [B, S, W] in float32 each.
+    assert half.summed_bytes == (BATCH * TOKENS * WIDTH * 4.0,) * 2
+    assert whole.summed_bytes == ()
+
+
+def test_heads_that_do_not_divide_are_not_split(graph: WorkloadGraph) -> None:
+    task = graph.tasks["task"]
+    assert layer_split(graph.workload, task, task.ops[1], 4) is not None
+    assert layer_split(graph.workload, task, task.ops[1], 8) is None
+
+
+def test_points_say_what_the_sums_take(tmp_path: Path) -> None:
+    source = tmp_path / "split.py"
+    source.write_text(
+        f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_tensor_parallel import workload\n\n\ndef build():\n    return workload()\n"
+    )
+    made = estimate_profile(f"{source}:build", tmp_path / "p.json", NOBODY, cluster=a800())
+    points = {(point.dp, point.tp): point for metaop in made.metaops[:1] for point in metaop.curve}
+    assert set(points) == {(1, 1), (2, 1), (4, 1), (8, 1), (1, 2), (2, 2), (4, 2), (1, 4), (2, 4)}
+    assert points[4, 1].communication_s == 0
+    one_sum_s = all_reduce_s(BATCH / 2 * TOKENS * WIDTH * 2, range(4), a800())
+    assert points[2, 4].communication_s == pytest.approx(4 * one_sum_s)
+
+
+def test_degrees_stay_inside_a_node() -> None:
+    assert degrees_on(a800()) == (2, 4, 8)
+    assert degrees_on(None) == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "expected"),
+    [({"mlp.up": "diagonal"}, "found 'diagonal'"), ({"mlp.sideways": "colwise"}, "mlp.sideways is nothing")],
+)
+def test_a_plan_that_does_not_fit_its_layer_is_refused(plan: dict[str, str], expected: str) -> None:
+    graph = analyse(workload(plan))
+    task = graph.tasks["task"]
+    with pytest.raises(WorkloadError, match=expected):
+        layer_split(graph.workload, task, task.ops[1], 2)
