@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.load import load
 
 MODEL = """
@@ -69,6 +71,18 @@ def test_a_yaml_files_model_is_relative_to_it_not_to_the_current_folder(
 def test_a_function_of_a_file_or_a_module(folder: Path) -> None:
     assert load("models/mine.py:build", relative_to=folder).workload.name == "mine"
     assert load(f"{__package__}.toy:two_tasks").workload.name == "toy"
+
+
+def test_a_copied_file_is_the_same_workload(folder: Path) -> None:
+    own = "class Own(nn.Linear):\n    pass\n\nclass Net"
+    text = MODEL.replace("nn.Linear(W", "Own(W").replace("(nn.Linear,)", "(Own,)").replace("class Net", own)
+    for place in (folder, folder / "models"):
+        (place / "copied.py").write_text(text)
+    prints = {
+        analyse(load_abstract("copied.py:build", relative_to=place).workload).fingerprint
+        for place in (folder, folder / "models")
+    }
+    assert len(prints) == 1
 
 
 def test_the_seed_gives_the_initial_values(folder: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.source import settled_module_name
+
 # Floats (dropout rates, epsilons) change no work; they may differ from layer to layer.
 _FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+")
 # Attributes that only say which layer it is.
@@ -35,7 +37,7 @@ def layer_kind(module: nn.Module) -> str:
     parts = [_FLOAT.sub("*", repr(module))]
     for name, part in module.named_modules():
         parts.append(
-            f"{name}:{type(part).__module__}.{type(part).__qualname__}:{part.training}:{_settings(part)}"
+            f"{name}:{settled_module_name(type(part).__module__)}.{type(part).__qualname__}:{part.training}:{_settings(part)}"
         )
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parts.append(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}")
@@ -78,5 +80,6 @@ def _target(node: fx.Node, root: nn.Module, operator: str | None, kinds: Kinds) 
         value = getattr(root.get_submodule(owner), name)
         return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
     if node.op == "call_function":
-        return f"{getattr(node.target, '__module__', '')}.{getattr(node.target, '__qualname__', node.target)}"
+        module = settled_module_name(getattr(node.target, "__module__", None) or "")
+        return f"{module}.{getattr(node.target, '__qualname__', node.target)}"
     return str(node.target) if node.op == "call_method" else ""

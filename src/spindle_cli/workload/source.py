@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.refuse import place_of_error
 
+_FILE_MODULE = "spindle_workload_"
 _EXPECTED = "Expected a workload YAML file, 'package.module:function' or 'path/to/file.py:function'."
 
 
@@ -67,6 +69,14 @@ def _function(name: str, folder: Path, *, where: str) -> Callable[..., Any]:
     return cast("Callable[..., Any]", function)  # whoever calls it checks what it returns
 
 
+def settled_module_name(name: str) -> str:
+    """A module's name without what we put before that of a workload file, which depends on its folder.
+
+    'layers' for layers.py, wherever it is: a copied workload is the same workload.
+    """
+    return re.sub(rf"^{_FILE_MODULE}[0-9a-f]{{12}}_", "", name)
+
+
 def _import_module(name: str, folder: Path, where: str) -> ModuleType:
     _make_importable(folder)
     try:
@@ -85,7 +95,7 @@ def _import_file(path: Path, where: str) -> ModuleType:
         raise InputError(f"{where}: {path}: no such file", hint=_EXPECTED)
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
-    name = f"spindle_workload_{digest}_{path.stem}"
+    name = f"{_FILE_MODULE}{digest}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
     _make_importable(path.parent)
