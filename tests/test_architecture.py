@@ -43,7 +43,18 @@ CONTRACTS = {
     "workload.file",
 }
 # Packages whose import must not load torch: planning runs where there is none.
-WITHOUT_TORCH = ("costs", "profile.types", "plan", "check", "program", "show", "simulate", "questions", "report", "cli")
+WITHOUT_TORCH = (
+    "costs",
+    "profile.types",
+    "plan",
+    "check",
+    "program",
+    "show",
+    "simulate",
+    "questions",
+    "report",
+    "cli",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:

@@ -1,7 +1,7 @@
 """What is known of a trace's nodes: shapes, dtypes, gradients, and which dimension is the batch.
 
-The trace is run twice (observe.py), with the task's batch size and with twice that: the dimension that doubles
-is the batch's.
+The trace is run twice (observe.py), with the task's batch size and with twice that: the dimension that
+doubles is the batch's.
 """
 
 from __future__ import annotations
