@@ -11,6 +11,7 @@ def main() -> None:
     try:
         from spindle_cli.cli.app import run
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         sys.exit(128 + signal.SIGINT)
     run()
 
