@@ -118,7 +118,12 @@ def test_shards_of_tensor_parallelism_are_held_as_their_union() -> None:
     assert [need.parameter_bytes for need in device_memory([metaop], swapped, 2, 0.0)] == [4 * MIB, 4 * MIB]
 
 
-def test_recomputing_keeps_inputs_only() -> None:
-    metaop = metaop_of("a/m", 10, {1: 1.0}, activation_bytes_per_op=MIB)
+def test_recomputing_keeps_inputs_and_one_op_at_a_time() -> None:
+    metaop = metaop_of("a/m", 10, {1: 1.0}, param_bytes_per_op=0, activation_bytes_per_op=MIB)
     assert activation_bytes(metaop, 10, 1, 1) == 10 * MIB
-    assert activation_bytes(metaop, 10, 1, 1, recompute=True) == MIB + 10 * 2**16
+    slices = [
+        slice_of("a/m", (0, 4), [0], 1, recompute=True),
+        slice_of("a/m", (4, 10), [0], 1, recompute=True),
+    ]
+    (need,) = device_memory([metaop], slices, 1, 2.0)
+    assert need.activation_bytes == MIB + 10 * 2**16

@@ -103,14 +103,21 @@ def activation_bytes(
 ) -> float:
     """Bytes that one device keeps from forward to backward for `num_ops` ops of its share.
 
-    With `recompute` only each op's input is kept, and one op's activations while its backward pass runs.
+    With `recompute` only each op's input is kept; see `recomputed_bytes`.
     """
-    one_op = (
-        metaop.activation_bytes_per_op / dp * (UNSPLIT_ACTIVATION_SHARE + (1 - UNSPLIT_ACTIVATION_SHARE) / tp)
-    )
     if recompute:
-        return one_op + num_ops * inner_bytes(metaop) / dp
-    return num_ops * one_op
+        return num_ops * inner_bytes(metaop) / dp
+    return num_ops * _op_activation_bytes(metaop, dp, tp)
+
+
+def recomputed_bytes(metaop: MetaOpSizes, dp: int, tp: int, *, recompute: bool) -> float:
+    """Bytes that one device needs while it recomputes an op in the backward pass, one op at a time."""
+    return _op_activation_bytes(metaop, dp, tp) if recompute else 0.0
+
+
+def _op_activation_bytes(metaop: MetaOpSizes, dp: int, tp: int) -> float:
+    split = UNSPLIT_ACTIVATION_SHARE + (1 - UNSPLIT_ACTIVATION_SHARE) / tp
+    return metaop.activation_bytes_per_op / dp * split
 
 
 def input_bytes(metaop: MetaOpSizes, first_op: int, by_name: Mapping[str, MetaOpSizes]) -> int:
@@ -155,7 +162,7 @@ _Role = tuple[int, int]  # index of a slice, and which of its `tp` shards
 class _Part:
     """What a slice takes of each of its devices."""
 
-    __slots__ = ("activations", "blocks", "handed", "taken", "tp")
+    __slots__ = ("activations", "blocks", "handed", "recomputed", "taken", "tp")
 
     def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOpSizes]) -> None:
         metaop = by_name[piece.metaop]
@@ -164,6 +171,7 @@ class _Part:
         self.activations = activation_bytes(
             metaop, last - first, piece.dp, piece.tp, recompute=piece.recompute
         )
+        self.recomputed = recomputed_bytes(metaop, piece.dp, piece.tp, recompute=piece.recompute)
         self.taken = input_bytes(metaop, first, by_name) / piece.dp
         self.handed = max(metaop.output_bytes, inner_bytes(metaop)) / piece.dp
         # (identity, bytes unsharded, bytes that are trained) of each block of parameters
@@ -176,12 +184,13 @@ class _Part:
 
 def _need(parts: Sequence[_Part], roles: Iterable[_Role], state_per_param: float) -> DeviceMemory:
     """Memory of a device with these roles."""
-    activations = received = largest = 0.0
+    activations = recomputed = received = largest = 0.0
     held: dict[tuple[str, int], tuple[float, float]] = {}
     shards: dict[tuple[str, int], set[tuple[float, float]]] = {}
     for index, shard in roles:
         part = parts[index]
         activations += part.activations
+        recomputed = max(recomputed, part.recomputed)
         received += part.taken
         largest = max(largest, part.taken + part.handed)
         for block, num_bytes, trained_bytes in part.blocks:
@@ -197,7 +206,7 @@ def _need(parts: Sequence[_Part], roles: Iterable[_Role], state_per_param: float
         parameter_bytes=round(parameters),
         gradient_bytes=round(trained),
         optimizer_bytes=round(trained * state_per_param),
-        activation_bytes=round(activations),
+        activation_bytes=round(activations + recomputed),
         buffer_bytes=round(received + largest),
     )
 

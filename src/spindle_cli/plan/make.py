@@ -16,17 +16,19 @@ from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.bound import Bound, lower_bound
 from spindle_cli.plan.judge import Judged, best_of, judge
 from spindle_cli.plan.no_fit import no_fit
-from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.problem import Problem, Thrift, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import spindle
-from spindle_cli.plan.thrift import describe, thrifts
+from spindle_cli.plan.thrift import describe, thrifty_problems
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 
 DEFAULT_EFFORT = 1
+# Where memory asks for thrift, so many ways to save it are planned and the best one kept.
+THRIFTS_COMPARED = 3
 BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
     "sequential": sequential,
     "distmm": distmm,
@@ -51,7 +53,7 @@ def make_plan(
     notes: list[str] = []
     best = best_judged(problem, bound, strategy, effort)
     if best is None:
-        problem, best, note = _with_thrift(profile, cluster, strategy)
+        problem, best, note = _with_thrift(profile, cluster, strategy, effort)
         notes.append(note)
     name = best.placed.draft.name
     if name != strategy:
@@ -69,29 +71,41 @@ def make_plan(
 
 def best_judged(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Judged | None:
     """The best plan that fits; None if none does. `spindle` considers the other strategies' plans too."""
-    found: list[Judged | None] = []
+    found: list[Judged] = []
+
+    def consider(judged: Judged | None) -> None:
+        if judged is not None:
+            found.append(judged)
+
     for name, baseline in BASELINES.items():
         if strategy in (name, "spindle"):
-            found.append(judge(problem, baseline(problem)))
+            consider(judge(problem, baseline(problem)))
     if strategy == "spindle":
-        found += [best_of(problem, drafts) for drafts in spindle(problem, bound, effort)]
-    fitting = [judged for judged in found if judged is not None]
-    return min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
+        for number, drafts in enumerate(spindle(problem, bound, effort)):
+            consider(best_of(problem, drafts))
+            if number == 1 and not found:
+                break  # none of the baselines and of a whole search fits: a longer search will not help
+    return min(found, key=Judged.rank, default=None)  # of equals the first: a baseline
 
 
-def _with_thrift(profile: Profile, cluster: Cluster, strategy: StrategyName) -> tuple[Problem, Judged, str]:
+def _with_thrift(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
+) -> tuple[Problem, Judged, str]:
     """The best plan of those that give up speed for memory.
 
     Raises:
         NoPlanError: none fits.
     """
-    found: list[tuple[Judged, Problem, str]] = []
-    for thrift in thrifts(profile):
-        problem = make_problem(profile, cluster, thrift)
-        best = best_judged(problem, lower_bound(problem), strategy, effort=0)
+    found: list[tuple[Judged, Thrift, Problem, Bound]] = []
+    for thrift, problem, bound in thrifty_problems(profile, cluster):
+        if len(found) == THRIFTS_COMPARED or any(
+            judged.prediction.iteration_s <= bound.lower_bound_s for judged, *_ in found
+        ):
+            break
+        best = best_judged(problem, bound, strategy, effort=0)
         if best is not None:
-            found.append((best, problem, describe(thrift)))
+            found.append((best, thrift, problem, bound))
     if not found:
         raise no_fit(profile, cluster)
-    best, problem, note = min(found, key=lambda item: item[0].rank())
-    return problem, best, note
+    best, thrift, problem, bound = min(found, key=lambda item: item[0].rank())
+    return problem, best_judged(problem, bound, strategy, effort) or best, describe(thrift)

@@ -15,8 +15,8 @@ from spindle_cli.plan.problem import Problem, Thrift, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
-from spindle_cli.plan.strategies.spindle import spindle
-from spindle_cli.plan.thrift import heaviest
+from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.thrift import most_thrifty
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.units import GIB, format_bytes
 
@@ -62,9 +62,8 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
         NoPlanError: sizes that no device of any memory holds.
     """
     roomy = _with_memory_gib(cluster, MAX_MEMORY_GIB)
-    largest_tp = max(point.tp for metaop in profile.metaops for point in metaop.curve)
     found: list[tuple[int, int, DeviceMemory]] = []
-    for thrift in (Thrift(largest_tp), Thrift(largest_tp, heaviest(profile, 1.0))):
+    for thrift in (Thrift(), most_thrifty(profile)):
         problem = make_problem(profile, roomy, thrift)
         for draft in _drafts(problem):
             judged = best_placed(problem, draft, (ROOMY,), 0)
@@ -91,7 +90,7 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
 def _drafts(problem: Problem) -> Iterator[Draft]:
     yield sequential(problem)
     yield optimus(problem)
-    for found in spindle(problem, lower_bound(problem), effort=0):
+    for found in spindle(problem, lower_bound(problem), NO_SEARCH):
         yield from found[:3]
 
 
@@ -110,7 +109,7 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
     Raises:
         NoPlanError: sizes that no device of any memory holds.
     """
-    for thrift in (Thrift(), Thrift(1, heaviest(profile, 1.0))):
+    for thrift in (Thrift(), most_thrifty(profile)):
         try:
             problem = make_problem(profile, cluster, thrift)
         except NoPlanError:  # the change itself needs more devices than there are

@@ -34,12 +34,12 @@ class Thrift:
     """How much speed is given up to save memory.
 
     Attributes:
-        least_tp: of the allocations, only those with this degree of tensor parallelism or the largest there
-            is.
-        recompute: names of the MetaOps that keep no activations.
+        least_tp: degree of tensor parallelism of the MetaOps in `split`, or the largest that they have.
+        split, recompute: names of MetaOps; the latter keep no activations.
     """
 
     least_tp: int = 1
+    split: frozenset[str] = frozenset()
     recompute: frozenset[str] = frozenset()
 
 
@@ -139,7 +139,9 @@ def useful_points(metaop: MetaOpProfile, num_devices: int, thrift: Thrift) -> tu
             f"{metaop.name}: its smallest valid allocation has {fewest} devices, the cluster {num_devices}",
             hint=f"Plan for at least {fewest} devices, or profile {metaop.name} for fewer.",
         )
-    least_tp = min(thrift.least_tp, max(point.tp for point in possible))
+    least_tp = 1
+    if metaop.name in thrift.split:
+        least_tp = min(thrift.least_tp, max(point.tp for point in possible))
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
         point = make_point(candidate, recompute=metaop.name in thrift.recompute)

@@ -1,47 +1,99 @@
-"""What to give up when memory runs short, in the order of what is tried."""
+"""What to give up when memory runs short: tensor parallelism and recomputation of the heaviest MetaOps.
+
+Every combination of a degree, how many MetaOps have it and how many recompute is a problem of its own, with a
+lower bound of its own. They are tried by that bound, the fastest first, until no other can be faster than
+what has been found.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from itertools import product
 
-from spindle_cli.plan.problem import Thrift
+from spindle_cli.cluster import Cluster
+from spindle_cli.costs.memory import activation_bytes, op_param_bytes, parameter_block
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.bound import Bound, lower_bound
+from spindle_cli.plan.problem import Problem, Thrift, make_problem
 from spindle_cli.profile.types import Profile
 
-# Shares of all activations, from the MetaOps that keep most: enough steps to recompute little more than
-# needed.
-RECOMPUTED_SHARES = (0.25, 0.5, 0.75, 1.0)
+# Shares of all parameters and of all activations, from the MetaOps that hold most: enough steps to give up
+# little more than needed.
+SPLIT_SHARES = (0.6, 1.0)
+RECOMPUTED_SHARES = (0.0, 0.5, 1.0)
 
 
-def thrifts(profile: Profile) -> Iterator[Thrift]:
-    """All but the first, which gives up nothing: tensor parallelism as far as the curves have it,
-    recomputation.
-    """
+def thrifty_problems(profile: Profile, cluster: Cluster) -> list[tuple[Thrift, Problem, Bound]]:
+    """All that could fit at all, by their lower bounds."""
+    found: list[tuple[Thrift, Problem, Bound]] = []
+    for thrift in _thrifts(profile):
+        try:
+            problem = make_problem(profile, cluster, thrift)
+        except NoPlanError:  # an allocation of this degree needs more devices than there are
+            continue
+        if least_bytes(problem) <= sum(cluster.memory_bytes):
+            found.append((thrift, problem, lower_bound(problem)))
+    return sorted(found, key=lambda item: item[2].lower_bound_s)
+
+
+def _thrifts(profile: Profile) -> Iterator[Thrift]:
     degrees = sorted({point.tp for metaop in profile.metaops for point in metaop.curve})
-    for least_tp in degrees:
-        for share in (0.0, *RECOMPUTED_SHARES):
-            if least_tp > 1 or share > 0:
-                yield Thrift(least_tp, heaviest(profile, share))
+    parameters = {m.name: m.num_ops * m.param_bytes_per_op for m in profile.metaops}
+    activations = {m.name: m.num_ops * m.activation_bytes_per_op for m in profile.metaops}
+    known: set[Thrift] = {Thrift()}
+    for degree, split, recomputed in product(degrees, SPLIT_SHARES, RECOMPUTED_SHARES):
+        names = heaviest(parameters, split) if degree > 1 else frozenset()
+        thrift = Thrift(degree, names, heaviest(activations, recomputed))
+        if thrift not in known:
+            known.add(thrift)
+            yield thrift
 
 
-def heaviest(profile: Profile, share: float) -> frozenset[str]:
-    """Names of the MetaOps that keep most activations, until they have this share of all."""
-    kept = {metaop.name: metaop.num_ops * metaop.activation_bytes_per_op for metaop in profile.metaops}
-    wanted = share * sum(kept.values())
+def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
+    """Names that hold most, until they have this share of all bytes."""
+    wanted = share * sum(num_bytes.values())
     names: set[str] = set()
     covered = 0
-    for name in sorted(kept, key=lambda name: (-kept[name], name)):
+    for name in sorted(num_bytes, key=lambda name: (-num_bytes[name], name)):
         if covered >= wanted:
             break
         names.add(name)
-        covered += kept[name]
+        covered += num_bytes[name]
     return frozenset(names)
+
+
+def most_thrifty(profile: Profile) -> Thrift:
+    """All MetaOps split as far as their curves go, all activations recomputed."""
+    names = frozenset(metaop.name for metaop in profile.metaops)
+    return Thrift(max(point.tp for metaop in profile.metaops for point in metaop.curve), names, names)
+
+
+def least_bytes(problem: Problem) -> float:
+    """Bytes that all devices together hold at least: every parameter once with its state, and all
+    activations.
+    """
+    state_per_param = problem.profile.optimizer_state_per_param
+    parameters: dict[tuple[str, int], float] = {}
+    activations = 0.0
+    for node in problem.nodes:
+        metaop = node.metaop
+        state = 1 + metaop.trainable_fraction * (1 + state_per_param)
+        for op in range(metaop.num_ops):
+            block = parameter_block(metaop, op)
+            parameters[block] = max(parameters.get(block, 0.0), op_param_bytes(metaop, op) * state)
+        activations += min(
+            point.num_devices
+            * activation_bytes(metaop, metaop.num_ops, point.dp, point.tp, recompute=point.recompute)
+            for point in node.points
+        )
+    return sum(parameters.values()) + activations
 
 
 def describe(thrift: Thrift) -> str:
     """What a plan under this thrift says about it."""
     parts = []
-    if thrift.least_tp > 1:
-        parts.append(f"tensor parallelism of at least {thrift.least_tp} where a curve has it")
+    if thrift.split:
+        parts.append(f"tensor parallelism of at least {thrift.least_tp} in {len(thrift.split)} MetaOps")
     if thrift.recompute:
         parts.append(f"recomputed activations in {len(thrift.recompute)} MetaOps")
-    return "Memory asks for " + " and ".join(parts) + "; without that no plan fits."
+    return "Memory asks for " + " and ".join(parts) + "."

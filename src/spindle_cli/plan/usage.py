@@ -10,6 +10,7 @@ from spindle_cli.costs.memory import (
     input_bytes,
     op_param_bytes,
     parameter_block,
+    recomputed_bytes,
 )
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Piece
@@ -36,7 +37,8 @@ class Footprint:
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / point.dp
         activations = activation_bytes(metaop, piece.num_ops, point.dp, point.tp, recompute=point.recompute)
         self.kept = activations + taken
-        self.passing = taken + handed
+        recomputed = recomputed_bytes(metaop, point.dp, point.tp, recompute=point.recompute)
+        self.passing = taken + handed + recomputed
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         state = 1 + metaop.trainable_fraction * (1 + problem.profile.optimizer_state_per_param)
         self.blocks = tuple(

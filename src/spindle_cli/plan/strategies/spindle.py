@@ -17,6 +17,9 @@ from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 
+# The effort of a quick look at what is possible: drafts without searching.
+NO_SEARCH = -1
+
 
 def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]]:
     """Drafts with the devices left to the placement: two of the baselines' schedules, then those of each
@@ -26,8 +29,9 @@ def spindle(problem: Problem, bound: Bound, effort: int) -> Iterator[list[Draft]
     searches and leaves the others as they are, so that it never makes a plan worse.
     """
     yield [Draft("spindle", baseline.pieces) for baseline in (sequential(problem), optimus(problem))]
-    for level in range(effort + 1):
-        found = search(problem, bound, base_effort(problem) * 4**level, seed=level)
+    efforts = [base_effort(problem) * 4**level for level in range(effort + 1)]
+    for level, jobs_tried in enumerate(efforts or [0]):
+        found = search(problem, bound, jobs_tried, seed=level)
         yield [Draft("spindle", to_pieces(problem, time_jobs(problem, jobs))) for jobs in found]
 
 
