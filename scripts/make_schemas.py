@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from spindle_cli.artifact import Artifact
 from spindle_cli.check.report import CheckReport
+from spindle_cli.checkpoint_files import Checkpoint
 from spindle_cli.cluster import Cluster
 from spindle_cli.launch.report import RunReport
 from spindle_cli.launch.types import Launch
@@ -48,6 +49,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     ReportData,
     Launch,
     RunRequest,
+    Checkpoint,
     WorkerError,
     RunReport,
     VerifyReport,

@@ -17,6 +17,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # wrong use of the command
     BAD_INPUT = 3  # an input file is missing, malformed or does not belong to the other inputs
     NO_PLAN = 4  # no plan fits (memory or valid allocations)
+    STOPPED = 143  # asked to end by SIGTERM, after a checkpoint was saved (128 + 15, as shells count signals)
 
 
 class SpindleError(Exception):
@@ -46,6 +47,12 @@ class RunFailedError(SpindleError):
 
 class PeerLostError(RunFailedError):
     """Another worker is gone or does not answer: what ended or holds up that one is the cause, not this."""
+
+
+class StoppedError(SpindleError):
+    """The run was asked to end before its last step, and has ended in order."""
+
+    exit_code = ExitCode.STOPPED
 
 
 class UsageError(SpindleError):

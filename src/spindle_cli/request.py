@@ -26,6 +26,8 @@ class RunRequest(Artifact):
         steps: iterations to train; None: as many as the workload's train settings say.
         run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
         resume: go on from the newest checkpoint in `run_dir`.
+        checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
+            kept.
         device_type: torch device type of every worker, 'cpu' or 'cuda'.
         backend: of torch.distributed, 'gloo' or 'nccl'.
         threads: torch threads of each process.
@@ -42,6 +44,8 @@ class RunRequest(Artifact):
     steps: Annotated[int, Field(ge=1)] | None = None
     run_dir: Path
     resume: bool = False
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    keep: Annotated[int, Field(ge=1)] = 3
     device_type: str = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"
     threads: Annotated[int, Field(ge=1)] = 1
@@ -83,6 +87,11 @@ class WorkerError(Artifact):
 def workers_dir(run_dir: Path) -> Path:
     """Folder of the workers' output and errors."""
     return run_dir / "workers"
+
+
+def stop_path(run_dir: Path) -> Path:
+    """A file that asks the workers to save a checkpoint and end, once it is there."""
+    return workers_dir(run_dir) / "stop"
 
 
 def log_path(run_dir: Path, rank: int) -> Path:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
-from spindle_cli.artifact import Artifact, Model, validate
+from spindle_cli.artifact import Artifact, Model, validate, write_text
 from spindle_cli.errors import InputError
 
 METRICS_FILE = "metrics.jsonl"
@@ -85,6 +85,23 @@ class StepMetrics(Model):
         except json.JSONDecodeError as error:
             raise InputError(f"{where}: not a line of JSON: {error.msg}") from error
         return validate(cls, data, where=where)
+
+
+def forget_metrics_after(run_dir: Path, step: int) -> None:
+    """Leave out of metrics.jsonl the lines of steps after `step`, which are trained again, and an unfinished
+    one.
+
+    Raises:
+        InputError: a line that is not one; the file cannot be written.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8")
+    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    kept = "".join(line for line in whole if StepMetrics.from_line(line, where=str(path)).step <= step)
+    if kept != text:
+        write_text(path, kept)
 
 
 def read_metrics(run_dir: Path) -> Iterator[StepMetrics]:

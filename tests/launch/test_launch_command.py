@@ -2,31 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
+import signal
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from helpers.cli import run_spindle
+from helpers.cli import Ended, run_spindle, spindle_process
 from helpers.toy_plan import write_toy
+from spindle_cli.checkpoint_files import checkpoint_folder, find_checkpoint
+from spindle_cli.run_files import METRICS_FILE, read_metrics
 
 pytestmark = pytest.mark.processes
 
 
-def test_launch_trains_and_reports_in_one_json_document(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_toy(tmp_path)
-    ended = run_spindle("launch", "plan.yaml", "--json")
+@dataclass(frozen=True)
+class Trained:
+    """A run of the toy workload, with dropout, from `folder`, with a checkpoint every second step."""
+
+    folder: Path
+    ended: Ended
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / "runs" / "toy-1"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("launch")
+    write_toy(folder, dropout=0.3)
+    with contextlib.chdir(folder):
+        return Trained(folder, run_spindle("launch", "plan.yaml", "--checkpoint-every", 2, "--json"))
+
+
+def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> None:
+    ended = trained.ended
     assert ended.code == 0, ended.err
     report = json.loads(ended.out)
     assert report["steps"] == 4  # as the workload's train settings say
-    assert report["run_dir"] == str(tmp_path / "runs" / "toy-1")
+    assert report["run_dir"] == str(trained.run_dir)
     assert {"large", "small"} == set(report["last"]["task_losses"])
     compared = {entry["metaop"] for entry in report["predicted_vs_measured"]["metaops"]}
     assert compared == {"large/blocks", "large/head", "small/blocks", "small/head"}
     assert "training 4 steps with 2 workers" in ended.err
+
+
+def test_sigterm_ends_a_resumed_run_with_a_checkpoint_and_143(trained: Trained, tmp_path: Path) -> None:
+    """Going on from step 2 the same dropout is drawn, so the losses that follow are the same to the bit."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(trained.run_dir, run_dir)
+    (checkpoint_folder(run_dir, 4) / "rank-00001.safetensors").unlink()
+    plan = trained.folder / "plan.yaml"
+    process = spindle_process("launch", plan, "--resume", "--run-dir", run_dir, "--steps", 10**6)
+    wait_for_step(run_dir, 6)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "step-000004 cannot be used: rank-00001.safetensors is missing" in err
+    assert f"going on from {checkpoint_folder(run_dir, 2)}" in err
+    lines = list(read_metrics(run_dir))
+    assert [line.step for line in lines] == list(range(1, len(lines) + 1))
+    assert [line.task_losses for line in lines[:4]] == [
+        line.task_losses for line in read_metrics(trained.run_dir)
+    ]
+    assert f"stopped by SIGTERM after step {len(lines)}; a checkpoint is saved" in err
+    assert find_checkpoint(run_dir).checkpoint.step == len(lines)
+
+
+def wait_for_step(run_dir: Path, step: int) -> None:
+    """Until the run has written this step down."""
+    give_up_at = time.monotonic() + 60
+    while time.monotonic() < give_up_at:
+        if (run_dir / METRICS_FILE).read_text().count("\n") >= step:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"step {step} was not reached")
 
 
 def test_verify_ends_with_0_for_the_same_model_and_shows_the_table(

@@ -43,6 +43,8 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "steps": 4,
             "run_dir": str(run_dir),
             "resume": False,
+            "checkpoint_every": None,
+            "keep": 3,
             "device_type": "cpu",
             "backend": "gloo",
             "threads": 1,

@@ -37,6 +37,9 @@ class Case:
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
     dtype: DtypeName = "float64"
     recompute: Sequence[str] = ()  # MetaOps
+    steps: int = STEPS
+    checkpoint_every: int | None = None
+    goes_on_with: str | None = None  # an earlier case, in whose folder its checkpoints are
 
 
 def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
@@ -58,8 +61,10 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     request = RunRequest(
         plan=folder / "plan.yaml",
         workload=str(source),
-        steps=STEPS,
-        run_dir=folder,
+        steps=case.steps,
+        run_dir=folder.with_name(case.goes_on_with or folder.name),
+        resume=case.goes_on_with is not None,
+        checkpoint_every=case.checkpoint_every,
         timeout_s=60,
         dtype=case.dtype,
         capture_dir=folder,

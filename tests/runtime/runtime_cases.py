@@ -73,15 +73,24 @@ def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     return tuple(placements)
 
 
-ON_FOUR = (
+FROZEN = {"frozen_tower": True}
+# A run that is cut short after its second step, and goes on by the same plan and by others.
+SAVED = Case("saved", SCATTERED, args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)
+GONE_ON = Case("gone-on", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED.name)
+GONE_ON_ELSEWHERE = (
+    Case("gone-on-elsewhere", scatter_at_random(0, 4), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+    Case("gone-on-on-two", (3, 1), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+)
+EXACT_ON_FOUR = (
     Case("scattered", SCATTERED),
     Case("scattered-float32", SCATTERED, train=ADAMW, dtype="float32"),
     Case("summed-loss", SCATTERED, args={"reduction": "sum"}),
-    Case("frozen-tower", SCATTERED, args={"frozen_tower": True}, train=ADAMW),
-    Case("clipped", SCATTERED, args={"frozen_tower": True}, train=CLIPPED),
+    Case("frozen-tower", SCATTERED, args=FROZEN, train=ADAMW),
+    Case("clipped", SCATTERED, args=FROZEN, train=CLIPPED),
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
 )
+ON_FOUR = (*EXACT_ON_FOUR, SAVED, GONE_ON, *GONE_ON_ELSEWHERE)
 EXACT_ON_TWO = (
     Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),

@@ -85,8 +85,6 @@ def test_what_workers_cannot_run_is_refused_by_name(plan: Plan, request_: RunReq
     changed = with_waves(plan, (wave.model_copy(update={"slices": (piece,)}), *plan.waves[1:]))
     with pytest.raises(InputError, match=r"tp 2.* which workers cannot run yet"):
         require_supported(changed, request_)
-    with pytest.raises(InputError, match="cannot resume"):
-        require_supported(plan, request_.model_copy(update={"resume": True}))
 
 
 def test_an_invalid_plan_is_refused(plan: Plan, request_: RunRequest) -> None:

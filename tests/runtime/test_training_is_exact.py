@@ -8,7 +8,7 @@ import pytest
 import runtime_toys
 from case_runs import STEPS, Case, captured, dtype_of
 from plain_loop import PlainRun, train_plainly
-from runtime_cases import CLIPPED, EXACT_ON_TWO, ON_FOUR
+from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO
 from torch import Tensor
 
 from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
@@ -40,7 +40,7 @@ def check_against(plain: PlainRun, case: Case, num_workers: int, folder: Path) -
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", ON_FOUR, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", EXACT_ON_FOUR, ids=lambda case: case.name)
 def test_four_workers_train_the_model_of_a_plain_loop(case: Case, four_workers: Path) -> None:
     folder = four_workers / case.name
     check_against(train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(case)), case, 4, folder)
@@ -65,7 +65,7 @@ def test_the_clipped_case_clips(four_workers: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "case", [case for case in ON_FOUR if case.name.startswith("random")], ids=lambda c: c.name
+    "case", [case for case in EXACT_ON_FOUR if case.name.startswith("random")], ids=lambda c: c.name
 )
 def test_a_worker_holds_the_parameters_of_its_own_ops_alone(case: Case, four_workers: Path) -> None:
     layer = analyse(runtime_toys.build()).tasks["pairs"].root.get_submodule("vision.blocks.0")

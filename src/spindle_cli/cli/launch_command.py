@@ -28,6 +28,18 @@ def launch(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint-every",
+            metavar="K",
+            min=1,
+            help="Save a checkpoint every K steps, not only at the end.",
+        ),
+    ] = None,
+    keep: Annotated[
+        int, typer.Option("--keep", metavar="N", min=1, help="How many checkpoints to keep, the newest.")
+    ] = 3,
     workload: WorkloadOption = None,
     node_rank: Annotated[
         int | None,
@@ -42,7 +54,8 @@ def launch(
     """Train by a plan.
 
     One worker process per device. Where the plan's cluster has several nodes, run the same command on each,
-    with --node-rank and --master. A worker's failure ends the run at once with that worker's error.
+    with --node-rank and --master. A worker's failure ends the run at once with that worker's error. SIGTERM
+    ends it with a checkpoint and exit code 143.
     """
     from spindle_cli.launch import run
     from spindle_cli.launch.report import render_report
@@ -55,13 +68,18 @@ def launch(
         run_dir=run_dir,
         node_rank=node_rank,
         master=master,
-        options=LaunchOptions(steps=steps, resume=resume),
+        options=LaunchOptions(steps=steps, resume=resume, checkpoint_every=checkpoint_every, keep=keep),
     )
     if dry_run:
         output.report(as_json, prepared.launch, shell_script(prepared.launch))
         return
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")
+    going_on = run.resume_point(prepared)
+    if going_on is not None:
+        for skipped in going_on.skipped:
+            output.note(f"warning: {skipped}")
+        output.note(f"going on from {going_on.folder}")
     started = prepared.launch
     workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
     output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")

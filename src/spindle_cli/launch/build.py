@@ -24,6 +24,8 @@ def build_launch(
         steps=options.steps,
         run_dir=run_dir,
         resume=options.resume,
+        checkpoint_every=options.checkpoint_every,
+        keep=options.keep,
         device_type="cpu" if plan.cluster.device_type == "cpu" else "cuda",
         backend="gloo" if plan.cluster.device_type == "cpu" else "nccl",
         threads=options.threads,

@@ -50,7 +50,9 @@ def describe_failure(
 def _of_error(launch: Launch, error: WorkerError) -> RunFailedError:
     log = log_path(launch.run_dir, error.rank)
     if error.self_explaining:
-        failure = RunFailedError(f"worker {error.rank}: {error.message}", hint=error.hint)
+        stopped = error.exit_code == ExitCode.STOPPED  # of all workers together, not of this one
+        message = error.message if stopped else f"worker {error.rank}: {error.message}"
+        failure = RunFailedError(message, hint=error.hint)
         failure.exit_code = ExitCode(error.exit_code)
         return failure
     place = f"\n  at {error.place}" if error.place else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.checks import find_workload, require_valid
@@ -17,10 +18,11 @@ from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.progress import live_progress
 from spindle_cli.launch.report import RunReport, report_run
 from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
+from spindle_cli.launch.stop import stop_on_sigterm
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.run_files import StepMetrics
+from spindle_cli.run_files import StepMetrics, forget_metrics_after
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,25 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     return missing_devices(prepared.plan, launch.processes)
 
 
+def resume_point(prepared: Prepared) -> FoundCheckpoint | None:
+    """The checkpoint from which the run will go on; None where it starts anew.
+
+    Raises:
+        InputError: there is none, or it is at the run's end already.
+    """
+    if not prepared.launch.request.resume:
+        return None
+    found = find_checkpoint(prepared.launch.run_dir)
+    require_steps_left(found, prepared.total_steps)
+    return found
+
+
 def start(prepared: Prepared, console: Console) -> RunReport:
     """Run this node's workers to their end, with progress on `console` where it is a terminal.
 
     Raises:
-        RunFailedError: a worker failed; with that worker's error.
+        RunFailedError: a worker failed, with that worker's error; or SIGTERM has stopped the run, with the
+            exit code STOPPED.
         InputError: the run's folder cannot be written.
         KeyboardInterrupt: after everything that was started has ended.
     """
@@ -95,6 +111,7 @@ def start(prepared: Prepared, console: Console) -> RunReport:
     prepare_run_dir(launch.run_dir)
     if launch.request.resume:
         forget_errors(launch.run_dir)
+        forget_metrics_after(launch.run_dir, find_checkpoint(launch.run_dir).checkpoint.step)
     follower = MetricsFollower(launch.run_dir)
     steps: list[StepMetrics] = []
     with live_progress(console, prepared.total_steps, prepared.samples_per_step) as show:
@@ -104,7 +121,8 @@ def start(prepared: Prepared, console: Console) -> RunReport:
                 steps.append(metrics)
                 show(metrics)
 
-        code = run_launch(launch, poll)
+        with stop_on_sigterm(launch.run_dir):
+            code = run_launch(launch, poll)
     if code != 0:
         raise failure_of(launch)
     return report_run(launch, steps, prepared.samples_per_step)

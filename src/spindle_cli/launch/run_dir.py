@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.request import workers_dir
+from spindle_cli.request import stop_path, workers_dir
 
 RUNS = Path("runs")
 
@@ -74,7 +74,9 @@ def prepare_run_dir(run_dir: Path) -> None:
 
 
 def forget_errors(run_dir: Path) -> None:
-    """Remove the error files of an earlier part of a resumed run: they are not this one's."""
-    for pattern in ("rank-*.error.json", "node-*.exits.json"):
+    """Remove the error files of an earlier part of a resumed run, and what asked it to stop: they are not
+    this one's.
+    """
+    for pattern in ("rank-*.error.json", "node-*.exits.json", stop_path(run_dir).name):
         for path in workers_dir(run_dir).glob(pattern):
             path.unlink(missing_ok=True)

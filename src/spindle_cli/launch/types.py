@@ -42,6 +42,8 @@ class LaunchOptions:
 
     steps: int | None = None
     resume: bool = False
+    checkpoint_every: int | None = None
+    keep: int = 3
     threads: int = 1
     timeout_s: float = 600.0
     dtype: DtypeName | None = None

@@ -38,6 +38,7 @@ class LocalModel:
         program, wiring: of all ranks.
         slices: that this rank runs, by index in the program.
         parameters: that this rank holds, by canonical name; `trained`: those of them that take a gradient.
+        buffers: that this rank holds and that a state_dict would hold, by canonical name.
         names: canonical names of all parameters of the workload, in its order.
     """
 
@@ -47,6 +48,7 @@ class LocalModel:
     wiring: Wiring
     slices: dict[int, LocalSlice]
     parameters: dict[str, nn.Parameter]
+    buffers: dict[str, torch.Tensor]
     names: tuple[str, ...]
 
     @property
@@ -80,7 +82,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         if rank in wired.layout.share_of
     }
     held = parameters_of(slices.values(), table)
-    return LocalModel(graph, loaded.train, program, wiring, slices, held, tuple(table.parameters))
+    buffers = buffers_of(slices.values(), table)
+    return LocalModel(graph, loaded.train, program, wiring, slices, held, buffers, tuple(table.parameters))
 
 
 def _modules(wired: WiredSlice, device: torch.device, dtype: torch.dtype | None) -> tuple[nn.Module, ...]:
@@ -142,6 +145,19 @@ def parameters_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict
         for name in table.of_op(local.wired.task.task.name, op.parameters)
     }
     return {name: parameter for name, parameter in table.parameters.items() if name in used}
+
+
+def buffers_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[str, torch.Tensor]:
+    """Persistent buffers of these slices, by canonical name, as the modules hold them on the device now."""
+    found: dict[str, torch.Tensor] = {}
+    for local in slices:
+        for op, module in zip(local.wired.ops, local.modules, strict=True):
+            canonical = table.of_op(local.wired.task.task.name, op.buffers)
+            for name, dotted in zip(canonical, op.buffers, strict=True):
+                owner, _, attribute = dotted.rpartition(".")
+                if attribute not in module.get_submodule(owner)._non_persistent_buffers_set:
+                    found[name] = module.get_buffer(dotted)
+    return found
 
 
 def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:

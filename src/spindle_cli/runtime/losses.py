@@ -35,13 +35,20 @@ def loss_seed(task: Task | FlowTask, samples: Samples) -> float:
 
 
 class LossBoard:
-    """Every task's loss of one iteration, summed over its shares on all ranks."""
+    """Every task's loss of one iteration, summed over its shares on all ranks; and whether one of these was
+    asked to stop, so that all stop after the same step.
+    """
 
     def __init__(self, tasks: Sequence[Task | FlowTask], device: torch.device) -> None:
         self._tasks = {task.name: task for task in tasks}
         self._row = {name: row for row, name in enumerate(self._tasks)}
-        self._losses = torch.zeros(len(self._tasks), dtype=torch.float64, device=device)
+        self._losses = torch.zeros(len(self._tasks) + 1, dtype=torch.float64, device=device)
         self._work: dist.Work | None = None
+        self.stops = False  # all ranks, after the iteration whose losses were taken last
+
+    def ask_to_stop(self) -> None:
+        """All ranks are to stop after this iteration; before its sum was started."""
+        self._losses[-1] = 1
 
     @property
     def device(self) -> torch.device:
@@ -68,7 +75,9 @@ class LossBoard:
         """The tasks' losses, unweighted, the same on every rank; the next iteration starts from zero."""
         assert self._work is not None, "losses are taken after their sum was started"
         wait_for(self._work)
-        losses = dict(zip(self._tasks, self._losses.tolist(), strict=True))
+        *values, stops = self._losses.tolist()
+        losses = dict(zip(self._tasks, values, strict=True))
+        self.stops = stops > 0
         self._work = None
         self._losses.zero_()
         return losses

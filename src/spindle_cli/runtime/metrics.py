@@ -5,17 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 from spindle_cli.errors import InputError
-from spindle_cli.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.run_files import METRICS_FILE, StepMetrics, forget_metrics_after
 
 
 class MetricsLog:
-    """A run's metrics file, started anew; every line is whole when it is seen."""
+    """A run's metrics file; every line is whole when it is seen."""
 
-    def __init__(self, run_dir: Path) -> None:
-        """Raises InputError: the file cannot be written."""
+    def __init__(self, run_dir: Path, steps_done: int = 0) -> None:
+        """`steps_done`: whose lines are kept, where a run is gone on with; without any it is started anew.
+
+        Raises:
+            InputError: the file cannot be written.
+        """
         self._path = run_dir / METRICS_FILE
+        forget_metrics_after(run_dir, steps_done)
         try:
-            self._file = self._path.open("w", encoding="utf-8")
+            self._file = self._path.open("a", encoding="utf-8")
         except OSError as error:
             raise InputError(f"{self._path}: cannot be written: {error.strerror}") from error
 

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from spindle_cli.request import CaptureStage, RunRequest
+from spindle_cli.errors import StoppedError
+from spindle_cli.request import CaptureStage, RunRequest, stop_path
 from spindle_cli.run_files import StepMetrics
 from spindle_cli.runtime.capture import capture
+from spindle_cli.runtime.checkpoints import Checkpoints
 from spindle_cli.runtime.clip import GradientClip
 from spindle_cli.runtime.data import Feed
 from spindle_cli.runtime.executor import Executor
@@ -40,6 +42,7 @@ class Trainer:
     optimizer: torch.optim.Optimizer | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
     clip: GradientClip | None
+    checkpoints: Checkpoints
     stopwatch: Stopwatch
     log: MetricsLog | None
     iterations_s: list[float] = field(default_factory=list)
@@ -49,18 +52,34 @@ class Trainer:
 
         Raises:
             RunFailedError: a loss is not finite, or another worker is lost.
+            StoppedError: the launcher was asked to stop; a checkpoint is saved.
+            InputError: a checkpoint cannot be written.
             Exception: what the user's modules or datasets raised, with a note of where.
         """
         self._capture("initial")
         begin = time.perf_counter()
         for step in steps:
             self._step(step, begin, is_first=step == steps.start)
+            self.checkpoints.save_if_due(step + 1)
+            if self.board.stops and step + 1 < steps.stop:
+                self._stop(step + 1)
             begin = time.perf_counter()
         self._capture("final")
+
+    def _stop(self, step: int) -> None:
+        self.checkpoints.save(step)
+        if not self.checkpoints.possible:
+            raise StoppedError(f"stopped by SIGTERM after step {step}; the nodes share no folder to save in")
+        raise StoppedError(
+            f"stopped by SIGTERM after step {step}; a checkpoint is saved",
+            hint="Go on with the same command and --resume.",
+        )
 
     def _step(self, step: int, begin: float, *, is_first: bool) -> None:
         with self.stopwatch.timed(Activity.DATA):
             batch = self.feed.take()
+        if stop_path(self.request.run_dir).exists():
+            self.board.ask_to_stop()
         losses = self.executor.run(batch)
         failure = loss_failure(losses, step + 1)
         if failure is not None:

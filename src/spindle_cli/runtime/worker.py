@@ -18,11 +18,13 @@ import torch.distributed as dist
 
 from spindle_cli.artifact import write_json
 from spindle_cli.check.run import check_plan
+from spindle_cli.checkpoint_files import find_checkpoint, require_steps_left
 from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import PREDICTED_FILE
+from spindle_cli.runtime.checkpoints import Checkpoints
 from spindle_cli.runtime.clip import GradientClip
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare, gather_times
@@ -37,6 +39,7 @@ from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
 from spindle_cli.runtime.schedule import make_schedule
 from spindle_cli.runtime.timing import Stopwatch
+from spindle_cli.runtime.train_state import TrainState, require_same_settings, restore
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
 from spindle_cli.worker_session import worker_session
@@ -73,12 +76,18 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)
     check_replicas(model.names, model.parameters, device)
-    steps = range(request.steps or model.train.steps)
-    trainer = make_trainer(request, model, environment.rank, device, steps)
+    optimizer = make_optimizer(model.train, model.trained.values())
+    state = TrainState(model, optimizer, make_schedule(model.train, optimizer), device)
+    total_steps = request.steps or model.train.steps
+    steps = range(resume(request, state, environment.rank, total_steps), total_steps)
+    trainer = make_trainer(request, state, environment.rank, steps)
     try:
         trainer.train(steps)
     finally:
         trainer.feed.close()
+    # A run that is captured is there to be compared, and nobody goes on with it.
+    if request.capture_dir is None:
+        trainer.checkpoints.save(steps.stop)
     save_model(request.run_dir, steps.stop, model.names, model.parameters, device)
     finish(trainer, device)
 
@@ -114,10 +123,6 @@ def require_supported(plan: Plan, request: RunRequest) -> None:
                 "which workers cannot run yet",
                 hint="Plan without it.",
             )
-    if request.resume:
-        raise InputError(
-            f"{request.run_dir}: workers cannot resume a run yet", hint="Start a new run, without --resume."
-        )
 
 
 def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:
@@ -154,10 +159,32 @@ def connected(request: RunRequest, environment: WorkerEnvironment, device: torch
     dist.destroy_process_group()  # not after an error: it would wait for peers that may be gone
 
 
-def make_trainer(
-    request: RunRequest, model: LocalModel, rank: int, device: torch.device, steps: range
-) -> Trainer:
+def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> int:
+    """Put the run's newest whole checkpoint in place, where the request says so; collective.
+
+    Returns:
+        Steps that are done.
+
+    Raises:
+        InputError: there is no checkpoint, or it does not belong to this workload and its train settings.
+    """
+    if not request.resume:
+        return 0
+    # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
+    chosen = [find_checkpoint(request.run_dir) if rank == 0 else None]
+    dist.broadcast_object_list(chosen)
+    (found,) = chosen
+    assert found is not None
+    require_steps_left(found, total_steps)
+    require_same_settings(found.checkpoint, state, request.dtype, found.folder)
+    restore(found.folder, found.checkpoint, state, rank)
+    check_replicas(state.model.names, state.model.parameters, state.device)
+    return found.checkpoint.step
+
+
+def make_trainer(request: RunRequest, state: TrainState, rank: int, steps: range) -> Trainer:
     """Put a rank's parts together; collective (it makes the communicators)."""
+    model, device = state.model, state.device
     program = model.program
     communicators = Communicators((group.devices for group in program.groups), request.timeout_s)
     pool = GradientPool(program.groups, model.trained, communicators, rank)
@@ -165,7 +192,6 @@ def make_trainer(
     stopwatch = Stopwatch(device)
     exchange = Exchange(model.wiring, rank, device)
     batches = {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks}
-    optimizer = make_optimizer(model.train, model.trained.values())
     return Trainer(
         rank=rank,
         request=request,
@@ -174,11 +200,12 @@ def make_trainer(
         executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch),
         pool=pool,
         board=board,
-        optimizer=optimizer,
-        schedule=make_schedule(model.train, optimizer),
+        optimizer=state.optimizer,
+        schedule=state.schedule,
         clip=make_clip(model, rank),
+        checkpoints=Checkpoints(request, state, rank),
         stopwatch=stopwatch,
-        log=MetricsLog(request.run_dir) if rank == 0 else None,
+        log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
     )
 
 

@@ -1,0 +1,148 @@
+"""A run's checkpoints as files: what is in one, which are whole, and which are kept. No torch.
+
+`<run>/checkpoints/step-NNNNNN/` holds a shard per worker, `rank-NNNNN.safetensors`, and `checkpoint.json`,
+which says what is in which. It is written beside its place and renamed, so that a folder with this name is
+whole unless something has damaged it since.
+
+Keys in the shards: `parameter:<name>` and `buffer:<name>` by the user's own names, `state:<key>:<name>` of
+the optimizer, `random:<device type>` of the worker.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.artifact import Artifact, Model
+from spindle_cli.errors import InputError
+from spindle_cli.run_files import CHECKPOINTS_DIR, model_path
+from spindle_cli.workload.file import TrainSettings
+
+INDEX_FILE = "checkpoint.json"
+
+
+class Shard(Model):
+    """One worker's file in a checkpoint, with its size and its keys."""
+
+    file: str
+    num_bytes: Annotated[int, Field(ge=0)]
+    keys: tuple[str, ...]
+
+
+class Checkpoint(Artifact):
+    """checkpoint.json: where a run was after `step` steps.
+
+    Attributes:
+        step: steps that were done. The samples of the next one follow from it, the seed and the task.
+        plan_sha256: of the plan that the workers ran.
+        workload: where it is, as the workers took it.
+        dtype: what everything was converted to, if anything.
+        train: how it was trained.
+        shards: by rank.
+        hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
+        schedule: the schedule's own numbers.
+    """
+
+    KIND: ClassVar[str] = "checkpoint"
+
+    schema_: Annotated[Literal["spindle.checkpoint/1"], Field(alias="schema")] = "spindle.checkpoint/1"
+    step: Annotated[int, Field(ge=1)]
+    plan_sha256: str
+    workload: str
+    dtype: str | None = None
+    train: TrainSettings
+    shards: tuple[Shard, ...]
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    schedule: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """The newest whole checkpoint of a run. `skipped`: newer ones that are not, each with why, for people."""
+
+    folder: Path
+    checkpoint: Checkpoint
+    skipped: tuple[str, ...]
+
+
+def checkpoint_folder(run_dir: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps is."""
+    return model_path(run_dir, step).parent
+
+
+def shard_name(rank: int) -> str:
+    """A worker's file in every checkpoint."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def find_checkpoint(run_dir: Path) -> FoundCheckpoint:
+    """The newest checkpoint that is whole.
+
+    Raises:
+        InputError: there is none; says what is wrong with those that are there.
+    """
+    skipped: list[str] = []
+    for _, folder in reversed(_folders(run_dir)):
+        try:
+            checkpoint = Checkpoint.read(folder / INDEX_FILE)
+        except InputError as error:
+            skipped.append(f"{folder.name} cannot be used: {error.message}")
+            continue
+        problem = _damage(folder, checkpoint)
+        if problem is None:
+            return FoundCheckpoint(folder, checkpoint, tuple(skipped))
+        skipped.append(f"{folder.name} cannot be used: {problem}")
+    raise InputError(
+        "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *skipped)),
+        hint="Start the run anew; with --checkpoint-every it saves one every so many steps.",
+    )
+
+
+def require_steps_left(found: FoundCheckpoint, total_steps: int) -> None:
+    """Refuse to go on from a checkpoint at or behind the run's end.
+
+    Raises:
+        InputError: it is.
+    """
+    if found.checkpoint.step >= total_steps:
+        raise InputError(
+            f"{found.folder}: the run has done {found.checkpoint.step} steps already, "
+            f"and is to end after {total_steps}",
+            hint="Give the number of steps at which it is to end with --steps.",
+        )
+
+
+def forget_old(run_dir: Path, newest_step: int, keep: int) -> None:
+    """Delete all but the last `keep` checkpoints up to `newest_step`.
+
+    Raises:
+        OSError: one cannot be deleted.
+    """
+    until = [folder for step, folder in _folders(run_dir) if step <= newest_step]
+    for folder in until[:-keep]:
+        shutil.rmtree(folder)
+
+
+def _folders(run_dir: Path) -> list[tuple[int, Path]]:
+    """Every checkpoint's folder, by step, whole or not."""
+    found = [
+        (int(number), folder)
+        for folder in (run_dir / CHECKPOINTS_DIR).glob("step-*")
+        if (number := folder.name.removeprefix("step-")).isdecimal()
+    ]
+    return sorted(found)
+
+
+def _damage(folder: Path, checkpoint: Checkpoint) -> str | None:
+    """What is wrong with a checkpoint's shards; None: nothing."""
+    for shard in checkpoint.shards:
+        path = folder / shard.file
+        if not path.is_file():
+            return f"{shard.file} is missing"
+        if (size := path.stat().st_size) != shard.num_bytes:
+            return f"{shard.file} has {size} bytes; {shard.num_bytes} were written"
+    return None
