@@ -128,7 +128,7 @@ def _describe(value: Any) -> str:
 
 
 class Run(fx.Interpreter):
-    """Runs a graph on fake tensors for `count` samples; `env`: what each node gives. Failures are refusals."""
+    """Runs a graph on fake tensors for `count` samples; `env`: what each node gives. Failures refuse."""
 
     def __init__(
         self,
