@@ -52,10 +52,10 @@ class _Arrangement:
     def _make_groups(self, problem: Problem, placed: Placed) -> None:
         """Sets of devices that sum gradients together, how they spread over the nodes, and what they cost."""
         num_bytes: dict[frozenset[int], float] = {}
-        for members, (size, _) in shared_parameters(problem, placed.draft.pieces).items():
+        for members, shared in shared_parameters(problem, placed.draft.pieces).items():
             devices = frozenset(d for index in members for d in placed.devices[index])
             if len(devices) > 1:
-                num_bytes[devices] = num_bytes.get(devices, 0.0) + size
+                num_bytes[devices] = num_bytes.get(devices, 0.0) + shared.num_bytes
         groups_of: list[list[int]] = [[] for _ in self.place]
         self.spread = [[0] * len(self.cluster.node_sizes) for _ in num_bytes]
         for group, devices in enumerate(num_bytes):

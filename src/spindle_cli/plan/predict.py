@@ -19,6 +19,10 @@ from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_bloc
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Piece, Placed
 
+# Of what the same pieces use, how many sums are told apart: enough to see that they start while backward
+# still runs.
+PARTS_OF_A_SUM = 6
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -161,28 +165,36 @@ class _Account:
     def sum_gradients(self) -> float:
         """When the last sum ends.
 
-        Parameters that the same pieces use are summed while the earliest of these runs backward, op by op; a
-        device takes part in one sum at a time.
+        A block of parameters can be summed when every piece that uses it has run its op backward. What the
+        same pieces use is summed in a few parts, as it becomes ready; a device takes part in one sum at a
+        time.
         """
-        free_s = [0.0] * self.problem.num_devices
-        end_s = 0.0
-        for members, (num_bytes, num_blocks) in sorted(
-            shared_parameters(self.problem, self.pieces).items(), reverse=True
-        ):
-            devices = sorted({d for index in members for d in self.devices[index]})
+        parts: list[tuple[float, int, float, list[int]]] = []
+        for users, shared in shared_parameters(self.problem, self.pieces).items():
+            devices = sorted({d for index in users for d in self.devices[index]})
             if len(devices) < 2:
                 continue
-            last = members[0]  # of the pieces that use them, the one that runs backward last
-            sum_s = all_reduce_s(num_bytes, devices, self.cluster)
-            others_s = max((self.backward_end_s[index] for index in members[1:]), default=0.0)
-            piece_s = self.backward_end_s[last] - self.backward_start_s[last]
-            ready_s = max(self.backward_start_s[last] + piece_s / num_blocks, others_s)
-            start_s = max([ready_s, *(free_s[d] for d in devices)])
-            done_s = max(start_s + sum_s, self.backward_end_s[last] + sum_s / num_blocks)
-            for device in devices:
-                free_s[device] = done_s
-            end_s = max(end_s, done_s)
-        return end_s
+            sum_s = all_reduce_s(shared.num_bytes, devices, self.cluster)
+            ready_s = sorted(self._ready_s(users, ops) for ops in shared.ops)
+            num_parts = min(len(ready_s), PARTS_OF_A_SUM)
+            for part in range(num_parts):
+                last = (part + 1) * len(ready_s) // num_parts - 1
+                parts.append((ready_s[last], len(parts), sum_s / num_parts, devices))
+        free_s = [0.0] * self.problem.num_devices
+        for ready, _, seconds, members in sorted(parts):
+            end_s = max(ready, max(free_s[d] for d in members)) + seconds
+            for device in members:
+                free_s[device] = end_s
+        return max(free_s)
+
+    def _ready_s(self, users: Sequence[int], ops: Sequence[int]) -> float:
+        """When each of the pieces has run its op backward; a piece runs its last op first."""
+        latest_s = 0.0
+        for index, op in zip(users, ops, strict=True):
+            piece = self.pieces[index]
+            start_s, end_s = self.backward_start_s[index], self.backward_end_s[index]
+            latest_s = max(latest_s, start_s + (end_s - start_s) * (piece.last - op) / piece.num_ops)
+        return latest_s
 
     def _exchange(self, flow: Flow) -> _Exchange | None:
         """What moves where for a flow; None if nothing does."""
@@ -217,9 +229,22 @@ def messages(
             yield sender, taker, flow.num_bytes * rows / (source.dp * sink.dp)
 
 
-def shared_parameters(problem: Problem, pieces: Sequence[Piece]) -> dict[tuple[int, ...], tuple[float, int]]:
-    """Pieces that use the same parameters, in order -> (bytes of each sum, number of blocks)."""
-    users: dict[tuple[str, int], list[int]] = {}
+@dataclass
+class Shared:
+    """Parameters that the same pieces use.
+
+    Attributes:
+        num_bytes: of their gradients, on each device.
+        ops: of each block, the first op of each piece that uses it.
+    """
+
+    num_bytes: float
+    ops: list[tuple[int, ...]]
+
+
+def shared_parameters(problem: Problem, pieces: Sequence[Piece]) -> dict[tuple[int, ...], Shared]:
+    """All trained parameters, by the pieces (ascending) that use them."""
+    users: dict[tuple[str, int], dict[int, int]] = {}
     size: dict[tuple[str, int], float] = {}
     for index, piece in enumerate(pieces):
         metaop = problem.nodes[piece.node].metaop
@@ -227,14 +252,13 @@ def shared_parameters(problem: Problem, pieces: Sequence[Piece]) -> dict[tuple[i
             num_bytes = op_param_bytes(metaop, op) * metaop.trainable_fraction
             if num_bytes:
                 block = parameter_block(metaop, op)
-                held = users.setdefault(block, [])
-                if not held or held[-1] != index:
-                    held.append(index)
+                users.setdefault(block, {}).setdefault(index, op)
                 size[block] = max(size.get(block, 0.0), num_bytes / piece.point.tp)
-    shared: dict[tuple[int, ...], tuple[float, int]] = {}
-    for block, members in users.items():
-        num_bytes, num_blocks = shared.get(tuple(members), (0.0, 0))
-        shared[tuple(members)] = (num_bytes + size[block], num_blocks + 1)
+    shared: dict[tuple[int, ...], Shared] = {}
+    for block, first_ops in users.items():
+        of_members = shared.setdefault(tuple(first_ops), Shared(0.0, []))
+        of_members.num_bytes += size[block]
+        of_members.ops.append(tuple(first_ops.values()))
     return shared
 
 

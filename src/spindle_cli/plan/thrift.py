@@ -18,9 +18,10 @@ from spindle_cli.plan.problem import Problem, Thrift, make_problem
 from spindle_cli.profile.types import Profile
 
 # Shares of all parameters and of all activations, from the MetaOps that hold most: enough steps to give up
-# little more than needed.
+# little more than needed. With tensor parallelism there are more combinations, so fewer steps.
 SPLIT_SHARES = (0.6, 1.0)
-RECOMPUTED_SHARES = (0.0, 0.5, 1.0)
+RECOMPUTED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+FEWER_SHARES = (0.0, 0.5, 1.0)
 
 
 def thrifty_problems(profile: Profile, cluster: Cluster) -> list[tuple[Thrift, Problem, Bound]]:
@@ -41,7 +42,8 @@ def _thrifts(profile: Profile) -> Iterator[Thrift]:
     parameters = {m.name: m.num_ops * m.param_bytes_per_op for m in profile.metaops}
     activations = {m.name: m.num_ops * m.activation_bytes_per_op for m in profile.metaops}
     known: set[Thrift] = {Thrift()}
-    for degree, split, recomputed in product(degrees, SPLIT_SHARES, RECOMPUTED_SHARES):
+    shares = FEWER_SHARES if len(degrees) > 1 else RECOMPUTED_SHARES
+    for degree, split, recomputed in product(degrees, SPLIT_SHARES, shares):
         names = heaviest(parameters, split) if degree > 1 else frozenset()
         thrift = Thrift(degree, names, heaviest(activations, recomputed))
         if thrift not in known:
