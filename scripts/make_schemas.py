@@ -12,6 +12,7 @@ from spindle_cli.artifact import Artifact
 from spindle_cli.check.report import CheckReport
 from spindle_cli.checkpoint_files import Checkpoint
 from spindle_cli.cluster import Cluster
+from spindle_cli.export.types import Exported
 from spindle_cli.launch.report import RunReport
 from spindle_cli.launch.types import Launch
 from spindle_cli.plan.report import PlanReport
@@ -50,6 +51,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     Launch,
     RunRequest,
     Checkpoint,
+    Exported,
     WorkerError,
     RunReport,
     VerifyReport,

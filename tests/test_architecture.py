@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "show": {"program"},
     "runtime": {"workload", "program", "check"},
     "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
+    "export": {"workload", "runtime"},
     "verify": {"launch", "runtime", "workload", "check"},
     "simulate": {"program", "costs"},
     "questions": {"plan"},

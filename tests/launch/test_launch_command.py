@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from helpers.cli import Ended, run_spindle, spindle_process
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint_files import checkpoint_folder, find_checkpoint
-from spindle_cli.run_files import METRICS_FILE, read_metrics
+from spindle_cli.run_files import METRICS_FILE, newest_model, read_metrics
+from spindle_cli.workload.load import load
 
 pytestmark = pytest.mark.processes
 
@@ -50,6 +53,26 @@ def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> Non
     compared = {entry["metaop"] for entry in report["predicted_vs_measured"]["metaops"]}
     assert compared == {"large/blocks", "large/head", "small/blocks", "small/head"}
     assert "training 4 steps with 2 workers" in ended.err
+
+
+def test_export_writes_what_each_task_s_module_loads(trained: Trained, tmp_path: Path) -> None:
+    ended = run_spindle("export", trained.run_dir, "-o", tmp_path / "all.safetensors", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out)["step"] == 4
+    run_spindle("export", trained.run_dir, "-o", tmp_path / "small.safetensors", "--task", "small")
+    exported = load_file(tmp_path / "all.safetensors")
+    for name, tensor in load_file(newest_model(trained.run_dir)).items():
+        assert torch.equal(exported[name], tensor), name
+    small = load_file(tmp_path / "small.safetensors")
+    for task in load(str(trained.folder / "toy.yaml")).workload.tasks:
+        prefix = f"{task.name}."
+        own = {name.removeprefix(prefix): t for name, t in exported.items() if name.startswith(prefix)}
+        task.module.load_state_dict(own)
+        if task.name == "small":
+            assert all(torch.equal(own[name], tensor) for name, tensor in small.items())
+            task.module.load_state_dict(small)
+    assert run_spindle("export", trained.run_dir, "-o", tmp_path / "x", "--task", "tiny").code == 2
+    assert "no checkpoint" in run_spindle("export", tmp_path, "-o", tmp_path / "x").err
 
 
 def test_sigterm_ends_a_resumed_run_with_a_checkpoint_and_143(trained: Trained, tmp_path: Path) -> None:

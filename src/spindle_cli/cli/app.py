@@ -47,6 +47,7 @@ COMMANDS: dict[str, str] = {
     "report": "Write a plan as a web page: one file that works offline.",
     "verify": "Prove that a plan trains the same model.",
     "launch": "Train by a plan.",
+    "export": "Write a run's trained model as one safetensors file.",
 }
 
 

@@ -1,0 +1,1 @@
+"""A run's trained model as one file for plain PyTorch."""
