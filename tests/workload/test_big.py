@@ -7,8 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MEASURE = """
-import json, resource, sys, time
+import json, re, sys, time
+from pathlib import Path
 started = time.process_time()
 from spindle_cli.workload.abstract import load_abstract
 from spindle_cli.workload.analyse import analyse
@@ -16,7 +19,8 @@ from spindle_cli.workload.parameters import ParameterTable
 graph = analyse(load_abstract("workload.big:build").workload)
 json.dump({
     "seconds": time.process_time() - started,
-    "bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    # This process's own peak: getrusage would count that of the one that started it, too.
+    "bytes": int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024,
     "parameters": sum(p.numel() for p in ParameterTable.of(graph).parameters.values()),
     "metaops": {m.name: len(m.ops) for m in graph.metaops},
     "shared": sorted({m.parameters for m in graph.metaops}),
@@ -24,6 +28,7 @@ json.dump({
 """
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its peak memory from /proc")
 def test_nine_billion_parameters_take_under_ten_seconds_and_one_gigabyte() -> None:
     tests = Path(__file__).parent.parent
     done = subprocess.run(
