@@ -255,3 +255,33 @@ def build_anew() -> Workload:
     """Initial values that no seed fixes."""
     torch.manual_seed(os.getpid())
     return build()
+
+
+class Moving(nn.Module):
+    """Whatever moves in training apart from parameters: chance, running statistics, a power iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.spectral = nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(torch.tanh(self.spectral(self.norm(x))), 0.3)
+
+
+class MovingTask(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Moving() for _ in range(2))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, image: Tensor, label: Tensor) -> Tensor:
+        for layer in self.layers:
+            image = layer(image)
+        return functional.cross_entropy(self.head(image.mean(1)), label)
+
+
+def build_moving() -> Workload:
+    """For one device: its layers couple the samples."""
+    task = Task("moving", MovingTask(), 6, Items(("image", "label"), 30, 4))
+    return Workload("moving", [task], operators=(), coupled=(Moving,))
