@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo test check format schemas bench-plan clean
+.PHONY: help demo test check format schemas bench bench-plan clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,6 +31,8 @@ check: $(SETUP)  ## lint, format and types
 format: $(SETUP)  ## format the code and sort its imports
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
+
+bench: bench-plan  ## every benchmark
 
 bench-plan: $(SETUP)  ## plan every workload on every cluster by every strategy; about 15 minutes
 	$(PYTHON) scripts/bench_plan.py $(BENCH_ARGS)
