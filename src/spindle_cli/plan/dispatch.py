@@ -24,13 +24,13 @@ class Nudge(NamedTuple):
     """A change to one decision of a dispatch: the next job of a MetaOp that has had so many.
 
     Attributes:
-        points: allocations further up (or down, if negative) its curve than it needs.
-        share: of its ops that are left, how many to run so.
+        points: allocations further up (or down, if negative) its curve than it needs; None for what it needs.
+        share: of its ops that are left, how many to run so; counts only with `points`.
         wait: let it pass once.
         urgency: multiplies its urgency.
     """
 
-    points: int = 0
+    points: int | None = None
     share: float = 1.0
     wait: bool = False
     urgency: float = 1.0
@@ -150,7 +150,7 @@ class Dispatcher:
                     if nudge.wait and state.lets_pass(node):
                         continue
                     urgency *= nudge.urgency
-                    if nudge.points:
+                    if nudge.points is not None:
                         least = most = min(max(most + nudge.points, 0), len(points) - 1)
                         share = nudge.share
             wishes.append((-urgency * guide.urgency[node], node, least, most, share))

@@ -26,6 +26,8 @@ KEPT_PER_DIRECTION = 4
 ROUNDS = 3
 # What a dispatch costs beyond its jobs, in jobs.
 EFFORT_PER_DISPATCH = 10
+# How far a decision is moved along the curve; 0 only cuts the slice elsewhere.
+OTHER_POINTS = (-2, -1, -1, 0, 1, 1, 2)
 # The search ends when it is so close to the bound: what remains is less than the curves are known.
 CLOSE_ENOUGH = 0.001
 
@@ -120,10 +122,10 @@ def _nudge(guide: Guide, jobs: Sequence[Job], random: Random) -> Guide:
     node = jobs[place][0]
     key = (node, sum(job[0] == node for job in jobs[:place]))
     kind = random.random()
-    if kind < 0.55:
+    if kind < 0.6:
         share = random.choice((1.0, random.random()))
-        return guide.nudged(key, Nudge(points=random.choice((-2, -1, -1, 1, 1, 2)), share=share))
-    if kind < 0.75:
+        return guide.nudged(key, Nudge(points=random.choice(OTHER_POINTS), share=share))
+    if kind < 0.78:
         return guide.nudged(key, Nudge(wait=True))
     return guide.nudged(key, Nudge(urgency=random.choice((0.5, 0.8, 1.25, 2.0))))
 
