@@ -29,8 +29,9 @@ def arrange(problem: Problem, placed: Placed, num_exchanges: int) -> Placed:
         return placed  # one node; or shares whose devices must stay together
     arrangement = _Arrangement(problem, placed)
     random = Random(0)  # noqa: S311 - reproducible, not secret
-    for _ in range(num_exchanges):
-        arrangement.try_exchange(random.randrange(problem.num_devices), random.randrange(problem.num_devices))
+    for number in range(num_exchanges):
+        a, b = random.randrange(problem.num_devices), random.randrange(problem.num_devices)
+        arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else [(a, b)])
     place = arrangement.place
     return Placed(placed.draft, tuple(tuple(place[d] for d in devices) for devices in placed.devices))
 
@@ -45,6 +46,9 @@ class _Arrangement:
         self.cluster = problem.cluster
         self.node_of = problem.cluster.node_of
         self.place = list(range(problem.num_devices))
+        self.on_node: list[list[int]] = [[] for _ in problem.cluster.node_sizes]
+        for device, node in enumerate(self.node_of):
+            self.on_node[node].append(device)
         self._make_groups(problem, placed)
         self._make_neighbours(problem, placed)
         self._differences: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -93,33 +97,48 @@ class _Arrangement:
             self.neighbours[a].append((b, seconds))
             self.neighbours[b].append((a, seconds))
 
-    def try_exchange(self, a: int, b: int) -> None:
-        """Exchange the places of two devices if that costs less."""
-        place, node_of = self.place, self.node_of
-        node_a, node_b = node_of[place[a]], node_of[place[b]]
-        if node_a == node_b:
+    def all_alike(self, a: int, b: int) -> list[tuple[int, int]]:
+        """Pairs of all devices of a's kind on its node and of b's: moving half of a sum would be worse."""
+        of_a, of_b = (
+            [d for d in self.on_node[self.node_of[self.place[x]]] if self.kind_of[d] == self.kind_of[x]]
+            for x in (a, b)
+        )
+        return list(zip(of_a, of_b, strict=False))
+
+    def try_exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Exchange the places of some pairs of devices, on the same two nodes, if that costs less."""
+        a, b = pairs[0]
+        if self.node_of[self.place[a]] == self.node_of[self.place[b]]:
             return
-        only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
-        before_s = self._between_s(a, b)
-        self._move(only_a, node_a, node_b)
-        self._move(only_b, node_b, node_a)
-        place[a], place[b] = place[b], place[a]
+        moved = [device for pair in pairs for device in pair]
+        before_s = self._between_s(moved)
+        self._swap(pairs)
         kind_s = list(self.kind_s)
         changed_s: list[tuple[int, float]] = []
+        only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
         for group in only_a + only_b:
             group_s = self._group_s(group)
             changed_s.append((group, group_s))
             for kind in self.kinds_with[group]:
                 kind_s[kind] += group_s - self.sum_s[group]
         cost_s = self._cost_s(kind_s)
-        if cost_s + self._between_s(a, b) < self.cost_s + before_s - 1e-9 * self.cost_s:
+        if cost_s + self._between_s(moved) < self.cost_s + before_s - 1e-9 * self.cost_s:
             self.kind_s, self.cost_s = kind_s, cost_s
             for group, group_s in changed_s:
                 self.sum_s[group] = group_s
-            return
-        place[a], place[b] = place[b], place[a]
-        self._move(only_a, node_b, node_a)
-        self._move(only_b, node_a, node_b)
+        else:
+            self._swap(pairs)
+
+    def _swap(self, pairs: Sequence[tuple[int, int]]) -> None:
+        place, node_of = self.place, self.node_of
+        for a, b in pairs:
+            node_a, node_b = node_of[place[a]], node_of[place[b]]
+            only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
+            self._move(only_a, node_a, node_b)
+            self._move(only_b, node_b, node_a)
+            place[a], place[b] = place[b], place[a]
+            self.on_node[node_a][self.on_node[node_a].index(a)] = b
+            self.on_node[node_b][self.on_node[node_b].index(b)] = a
 
     def _only(self, a: int, b: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Groups of kind a that kind b has no part in, and the other way round."""
@@ -154,11 +173,11 @@ class _Arrangement:
         total_s: float = sum(map(mul, kind_s, self.size_of_kind))
         return max(kind_s) + total_s / len(self.place)
 
-    def _between_s(self, a: int, b: int) -> float:
-        """Seconds that what the two devices exchange with others takes longer for crossing nodes."""
+    def _between_s(self, devices: Sequence[int]) -> float:
+        """Seconds that what these devices exchange with others takes longer for crossing nodes."""
         node_of, place = self.node_of, self.place
         total_s = 0.0
-        for device in (a, b):
+        for device in devices:
             own = node_of[place[device]]
             for other, seconds in self.neighbours[device]:
                 if node_of[place[other]] != own:

@@ -1,0 +1,113 @@
+"""The tighter bound, the paper's waves, and the arrangement of devices over nodes."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.costs.links import per_node
+from spindle_cli.plan.arrange import arrange
+from spindle_cli.plan.bound import lower_bound
+from spindle_cli.plan.improve import search
+from spindle_cli.plan.listing import Timed, time_jobs
+from spindle_cli.plan.patterns import pattern_bound_s, patterns_of
+from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.random_profiles import SHAPES, Shape, random_profile
+from spindle_cli.plan.schedule import Draft, Piece, Placed
+from spindle_cli.plan.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
+
+
+def end_s(timed: list[Timed]) -> float:
+    return max(end for _, _, end in timed)
+
+
+def test_whole_allocations_bound_tighter_than_device_seconds() -> None:
+    """Two MetaOps that only run on 3 of 4 devices: 4.5 s of all of them, but one has to follow the other."""
+    metaops = [metaop_of(f"{name}/m", 1, {3: 3.0}, batch_size=6) for name in "ab"]
+    problem = make_problem(profile_of(*metaops), cluster_of(4))
+    assert lower_bound(problem).lower_bound_s == pytest.approx(4.5)
+    assert pattern_bound_s(problem) == pytest.approx(6.0, rel=1e-3)
+
+
+def test_what_waits_for_each_other_never_shares_a_pattern() -> None:
+    """One device each of two, in a chain: the second device is of no use."""
+    first = metaop_of("a/m", 2, {1: 1.0})
+    problem = make_problem(profile_of(first, metaop_of("a/n", 2, {1: 1.0}, inputs=("a/m",))), cluster_of(2))
+    assert pattern_bound_s(problem) == pytest.approx(4.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bounds_are_in_order_and_below_every_schedule(shape: Shape) -> None:
+    problem = make_problem(random_profile(3, shape), cluster_of(8))
+    bound = lower_bound(problem)
+    jobs = search(problem, bound, 2000, seed=0)[0]
+    timed = time_jobs(problem, jobs)
+    patterns = patterns_of([(node, point, start, end) for (node, point, _), start, end in timed])
+    tighter_s = pattern_bound_s(problem, patterns, max_patterns=40)
+    assert tighter_s <= end_s(timed) * (1 + 1e-9)
+    assert bound.lower_bound_s <= end_s(timed)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_papers_waves_fit_and_cover_every_op(shape: Shape) -> None:
+    problem = make_problem(random_profile(1, shape), cluster_of(8))
+    levels = wavefront(problem)
+    done = [0] * len(problem.nodes)
+    for level in levels:
+        for wave in level:
+            assert sum(problem.rates[node][point][0] for node, point, _ in wave) <= 8
+            assert len({node for node, _, _ in wave}) == len(wave)
+            for node, _, ops in wave:
+                done[node] += ops
+    assert done == [node.num_ops for node in problem.nodes]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fewer_barriers_are_never_slower(shape: Shape) -> None:
+    for seed in range(3):
+        problem = make_problem(random_profile(seed, shape), cluster_of(8))
+        levels = wavefront(problem)
+        with_barriers = end_s(wave_after_wave(problem, levels))
+        in_levels = end_s(level_after_level(problem, levels))
+        assert in_levels <= with_barriers * (1 + 1e-9)
+        assert end_s(overlapping(problem, levels)) <= in_levels * (1 + 1e-9)
+
+
+def gpus() -> Cluster:
+    return Cluster(
+        name="2x4",
+        nodes=(NodeGroup(count=2, devices=4, device="a800-80gb", memory_gib=80),),
+        links=Links(
+            intra_node=Link(latency_us=3, bandwidth_gb_per_s=160),
+            inter_node=Link(latency_us=14, bandwidth_gb_per_s=46),
+        ),
+    )
+
+
+def side_by_side(problem: Problem) -> Draft:
+    pieces = tuple(
+        Piece(node.index, 0, 1, node.points[-1], 0.0, node.points[-1].op_s) for node in problem.nodes
+    )
+    return Draft("by hand", pieces)
+
+
+def test_devices_that_sum_together_end_up_on_one_node() -> None:
+    """Two MetaOps of four devices each, placed two and two on both nodes."""
+    metaops = [metaop_of(f"{name}/m", 1, {4: 1.0}, param_bytes_per_op=2**28) for name in "ab"]
+    problem = make_problem(profile_of(*metaops), gpus())
+    scattered = Placed(side_by_side(problem), ((0, 1, 4, 5), (2, 3, 6, 7)))
+    arranged = arrange(problem, scattered, 200)
+    assert [per_node(devices, gpus()) for devices in arranged.devices] == [(4,), (4,)]
+    assert sorted(d for devices in arranged.devices for d in devices) == list(range(8))
+
+
+def test_one_node_is_left_as_it_is() -> None:
+    problem = make_problem(profile_of(metaop_of("a/m", 1, {4: 1.0})), cluster_of(4))
+    placed = Placed(side_by_side(problem), ((3, 2, 1, 0),))
+    assert arrange(problem, placed, 100) is placed
+
+
+def test_random_profiles_are_the_same_everywhere() -> None:
+    assert random_profile(7, "levels") == random_profile(7, "levels")
+    assert random_profile(7, "levels").sha256() != random_profile(8, "levels").sha256()
