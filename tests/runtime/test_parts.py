@@ -21,13 +21,13 @@ from spindle_cli.runtime.comparison import compare
 from spindle_cli.runtime.data import Feed, Portion, StepBatch
 from spindle_cli.runtime.gradients import Bucket, GradientPool
 from spindle_cli.runtime.losses import loss_failure, loss_seed, share_of_loss
-from spindle_cli.runtime.optimizer import make_optimizer
 from spindle_cli.runtime.rows import share_shape, take_rows
-from spindle_cli.runtime.schedule import make_schedule
 from spindle_cli.runtime.timing import Activity, Stopwatch
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.optimizer import make_optimizer
+from spindle_cli.workload.schedule import make_schedule
 from spindle_cli.workload.types import Task
 
 CPU = torch.device("cpu")

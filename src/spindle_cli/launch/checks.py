@@ -55,10 +55,11 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
 
     Raises:
         InputError: it is not there, or is another workload (or another version of it).
-        WorkloadError: it cannot be built or traced.
+        WorkloadError: it cannot be built or traced, or its optimizer or schedule cannot be made.
     """
     from spindle_cli.workload.abstract import load_abstract
     from spindle_cli.workload.analyse import analyse
+    from spindle_cli.workload.schedule import require_trainable
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)
@@ -70,6 +71,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
             f"({_short(found.fingerprint)})",
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
+    require_trainable(loaded.train)
     return FoundWorkload(source, loaded.train)
 
 

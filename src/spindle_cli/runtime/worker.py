@@ -34,16 +34,16 @@ from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.localise import LocalModel, localise, requested_dtype
 from spindle_cli.runtime.losses import LossBoard
 from spindle_cli.runtime.metrics import MetricsLog
-from spindle_cli.runtime.optimizer import make_optimizer
 from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
-from spindle_cli.runtime.schedule import make_schedule
 from spindle_cli.runtime.timing import Stopwatch
 from spindle_cli.runtime.train_state import TrainState, require_same_settings, restore
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
 from spindle_cli.worker_session import worker_session
 from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.optimizer import make_optimizer
+from spindle_cli.workload.schedule import make_schedule
 
 
 def main(argv: list[str]) -> None:

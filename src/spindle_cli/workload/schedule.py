@@ -6,8 +6,8 @@ import torch
 from torch.optim import lr_scheduler
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.runtime.optimizer import class_named
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizer import class_named, make_optimizer
 
 _TAKES_FUNCTION = "it takes a function, which a workload file cannot hold"
 _TAKES_SCHEDULES = "it takes other schedules, which a workload file cannot hold"
@@ -19,6 +19,15 @@ _REFUSED = {
     "ChainedScheduler": _TAKES_SCHEDULES,
     "ReduceLROnPlateau": "it asks for a measure of success after each step",
 }
+
+
+def require_trainable(train: TrainSettings) -> None:
+    """Refuse train settings whose optimizer or schedule cannot be made, before anything is started.
+
+    Raises:
+        WorkloadError: unknown, refused, or the arguments do not fit.
+    """
+    make_schedule(train, make_optimizer(train, [torch.nn.Parameter(torch.zeros(1))]))
 
 
 def make_schedule(

@@ -1,0 +1,30 @@
+"""Train settings that torch cannot follow are refused before anything is started."""
+
+from __future__ import annotations
+
+import pytest
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.file import Schedule, TrainSettings
+from spindle_cli.workload.schedule import require_trainable
+
+
+def test_settings_that_torch_can_follow_pass() -> None:
+    require_trainable(TrainSettings())
+    schedule = Schedule.model_validate({"name": "CosineAnnealingLR", "T_max": 10})
+    require_trainable(TrainSettings(optimizer="SGD", optimizer_args={"momentum": 0.9}, schedule=schedule))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"optimizer": "Adamw"}, "has no optimizer 'Adamw'"),
+        ({"optimizer": "LBFGS"}, "cannot be used"),
+        ({"optimizer_args": {"beta": 3}}, "does not take"),
+        ({"schedule": {"name": "Cosine"}}, "has no schedule 'Cosine'"),
+        ({"schedule": {"name": "CosineAnnealingLR"}}, "does not take"),
+    ],
+)
+def test_settings_that_it_cannot_are_named(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(WorkloadError, match=said):
+        require_trainable(TrainSettings.model_validate(settings))
