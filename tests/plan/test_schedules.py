@@ -130,3 +130,9 @@ def test_a_note_says_when_the_sequential_plan_is_the_best() -> None:
     plan = make_plan(profile_of(metaop_of("a/m", 6, LINEAR)), cluster_of(4))
     assert plan.strategy == "spindle"
     assert any("sequential" in note for note in plan.notes)
+
+
+def test_an_op_too_short_to_measure_can_be_planned() -> None:
+    tiny = metaop_of("a/n", 3, {1: 1e-9, 2: 0.0}, inputs=("a/m",))
+    plan = make_plan(profile_of(metaop_of("a/m", 3, LINEAR), tiny), cluster_of(4))
+    assert plan.predicted.compute_s == pytest.approx(6.0)

@@ -11,6 +11,9 @@ from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
+# An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
+SHORTEST_S = 1e-12
+
 
 @dataclass(frozen=True)
 class Point:
@@ -153,7 +156,7 @@ def useful_points(metaop: MetaOpProfile, num_devices: int, thrift: Thrift) -> tu
 def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
     """A point of a curve, with or without recomputation."""
     backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
-    op_s = point.forward_s + backward_s
+    op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
 
 
