@@ -25,11 +25,12 @@ from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
 
 from spindle_cli.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.bound import lower_bound
 from spindle_cli.plan.judge import measure
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.patterns import pattern_bound_s
 from spindle_cli.plan.placement import place_in_sequence
-from spindle_cli.plan.problem import Point, make_point, make_problem
+from spindle_cli.plan.problem import Point, Thrift, make_point, make_problem
 from spindle_cli.plan.random_profiles import SHAPES, random_profile
 from spindle_cli.plan.schedule import Draft, Piece
 from spindle_cli.plan.types import Plan, Slice, StrategyName
@@ -96,10 +97,7 @@ def plan_row(workload: str, num_devices: int, strategy: StrategyName, path: Path
     in_sequence_s, tighter_s = 0.0, predicted.lower_bound_s
     if strategy == "spindle":
         in_sequence_s = transfers_in_sequence_s(profile, cluster, plan)
-        if predicted.compute_s > predicted.lower_bound_s * (1 + DOUBTFUL_GAP):
-            tighter_s = max(
-                tighter_s, pattern_bound_s(make_problem(profile, cluster), max_patterns=MOST_PATTERNS)
-            )
+        tighter_s = max(tighter_s, tighter_bound_s(profile, cluster, plan))
     return Row(
         workload,
         num_devices,
@@ -115,6 +113,38 @@ def plan_row(workload: str, num_devices: int, strategy: StrategyName, path: Path
         peak_memory_bytes=max(predicted.peak_memory_bytes),
         planning_s=planning_s,
         notes=plan.notes,
+    )
+
+
+def tighter_bound_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
+    """The bound with the layers split and recomputed that the plan splits and recomputes; else that of
+    patterns.
+    """
+    thrift = thrift_of(plan)
+    if thrift != Thrift():
+        return lower_bound(make_problem(profile, cluster, thrift)).lower_bound_s
+    if plan.predicted.compute_s <= plan.predicted.lower_bound_s * (1 + DOUBTFUL_GAP):
+        return 0.0
+    return pattern_bound_s(make_problem(profile, cluster), max_patterns=MOST_PATTERNS)
+
+
+def thrift_of(plan: Plan) -> Thrift:
+    """What a plan gave up for memory."""
+    recompute = {
+        metaop.name: sum(
+            piece.num_ops for piece in plan.slices if piece.metaop == metaop.name and piece.recompute
+        )
+        for metaop in plan.metaops
+    }
+    degree = {
+        metaop.name: min(piece.tp for piece in plan.slices if piece.metaop == metaop.name)
+        for metaop in plan.metaops
+    }
+    split = {name: tp for name, tp in degree.items() if tp > 1}
+    return Thrift(
+        min(split.values(), default=1),
+        frozenset(split),
+        {name: ops for name, ops in recompute.items() if ops},
     )
 
 

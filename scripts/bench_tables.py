@@ -20,7 +20,7 @@ class Row:
     """One plan. Seconds and bytes; `fits` is false where no plan fits the memory.
 
     Attributes:
-        tighter_bound_s: the bound of plan/patterns.py where it was asked for, else `lower_bound_s`.
+        tighter_bound_s: as docs/benchmarks.md says, where it was asked for; else `lower_bound_s`.
         in_sequence_transfer_s: what transfers add with the same schedule on devices assigned in sequence.
         planning_s: processor seconds of the whole command for `spindle`, of `make_plan` for the others.
     """

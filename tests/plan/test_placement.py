@@ -96,7 +96,7 @@ def test_memory_is_balanced_when_it_is_short() -> None:
     ]
     problem = problem_of(cluster_of(2, memory_gib=2.5), *metaops)
     draft = draft_of(problem, *((i, 0, 1, 1, float(i)) for i in range(4)))
-    judged = best_of(problem, [draft])
+    (judged,) = best_of(problem, [draft])
     assert judged is not None
     assert max(need.total_bytes for need in judged.memory) <= 2.5 * 2**30
     assert measure(problem, Placed(draft, ((0,),) * 4)) is None
@@ -139,13 +139,13 @@ def test_nothing_fits_says_what_and_what_would() -> None:
     assert "would fit" in text
 
 
-def test_memory_may_cost_speed_but_not_the_plan() -> None:
-    """Activations of 6 GiB do not fit 4 GiB; recomputed they do."""
+def test_as_much_is_recomputed_as_memory_asks_for() -> None:
+    """Activations of 6 GiB in 4 GiB: 2 GiB may stay beside the one that is recomputed, and a few buffers."""
     deep = metaop_of("a/m", 6, {1: 3.0}, param_bytes_per_op=0, activation_bytes_per_op=2**30)
     plan = make_plan(profile_of(deep), cluster_of(1, memory_gib=4))
     assert any("recomput" in note for note in plan.notes)
-    assert all(piece.recompute for piece in plan.slices)
-    assert plan.predicted.compute_s == pytest.approx(6 * 4.0)
+    assert sum(piece.num_ops for piece in plan.slices if piece.recompute) == 4
+    assert plan.predicted.compute_s == pytest.approx(4 * 4.0 + 2 * 3.0)
 
 
 def test_too_few_devices_for_any_allocation() -> None:

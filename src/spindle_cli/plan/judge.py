@@ -43,20 +43,22 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     return measure(problem, Placed(draft, draft.devices)) or best_placed(problem, draft, (ROOMY,), 0)
 
 
-def best_of(problem: Problem, drafts: Sequence[Draft]) -> Judged | None:
-    """The best of some drafts that leave the devices to the placement; None if none fits.
+def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True) -> list[Judged | None]:
+    """The best placements of some drafts that leave the devices to the placement; None for one that does not
+    fit.
 
-    All get a quick placement; those that look best then are placed with more care.
+    All get a quick placement; those that look best then are placed with more care if that is wanted.
     """
     quick = [(best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES), draft) for draft in drafts]
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
-    careful = [
-        best_placed(problem, draft, TASTES[1:], CAREFUL_EXCHANGES) for _, draft in quick[:PLACED_WITH_CARE]
-    ]
-    if not any(careful) and not quick[0][0]:
-        careful = [best_placed(problem, draft, (ROOMY,), 0) for draft in drafts]
-    fitting = [judged for judged in (quick[0][0], *careful) if judged]
-    return min(fitting, key=Judged.rank, default=None)
+    found: list[Judged | None] = [judged for judged, _ in quick]
+    for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
+        careful = best_placed(problem, draft, TASTES[1:], CAREFUL_EXCHANGES)
+        if careful is not None and (judged is None or careful.rank() < judged.rank()):
+            found[number] = careful
+    if not any(found):
+        found = [best_placed(problem, draft, (ROOMY,), 0) for draft in drafts]
+    return found
 
 
 def best_placed(

@@ -71,7 +71,7 @@ def _occupied(free: list[tuple[float, int]], used: int, needed: int, end_s: floa
 
 def to_pieces(problem: Problem, timed: Sequence[Timed]) -> tuple[Piece, ...]:
     """Pieces in order of start; jobs that follow each other on one allocation without a gap become one."""
-    done = [0] * len(problem.nodes)
+    done = [node.first_op for node in problem.nodes]
     last: dict[int, int] = {}  # node -> index of its latest piece
     pieces: list[Piece] = []
     for (node, index, num_ops), start_s, end_s in sorted(timed, key=lambda item: item[1]):

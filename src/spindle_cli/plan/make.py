@@ -10,25 +10,28 @@ assemble.py   the plan
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf
 
 from spindle_cli.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.bound import Bound, lower_bound
 from spindle_cli.plan.judge import Judged, best_of, judge
 from spindle_cli.plan.no_fit import no_fit
-from spindle_cli.plan.problem import Problem, Thrift, make_problem
+from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
-from spindle_cli.plan.strategies.spindle import spindle
-from spindle_cli.plan.thrift import describe, thrifty_problems
+from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.thrift import STEPS, Thrifty, describe, recomputing, splits
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 
 DEFAULT_EFFORT = 1
-# Where memory asks for thrift, so many ways to save it are planned and the best one kept.
-THRIFTS_COMPARED = 3
+# Where memory asks for thrift, so many ways to split layers are planned and the best one kept.
+SPLITS_COMPARED = 3
+MORE_STEPS = (1, 2, 4)
 BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
     "sequential": sequential,
     "distmm": distmm,
@@ -51,10 +54,15 @@ def make_plan(
     problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
     notes: list[str] = []
-    best = best_judged(problem, bound, strategy, effort)
-    if best is None:
-        problem, best, note = _with_thrift(profile, cluster, strategy, effort)
-        notes.append(note)
+    best, all_fit = best_judged(problem, bound, strategy, effort)
+    if best is None or not all_fit:
+        thrifty = _with_thrift(profile, cluster, strategy, effort)
+        if thrifty is None and best is None:
+            raise no_fit(profile, cluster)
+        if thrifty is not None and (best is None or thrifty[0].rank() < best.rank()):
+            best, problem, note = thrifty
+            notes.append(note)
+    assert best is not None, "one of them is"
     name = best.placed.draft.name
     if name != strategy:
         notes.append(f"No better plan was found than {name}'s, so this is it.")
@@ -69,43 +77,81 @@ def make_plan(
     return make_plan_file(problem, strategy, best.slices, predicted, tuple(notes))
 
 
-def best_judged(problem: Problem, bound: Bound, strategy: StrategyName, effort: int) -> Judged | None:
-    """The best plan that fits; None if none does. `spindle` considers the other strategies' plans too."""
-    found: list[Judged] = []
+def best_judged(
+    problem: Problem, bound: Bound, strategy: StrategyName, effort: int
+) -> tuple[Judged | None, bool]:
+    """The best plan that fits, or None; and whether memory stood in no draft's way.
 
-    def consider(judged: Judged | None) -> None:
-        if judged is not None:
-            found.append(judged)
-
+    `spindle` considers the other strategies' plans too.
+    """
+    found: list[Judged | None] = []
     for name, baseline in BASELINES.items():
         if strategy in (name, "spindle"):
-            consider(judge(problem, baseline(problem)))
+            found.append(judge(problem, baseline(problem)))
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
-            consider(best_of(problem, drafts))
-            if number == 1 and not found:
-                break  # none of the baselines and of a whole search fits: a longer search will not help
-    return min(found, key=Judged.rank, default=None)  # of equals the first: a baseline
+            placed = best_of(problem, drafts, with_care=effort != NO_SEARCH)
+            found += placed
+            if number == 1 and not any(placed):
+                break  # nothing of a whole search fits: a longer one will not help
+    fitting = [judged for judged in found if judged is not None]
+    best = min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
+    return best, len(fitting) == len(found)
 
 
 def _with_thrift(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
-) -> tuple[Problem, Judged, str]:
-    """The best plan of those that give up speed for memory.
-
-    Raises:
-        NoPlanError: none fits.
-    """
-    found: list[tuple[Judged, Thrift, Problem, Bound]] = []
-    for thrift, problem, bound in thrifty_problems(profile, cluster):
-        if len(found) == THRIFTS_COMPARED or any(
-            judged.prediction.iteration_s <= bound.lower_bound_s for judged, *_ in found
-        ):
+) -> tuple[Judged, Problem, str] | None:
+    """The best plan of those that give up speed for memory, with what it says of that; None if none fits."""
+    found: list[Thrifted] = []
+    for split in splits(profile, cluster):
+        fastest_s = min((plan.judged.prediction.iteration_s for plan in found), default=inf)
+        if len(found) == SPLITS_COMPARED or split.bound.lower_bound_s >= fastest_s:
             break
-        best = best_judged(problem, bound, strategy, effort=0)
-        if best is not None:
-            found.append((best, thrift, problem, bound))
+        least = _least_recomputing(split, strategy)
+        if least is not None:
+            found.append(least)
     if not found:
-        raise no_fit(profile, cluster)
-    best, thrift, problem, bound = min(found, key=lambda item: item[0].rank())
-    return problem, best_judged(problem, bound, strategy, effort) or best, describe(thrift)
+        return None
+    best = min(found, key=lambda plan: plan.judged.rank())
+    # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
+    # nevertheless.
+    found += [plan for step in MORE_STEPS if (plan := _recomputing(best.thrifty, best.step + step, strategy))]
+    best = min(found, key=lambda plan: plan.judged.rank())
+    thrifty = best.thrifty
+    searched, _ = best_judged(thrifty.problem, thrifty.bound, strategy, effort)
+    return searched or best.judged, thrifty.problem, describe(thrifty.thrift)
+
+
+@dataclass(frozen=True)
+class Thrifted:
+    """The best plan of a quick search under some thrift, at a step of recomputation."""
+
+    judged: Judged
+    thrifty: Thrifty
+    step: int
+
+
+def _recomputing(split: Thrifty, step: int, strategy: StrategyName) -> Thrifted | None:
+    if step > STEPS:
+        return None
+    thrifty = recomputing(split, step)
+    if thrifty is None:
+        return None
+    judged, _ = best_judged(thrifty.problem, thrifty.bound, strategy, NO_SEARCH)
+    return None if judged is None else Thrifted(judged, thrifty, step)
+
+
+def _least_recomputing(split: Thrifty, strategy: StrategyName) -> Thrifted | None:
+    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit."""
+    found: Thrifted | None = None
+    low, high = (0 if split.thrift.split else 1), STEPS  # without a split, recomputing nothing has been tried
+    step = high
+    while low <= high:
+        fitting = _recomputing(split, step, strategy)
+        if fitting is not None:
+            found, high = fitting, step - 1
+        else:
+            low = step + 1
+        step = (low + high) // 2
+    return found

@@ -112,11 +112,13 @@ class _Placing:
     def _sources(self, piece: Piece) -> list[_Rows]:
         """What the piece takes in: from its MetaOp's piece before it, or from the MetaOp's inputs."""
         node = self.problem.nodes[piece.node]
+        producers = self.problem.producers[node.metaop.name]
         if piece.first == 0:
-            return [self.outputs[j] for j in node.inputs]
+            return [self.outputs[j] for j in producers]
+        before = piece.node if piece.first > node.first_op or node.continues is None else node.continues
         every_op = set(node.metaop.inputs_of_every_op)
-        taken = [self.outputs[j] for j in node.inputs if self.problem.nodes[j].metaop.name in every_op]
-        return [_Rows(self.outputs[piece.node].held, inner_bytes(node.metaop)), *taken]
+        taken = [self.outputs[j] for j in producers if self.problem.nodes[j].metaop.name in every_op]
+        return [_Rows(self.outputs[before].held, inner_bytes(node.metaop)), *taken]
 
     def _value(self, device: int, sources: Sequence[_Rows], footprint: Footprint) -> float:
         """Bytes that need not move or be held twice if the device runs the piece."""

@@ -68,11 +68,13 @@ def flows(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Flow]:
         of_node.setdefault(piece.node, []).append(index)
     for node in problem.nodes:
         own = of_node[node.index]
-        for producer, consumer in pairwise(own):
+        before = [] if node.continues is None else of_node[node.continues][-1:]
+        for producer, consumer in pairwise(before + own):
             yield Flow(producer, consumer, inner_bytes(node.metaop))
-        for j in node.inputs:
+        for j in problem.producers[node.metaop.name]:
             metaop = problem.nodes[j].metaop
-            consumers = own if metaop.name in node.metaop.inputs_of_every_op else own[:1]
+            first = [] if before else own[:1]
+            consumers = own if metaop.name in node.metaop.inputs_of_every_op else first
             for consumer in consumers:
                 yield Flow(of_node[j][-1], consumer, metaop.output_bytes)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 
@@ -38,19 +38,22 @@ class Thrift:
 
     Attributes:
         least_tp: degree of tensor parallelism of the MetaOps in `split`, or the largest that they have.
-        split, recompute: names of MetaOps; the latter keep no activations.
+        split: names of MetaOps.
+        recompute: by name of a MetaOp, how many of its first ops keep no activations.
     """
 
     least_tp: int = 1
     split: frozenset[str] = frozenset()
-    recompute: frozenset[str] = frozenset()
+    recompute: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Node:
-    """A MetaOp.
+    """A MetaOp; or a part of one, where only its first ops recompute their activations.
 
     Attributes:
+        first_op, num_ops: the MetaOp's ops that it has.
+        continues: index of the node with the ops before, if this is a later part.
         points: the fastest allocation per number of devices, ascending, each faster than all before it.
         inputs, consumers: indices of nodes.
         level: its MetaLevel.
@@ -58,15 +61,13 @@ class Node:
 
     index: int
     metaop: MetaOpProfile
+    first_op: int
+    num_ops: int
+    continues: int | None
     points: tuple[Point, ...]
     inputs: tuple[int, ...]
     consumers: tuple[int, ...]
     level: int
-
-    @property
-    def num_ops(self) -> int:
-        """Number of ops."""
-        return self.metaop.num_ops
 
     @cached_property
     def shortest_s(self) -> float:
@@ -94,6 +95,11 @@ class Problem:
         return tuple(tuple((point.num_devices, point.op_s) for point in node.points) for node in self.nodes)
 
     @cached_property
+    def producers(self) -> dict[str, tuple[int, ...]]:
+        """By MetaOp, the nodes whose last op makes its inputs."""
+        return {node.metaop.name: node.inputs for node in self.nodes if node.continues is None}
+
+    @cached_property
     def serial_s(self) -> float:
         """Every MetaOp alone on its fastest allocation, one after another: what is always possible."""
         return sum(node.shortest_s for node in self.nodes)
@@ -105,8 +111,13 @@ def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = Non
     Raises:
         NoPlanError: a MetaOp has no allocation on so few devices.
     """
-    index = {metaop.name: i for i, metaop in enumerate(profile.metaops)}
-    inputs = [tuple(index[name] for name in metaop.inputs) for metaop in profile.metaops]
+    thrift = thrift or Thrift()
+    parts = [part for metaop in profile.metaops for part in _parts(metaop, thrift)]
+    last = {part.metaop.name: i for i, part in enumerate(parts)}
+    inputs = [
+        (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
+        for i, part in enumerate(parts)
+    ]
     order = topological_order(inputs)
     level = [0] * len(inputs)
     consumers: list[list[int]] = [[] for _ in inputs]
@@ -118,23 +129,46 @@ def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = Non
     nodes = tuple(
         Node(
             index=i,
-            metaop=metaop,
-            points=useful_points(metaop, cluster.num_devices, thrift or Thrift()),
+            metaop=part.metaop,
+            first_op=part.first_op,
+            num_ops=part.num_ops,
+            continues=i - 1 if part.first_op else None,
+            points=useful_points(part, cluster.num_devices, thrift),
             inputs=inputs[i],
             consumers=tuple(consumers[i]),
             level=level[i],
         )
-        for i, metaop in enumerate(profile.metaops)
+        for i, part in enumerate(parts)
     )
     return Problem(profile, cluster, nodes, order)
 
 
-def useful_points(metaop: MetaOpProfile, num_devices: int, thrift: Thrift) -> tuple[Point, ...]:
+@dataclass(frozen=True)
+class _Part:
+    """Some ops of a MetaOp that recompute, or do not."""
+
+    metaop: MetaOpProfile
+    first_op: int
+    num_ops: int
+    recompute: bool
+
+
+def _parts(metaop: MetaOpProfile, thrift: Thrift) -> list[_Part]:
+    recomputed = thrift.recompute.get(metaop.name, 0)
+    parts = [
+        _Part(metaop, 0, recomputed, recompute=True),
+        _Part(metaop, recomputed, metaop.num_ops - recomputed, recompute=False),
+    ]
+    return [part for part in parts if part.num_ops]
+
+
+def useful_points(part: _Part, num_devices: int, thrift: Thrift) -> tuple[Point, ...]:
     """The allocations that no smaller one equals: ascending in devices, strictly descending in seconds.
 
     Raises:
         NoPlanError: none is on at most `num_devices` devices.
     """
+    metaop = part.metaop
     possible = [point for point in metaop.curve if point.num_devices <= num_devices]
     if not possible:
         fewest = metaop.curve[0].num_devices
@@ -147,7 +181,7 @@ def useful_points(metaop: MetaOpProfile, num_devices: int, thrift: Thrift) -> tu
         least_tp = min(thrift.least_tp, max(point.tp for point in possible))
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
-        point = make_point(candidate, recompute=metaop.name in thrift.recompute)
+        point = make_point(candidate, recompute=part.recompute)
         if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
             points.append(point)
     return tuple(points)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spindle_cli.plan.problem import Point
+from spindle_cli.plan.problem import Node, Point
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,11 @@ class Piece:
     def num_ops(self) -> int:
         """Number of ops."""
         return self.last - self.first
+
+
+def whole_piece(node: Node, point: Point, start_s: float, end_s: float) -> Piece:
+    """All ops of a node."""
+    return Piece(node.index, node.first_op, node.first_op + node.num_ops, point, start_s, end_s)
 
 
 @dataclass(frozen=True)

@@ -1,54 +1,64 @@
-"""What to give up when memory runs short: tensor parallelism and recomputation of the heaviest MetaOps.
+"""What to give up when memory runs short: tensor parallelism and recomputation, where they cost least.
 
-Every combination of a degree, how many MetaOps have it and how many recompute is a problem of its own, with a
-lower bound of its own. They are tried by that bound, the fastest first, until no other can be faster than
-what has been found.
+A *split* makes MetaOps run with at least so much tensor parallelism. With each, activations are recomputed by
+as many ops as it takes, found by halving. Splits are tried by their lower bounds, the fastest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import product
+from dataclasses import dataclass, replace
 
 from spindle_cli.cluster import Cluster
-from spindle_cli.costs.memory import activation_bytes, op_param_bytes, parameter_block
+from spindle_cli.costs.memory import activation_bytes, inner_bytes, op_param_bytes, parameter_block
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound import Bound, lower_bound
 from spindle_cli.plan.problem import Problem, Thrift, make_problem
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
-# Shares of all parameters and of all activations, from the MetaOps that hold most: enough steps to give up
-# little more than needed. With tensor parallelism there are more combinations, so fewer steps.
+# Shares of all parameters that are split, from the MetaOps that hold most.
 SPLIT_SHARES = (0.6, 1.0)
-RECOMPUTED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-FEWER_SHARES = (0.0, 0.5, 1.0)
+# Recomputation is measured out in so many steps, a power of two.
+STEPS = 16
 
 
-def thrifty_problems(profile: Profile, cluster: Cluster) -> list[tuple[Thrift, Problem, Bound]]:
-    """All that could fit at all, by their lower bounds."""
-    found: list[tuple[Thrift, Problem, Bound]] = []
-    for thrift in _thrifts(profile):
+@dataclass(frozen=True)
+class Thrifty:
+    """A problem under some thrift, with its bound."""
+
+    thrift: Thrift
+    problem: Problem
+    bound: Bound
+
+
+def splits(profile: Profile, cluster: Cluster) -> list[Thrifty]:
+    """Every split that there is, also none, by their lower bounds; nothing is recomputed yet."""
+    found: list[Thrifty] = []
+    for thrift in _splits(profile):
         try:
             problem = make_problem(profile, cluster, thrift)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-        if least_bytes(problem) <= sum(cluster.memory_bytes):
-            found.append((thrift, problem, lower_bound(problem)))
-    return sorted(found, key=lambda item: item[2].lower_bound_s)
+        found.append(Thrifty(thrift, problem, lower_bound(problem)))
+    return sorted(found, key=lambda thrifty: thrifty.bound.lower_bound_s)
 
 
-def _thrifts(profile: Profile) -> Iterator[Thrift]:
-    degrees = sorted({point.tp for metaop in profile.metaops for point in metaop.curve})
-    parameters = {m.name: m.num_ops * m.param_bytes_per_op for m in profile.metaops}
-    activations = {m.name: m.num_ops * m.activation_bytes_per_op for m in profile.metaops}
-    known: set[Thrift] = {Thrift()}
-    shares = FEWER_SHARES if len(degrees) > 1 else RECOMPUTED_SHARES
-    for degree, split, recomputed in product(degrees, SPLIT_SHARES, shares):
-        names = heaviest(parameters, split) if degree > 1 else frozenset()
-        thrift = Thrift(degree, names, heaviest(activations, recomputed))
-        if thrift not in known:
-            known.add(thrift)
-            yield thrift
+def _splits(profile: Profile) -> Iterator[Thrift]:
+    yield Thrift()
+    parameters = {metaop.name: metaop.num_ops * metaop.param_bytes_per_op for metaop in profile.metaops}
+    for degree in sorted({point.tp for metaop in profile.metaops for point in metaop.curve} - {1}):
+        for names in dict.fromkeys(heaviest(parameters, share) for share in SPLIT_SHARES):
+            yield Thrift(degree, names)
+
+
+def recomputing(thrifty: Thrifty, step: int) -> Thrifty | None:
+    """The same with `step` of `STEPS` of all activations recomputed; None if even so it cannot fit."""
+    profile, cluster = thrifty.problem.profile, thrifty.problem.cluster
+    thrift = replace(thrifty.thrift, recompute=recomputed_ops(profile, step / STEPS))
+    problem = make_problem(profile, cluster, thrift)
+    if least_bytes(problem) > sum(cluster.memory_bytes):
+        return None
+    return Thrifty(thrift, problem, lower_bound(problem))
 
 
 def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
@@ -64,10 +74,41 @@ def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
     return frozenset(names)
 
 
+def recomputed_ops(profile: Profile, share: float) -> dict[str, int]:
+    """How many ops of which MetaOps recompute so that this share of all activations is not kept.
+
+    MetaOps that save most bytes for a second of recomputation go first; of the last one, only as many as
+    needed.
+    """
+    saved = {metaop.name: _saved_bytes(metaop) for metaop in profile.metaops}
+    left = share * sum(metaop.num_ops * saved[metaop.name] for metaop in profile.metaops)
+    ops: dict[str, int] = {}
+    for metaop in sorted(profile.metaops, key=lambda metaop: -_saved_per_second(metaop)):
+        if left <= 0:
+            break
+        per_op = saved[metaop.name]
+        if per_op:
+            ops[metaop.name] = min(metaop.num_ops, -int(-left // per_op))
+            left -= ops[metaop.name] * per_op
+    return ops
+
+
+def _saved_bytes(metaop: MetaOpProfile) -> int:
+    return max(0, metaop.activation_bytes_per_op - inner_bytes(metaop))
+
+
+def _saved_per_second(metaop: MetaOpProfile) -> float:
+    narrowest = metaop.curve[0]
+    return _saved_bytes(metaop) / max(narrowest.num_devices * narrowest.forward_s, 1e-12)
+
+
 def most_thrifty(profile: Profile) -> Thrift:
     """All MetaOps split as far as their curves go, all activations recomputed."""
-    names = frozenset(metaop.name for metaop in profile.metaops)
-    return Thrift(max(point.tp for metaop in profile.metaops for point in metaop.curve), names, names)
+    return Thrift(
+        max(point.tp for metaop in profile.metaops for point in metaop.curve),
+        frozenset(metaop.name for metaop in profile.metaops),
+        {metaop.name: metaop.num_ops for metaop in profile.metaops},
+    )
 
 
 def least_bytes(problem: Problem) -> float:
@@ -80,12 +121,12 @@ def least_bytes(problem: Problem) -> float:
     for node in problem.nodes:
         metaop = node.metaop
         state = 1 + metaop.trainable_fraction * (1 + state_per_param)
-        for op in range(metaop.num_ops):
+        for op in range(node.first_op, node.first_op + node.num_ops):
             block = parameter_block(metaop, op)
             parameters[block] = max(parameters.get(block, 0.0), op_param_bytes(metaop, op) * state)
         activations += min(
             point.num_devices
-            * activation_bytes(metaop, metaop.num_ops, point.dp, point.tp, recompute=point.recompute)
+            * activation_bytes(metaop, node.num_ops, point.dp, point.tp, recompute=point.recompute)
             for point in node.points
         )
     return sum(parameters.values()) + activations
@@ -97,5 +138,5 @@ def describe(thrift: Thrift) -> str:
     if thrift.split:
         parts.append(f"tensor parallelism of at least {thrift.least_tp} in {len(thrift.split)} MetaOps")
     if thrift.recompute:
-        parts.append(f"recomputed activations in {len(thrift.recompute)} MetaOps")
+        parts.append(f"recomputed activations of {sum(thrift.recompute.values())} ops")
     return "Memory asks for " + " and ".join(parts) + "."

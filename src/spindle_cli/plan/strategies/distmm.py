@@ -12,7 +12,7 @@ from graphlib import CycleError
 from math import inf
 
 from spindle_cli.plan.problem import Node, Problem, topological_order
-from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.schedule import Draft, Piece, whole_piece
 from spindle_cli.plan.strategies.lanes import best_point, split_evenly_in_time
 
 
@@ -32,9 +32,7 @@ def distmm(problem: Problem) -> Draft:
         if shares is None or in_turn_s <= side_by_side_s:
             for node in group:
                 after.append(len(pieces))
-                pieces.append(
-                    Piece(node.index, 0, node.num_ops, node.points[-1], now_s, now_s + node.shortest_s)
-                )
+                pieces.append(whole_piece(node, node.points[-1], now_s, now_s + node.shortest_s))
                 devices.append(tuple(range(node.points[-1].num_devices)))
                 now_s += node.shortest_s
             continue
@@ -43,7 +41,7 @@ def distmm(problem: Problem) -> Draft:
         for node, share in zip(group, shares, strict=True):
             point = best_point(node, share)
             assert point is not None, "a share is at least the smallest allocation"
-            pieces.append(Piece(node.index, 0, node.num_ops, point, now_s, now_s + node.num_ops * point.op_s))
+            pieces.append(whole_piece(node, point, now_s, now_s + node.num_ops * point.op_s))
             devices.append(tuple(range(first, first + point.num_devices)))
             first += share
         now_s += side_by_side_s

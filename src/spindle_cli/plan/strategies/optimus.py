@@ -12,7 +12,7 @@ from functools import cache
 from math import inf
 
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.schedule import Draft, Piece, whole_piece
 from spindle_cli.plan.strategies.lanes import Seconds, best_point, split_evenly_in_time
 
 
@@ -76,7 +76,7 @@ def _draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[i
         assert point is not None, "a lane's share is at least the smallest allocation of each of its MetaOps"
         start_s = max([free_s[number], *(end_s[j] for j in node.inputs)])
         end_s[i] = free_s[number] = start_s + node.num_ops * point.op_s
-        piece = Piece(i, 0, node.num_ops, point, start_s, end_s[i])
+        piece = whole_piece(node, point, start_s, end_s[i])
         placed.append((piece, tuple(range(first, first + point.num_devices))))
     placed.sort(key=lambda item: item[0].start_s)
     return Draft("optimus", tuple(piece for piece, _ in placed), tuple(devices for _, devices in placed))

@@ -6,7 +6,7 @@ How DeepSpeed and Megatron run such models, every MetaOp with the parallelism th
 from __future__ import annotations
 
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.schedule import Draft, Piece, whole_piece
 
 
 def sequential(problem: Problem) -> Draft:
@@ -16,7 +16,7 @@ def sequential(problem: Problem) -> Draft:
     for i in problem.order:
         node = problem.nodes[i]
         end_s = now_s + node.shortest_s
-        pieces.append(Piece(i, 0, node.num_ops, node.points[-1], now_s, end_s))
+        pieces.append(whole_piece(node, node.points[-1], now_s, end_s))
         now_s = end_s
     devices = tuple(tuple(range(piece.point.num_devices)) for piece in pieces)
     return Draft("sequential", tuple(pieces), devices, after=tuple(range(len(pieces))))
