@@ -17,8 +17,9 @@ from torch import nn
 
 from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.request import RunRequest
-from spindle_cli.runtime import executor, optimizer, worker
+from spindle_cli.runtime import executor, worker
 from spindle_cli.worker_session import worker_session
+from spindle_cli.workload import optimizer
 from spindle_cli.workload.batches import Batches
 
 
