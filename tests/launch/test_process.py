@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import threading
@@ -57,7 +58,14 @@ def fail(launch: Launch) -> tuple[RunFailedError, float]:
 
 def living_workers(launch: Launch) -> list[int]:
     pids = [int(path.read_text()) for path in (launch.run_dir / "workers").glob("pid-*")]
-    return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
+    return [pid for pid in pids if _lives(pid)]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_a_good_run_leaves_metrics_and_logs_and_never_listens_beyond_loopback(tmp_path: Path) -> None:
@@ -66,9 +74,10 @@ def test_a_good_run_leaves_metrics_and_logs_and_never_listens_beyond_loopback(tm
 
     def poll() -> None:
         for process in psutil.Process().children(recursive=True):
-            for connection in process.net_connections(kind="tcp"):
-                if connection.status == psutil.CONN_LISTEN:
-                    listened.add(connection.laddr.ip)
+            with contextlib.suppress(psutil.NoSuchProcess):  # it may end while it is looked at
+                for connection in process.net_connections(kind="tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        listened.add(connection.laddr.ip)
 
     assert run_launch(launch, poll) == 0
     assert listened == {LOOPBACK}
