@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.costs.memory import activation_bytes
-from spindle_cli.plan.thrift import RECOMPUTED_SHARES
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import GIB
 
 # The batch that curves are estimated for: it has many divisors, so that any share lies close to two of
 # its own.
+# Shares of the activations that are recomputed, as the search tries them.
+RECOMPUTED_SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 REFERENCE_BATCH = 720
 _LARGEST = 1216
 _MEMORY_BYTES = 74 * GIB  # of 80 GiB: buffers, which are not counted here, need some
