@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo test check format schemas bench bench-plan clean
+.PHONY: help demo test check format schemas bench bench-plan bench-runtime clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,10 +32,13 @@ format: $(SETUP)  ## format the code and sort its imports
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-bench: bench-plan  ## every benchmark
+bench: bench-plan bench-runtime  ## every benchmark
 
 bench-plan: $(SETUP)  ## plan every workload on every cluster by every strategy; about 15 minutes
 	$(PYTHON) scripts/bench_plan.py $(BENCH_ARGS)
+
+bench-runtime: $(SETUP)  ## train by a plan against DDP and FSDP2 on two hosts with a shaped link (as root); about 10 minutes
+	$(PYTHON) scripts/bench_runtime.py $(BENCH_ARGS)
 
 schemas: $(SETUP)  ## write schemas/*.json from the code's types
 	$(PYTHON) scripts/make_schemas.py

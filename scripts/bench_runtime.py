@@ -1,0 +1,158 @@
+"""The runtime's benchmark: two hosts with a shaped link between them train the same model in four ways.
+
+    python scripts/bench_runtime.py [--speeds MBIT ...] [--rounds N] [--steps N] [--out DIR] [--no-page]
+
+As root, with iproute2. The hosts are network namespaces with a core each. Plain DistributedDataParallel and
+FSDP2, which train the tasks one after another, alternate with our `sequential` and `spindle` plans, made from
+a profile of this workload and the link as measured. Writes docs/benchmarks-runtime.json and .md; with some
+speeds only, the others' last results stay.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from runtime_bench.contestants import Contestant, Job, Run, plain, planned
+from runtime_bench.hosts import BenchError, Host, python, require_tools, run_on_both, shape, two_hosts
+from runtime_bench.page import Outcome, Trial, here_and_now, read_outcome, write_outcome
+
+from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.types import Plan
+
+ROOT = Path(__file__).resolve().parent.parent
+WORKLOADS = ROOT / "configs" / "workloads"
+SPEEDS = (2000, 1000, 500)
+# One task alone is trained at this speed.
+ALONE_SPEED = 1000
+
+
+def main() -> None:
+    """Parse, run, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--speeds", type=int, nargs="*", default=SPEEDS, metavar="MBIT", help="Mbit/s of the link"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant")
+    parser.add_argument("--steps", type=int, default=12, help="steps of each run")
+    parser.add_argument("--without-alone", action="store_true", help="leave out one task alone")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="keep profiles, plans and runs here")
+    parser.add_argument("--no-page", action="store_true", help="print the results only")
+    asked = parser.parse_args()
+    try:
+        require_tools()
+        with tempfile.TemporaryDirectory() as temporary, two_hosts() as hosts:
+            out = Path(temporary) if asked.out is None else asked.out.resolve()
+            bench = Bench(hosts, out, asked.rounds, asked.steps)
+            trials = [bench.all_tasks(speed) for speed in asked.speeds]
+            if not asked.without_alone:
+                trials.append(bench.one_task(ALONE_SPEED))
+    except BenchError as error:
+        print(f"bench-runtime: {error}", file=sys.stderr)
+        sys.exit(1)
+    outcome = Outcome(trials={trial.name: trial for trial in trials})
+    if not asked.no_page:
+        write_outcome(ROOT / "docs", read_outcome(ROOT / "docs").updated(outcome))
+
+
+class Bench:
+    """The benchmark on two hosts; profiles are made once and kept in `out`."""
+
+    def __init__(self, hosts: tuple[Host, Host], out: Path, rounds: int, steps: int) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.hosts = hosts
+        self.out = out
+        self.rounds = rounds
+        self.steps = steps
+
+    def all_tasks(self, mbit_per_s: int) -> Trial:
+        """All four contestants on all tasks."""
+        folder, plans = self._prepare(WORKLOADS / "senses-6.yaml", mbit_per_s, ("sequential", "spindle"))
+        contestants = {
+            "ddp": plain("ddp"),
+            "fsdp2": plain("fsdp2"),
+            **{name: planned(path) for name, path in plans.items()},
+        }
+        return self._alternate(
+            f"all tasks, {mbit_per_s} Mbit/s", folder, WORKLOADS / "senses-6.yaml", contestants, plans
+        )
+
+    def one_task(self, mbit_per_s: int) -> Trial:
+        """One task alone in one wave, against the same by DDP."""
+        folder, plans = self._prepare(WORKLOADS / "senses-1.yaml", mbit_per_s, ("sequential",))
+        contestants = {"ddp": plain("ddp"), "sequential": planned(plans["sequential"])}
+        return self._alternate(
+            f"one task, {mbit_per_s} Mbit/s", folder, WORKLOADS / "senses-1.yaml", contestants, plans
+        )
+
+    def _prepare(
+        self, workload: Path, mbit_per_s: int, strategies: Sequence[str]
+    ) -> tuple[Path, dict[str, Path]]:
+        """Shape and measure the link, profile, plan; the folder of all files, and the plans by strategy."""
+        shape(self.hosts, mbit_per_s)
+        folder = self.out / f"{workload.stem}-{mbit_per_s}"
+        folder.mkdir(exist_ok=True)
+        cluster = folder / "cluster.yaml"
+        cluster.write_text(self._cluster_text(folder, mbit_per_s), encoding="utf-8")
+        profile = self.out / f"{workload.stem}.profile.json"
+        if not profile.exists():
+            spindle("profile", workload, "-o", profile, "--cluster", cluster, "--nproc", str(len(self.hosts)))
+        plans = {strategy: folder / f"{strategy}.yaml" for strategy in strategies}
+        for strategy, path in plans.items():
+            spindle("plan", profile, "--cluster", cluster, "-o", path, "--strategy", strategy)
+        return folder, plans
+
+    def _cluster_text(self, folder: Path, mbit_per_s: int) -> str:
+        """A cluster file of the two hosts with the link that is measured between them now."""
+        store, out = folder / "link.store", folder / "link.json"
+        store.unlink(missing_ok=True)
+        command = python("-m", "runtime_bench.link_between", store, out)
+        run_on_both(self.hosts, [command, command], timeout_s=120, folder=Path(__file__).parent)
+        link = Link.model_validate_json(out.read_text(encoding="utf-8"))
+        cluster = Cluster(
+            name=f"two-hosts-{mbit_per_s}",
+            nodes=(NodeGroup(count=len(self.hosts), devices=1, device="cpu", memory_gib=4),),
+            links=Links(intra_node=link, inter_node=link),
+        )
+        return yaml.safe_dump(cluster.model_dump(mode="json", by_alias=True), sort_keys=False)
+
+    def _alternate(
+        self,
+        name: str,
+        folder: Path,
+        workload: Path,
+        contestants: Mapping[str, Contestant],
+        plans: Mapping[str, Path],
+    ) -> Trial:
+        """Run the contestants in turn, `rounds` times."""
+        job = Job(self.hosts, workload, self.steps, folder)
+        runs: dict[str, list[Run]] = {contestant: [] for contestant in contestants}
+        for _ in range(self.rounds):
+            for contestant, run in contestants.items():
+                runs[contestant].append(run(job))
+        predicted = {strategy: Plan.read(path).predicted.iteration_s for strategy, path in plans.items()}
+        trial = Trial.of(name, here_and_now(), runs, predicted)
+        print("\n".join(trial.lines()), flush=True)
+        return trial
+
+
+def spindle(*words: str | Path) -> None:
+    """Run one command of the command line on this machine.
+
+    Raises:
+        BenchError: it failed, with what it said.
+    """
+    done = subprocess.run(python("-m", "spindle_cli", *words), check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise BenchError(f"`spindle {words[0]}` failed: {done.stderr.strip()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The runtime's benchmark: see scripts/bench_runtime.py."""
