@@ -4,8 +4,9 @@
 which says what is in which. It is written beside its place and renamed, so that a folder with this name is
 whole unless something has damaged it since.
 
-Keys in the shards: `parameter:<name>` and `buffer:<name>` by the user's own names, `state:<key>:<name>` of
-the optimizer, `random:<device type>` of the worker.
+Keys in the shards: `parameter:<name>` and `buffer:<name>` by the user's own names, `random:<device type>` of
+the worker, and of the optimizer `state:<key>:<name>`, or `piece:<key>:<first>:<last>:<name>` for elements
+[first, last) of the flattened parameter where several workers share its state.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from spindle_cli.run_files import CHECKPOINTS_DIR, model_path
 from spindle_cli.workload.file import TrainSettings
 
 INDEX_FILE = "checkpoint.json"
+
+Part = tuple[int, int]  # elements [first, last) of a flattened parameter
 
 
 class Shard(Model):
@@ -72,6 +75,25 @@ class FoundCheckpoint:
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
     """Where the checkpoint after `step` steps is."""
     return model_path(run_dir, step).parent
+
+
+def state_key(key: str, name: str, part: Part | None = None) -> str:
+    """Key in a shard of a parameter's optimizer state by the optimizer's own `key`; `part`: of these elements
+    only.
+    """
+    return f"state:{key}:{name}" if part is None else f"piece:{key}:{part[0]}:{part[1]}:{name}"
+
+
+def state_of(shard_key: str) -> tuple[str, str, Part | None] | None:
+    """What `state_key` made a key of; None where it is the key of something else."""
+    kind, _, rest = shard_key.partition(":")
+    if kind == "state":
+        key, _, name = rest.partition(":")
+        return key, name, None
+    if kind == "piece":
+        key, first, last, name = rest.split(":", 3)
+        return key, name, (int(first), int(last))
+    return None
 
 
 def shard_name(rank: int) -> str:

@@ -76,10 +76,15 @@ def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
 FROZEN = {"frozen_tower": True}
 # A run that is cut short after its second step, and goes on by the same plan and by others.
 SAVED = Case("saved", SCATTERED, args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)
+WHOLE_STATE = {**ADAMW, "shard_optimizer": False}
+SAVED_WHOLE = Case("saved-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, steps=2, checkpoint_every=1)
 GONE_ON = Case("gone-on", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED.name)
 GONE_ON_ELSEWHERE = (
     Case("gone-on-elsewhere", scatter_at_random(0, 4), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-on-two", (3, 1), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+    Case("gone-on-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, goes_on_with=SAVED.name),
+    Case("gone-on-on-one", (2,), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+    Case("gone-on-in-pieces", (1, 0), args=FROZEN, train=ADAMW, goes_on_with=SAVED_WHOLE.name),
 )
 EXACT_ON_FOUR = (
     Case("scattered", SCATTERED),
@@ -87,10 +92,13 @@ EXACT_ON_FOUR = (
     Case("summed-loss", SCATTERED, args={"reduction": "sum"}),
     Case("frozen-tower", SCATTERED, args=FROZEN, train=ADAMW),
     Case("clipped", SCATTERED, args=FROZEN, train=CLIPPED),
+    Case("replicated", SCATTERED, args=FROZEN, train={**CLIPPED, "shard_optimizer": False}),
+    Case("in-pieces", (2, 0, 3, 1), train={"optimizer": "NAdam", "lr": 1e-3, "clip_norm": 0.5}),
+    Case("not-elementwise", SCATTERED, train={"optimizer": "Adafactor", "lr": 1e-2}),
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
 )
-ON_FOUR = (*EXACT_ON_FOUR, SAVED, GONE_ON, *GONE_ON_ELSEWHERE)
+ON_FOUR = (*EXACT_ON_FOUR, SAVED, SAVED_WHOLE, GONE_ON, *GONE_ON_ELSEWHERE)
 EXACT_ON_TWO = (
     Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),

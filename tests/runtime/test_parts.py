@@ -15,12 +15,15 @@ from torch import nn
 from helpers.plans import two_towers
 from spindle_cli.errors import WorkloadError
 from spindle_cli.program.types import ParameterGroup
+from spindle_cli.runtime.buckets import Bucket
 from spindle_cli.runtime.clip import GradientClip
+from spindle_cli.runtime.collectives import Members
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare
 from spindle_cli.runtime.data import Feed, Portion, StepBatch
-from spindle_cli.runtime.gradients import Bucket, GradientPool
+from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.losses import loss_failure, loss_seed, share_of_loss
+from spindle_cli.runtime.pieces import Piece
 from spindle_cli.runtime.rows import share_shape, take_rows
 from spindle_cli.runtime.timing import Activity, Stopwatch
 from spindle_cli.workload.batches import Batches
@@ -74,13 +77,13 @@ def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
 
 def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(alone: None) -> None:
     reached, unreached = nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.ones(4))
-    bucket = Bucket({"reached": reached, "unreached": unreached}, None)
+    bucket = Bucket({"reached": reached, "unreached": unreached}, Members(1, 0, None))
     for _ in range(2):
         (reached * 2).sum().backward()
         assert reached.grad is not None
         assert reached.grad.untyped_storage().data_ptr() == bucket._flat.untyped_storage().data_ptr()
         bucket.start_sum()
-        bucket.finish()
+        bucket.finish_sum()
         assert torch.equal(reached.grad, torch.full((2, 3), 2.0))
         assert unreached.grad is None
         bucket.reset()
@@ -90,7 +93,8 @@ def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(
 def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> None:
     own = nn.Parameter(torch.ones(2))
     group = ParameterGroup(0, (0,), (("own", 0),), 8, slices=(0,), first_ops=(0,))
-    pool = GradientPool((group,), {"own": own}, Communicators([(0,)], timeout_s=10), rank=0)
+    pool = GradientPool((group,), {"own": own}, Communicators([(0,)], 10), rank=0, sharded=True)
+    assert [(piece.name, piece.part, piece.counted) for piece in pool.pieces] == [("own", None, True)]
     own.sum().backward()
     pool.finish()
     assert own.grad is not None
@@ -163,7 +167,8 @@ def test_gradients_are_clipped_by_the_norm_of_all_of_them(alone: None) -> None:
     """(3, 4) counted here, (12, 12) counted by another rank: the norm is 5, and both are scaled by 2 / 5."""
     counted, copy, unused = (nn.Parameter(torch.zeros(2)) for _ in range(3))
     counted.grad, copy.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 12.0])
-    clip = GradientClip(2.0, [counted, copy, unused], [counted, unused])
+    pieces = [Piece("counted", None, counted), Piece("copy", None, copy, counted=False)]
+    clip = GradientClip(2.0, [*pieces, Piece("unused", None, unused)])
     assert float(clip.clip(CPU)) == 5.0
     assert torch.allclose(counted.grad, torch.tensor([1.2, 1.6]))
     assert torch.allclose(copy.grad, torch.tensor([4.8, 4.8]))

@@ -38,7 +38,7 @@ def test_by_another_plan_it_goes_on_to_float_tolerance(case, four_workers: Path)
 
 @pytest.mark.processes
 def test_metrics_go_on_where_the_checkpoint_was(four_workers: Path) -> None:
-    """Three cases have gone on from step 2; the lines of the one before were replaced."""
+    """Several cases have gone on from step 2; the lines of the one before were replaced."""
     assert [line.step for line in read_metrics(four_workers / SAVED.name)] == [1, 2, 3]
 
 

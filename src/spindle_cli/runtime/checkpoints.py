@@ -66,11 +66,10 @@ class Checkpoints:
                 hint="Choose a folder on a shared disk with --run-dir, or leave --checkpoint-every out.",
             )
 
-    def save_if_due(self, step: int) -> None:
-        """Save after `step` steps where it is one of every K; collective."""
+    def is_due(self, step: int) -> bool:
+        """Whether to save after `step` steps: after one of every K."""
         every = self._request.checkpoint_every
-        if every is not None and step % every == 0:
-            self.save(step)
+        return every is not None and step % every == 0
 
     def save(self, step: int) -> None:
         """Save after `step` steps, unless that is done; collective. Older ones beyond those kept are deleted.

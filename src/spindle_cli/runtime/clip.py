@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+from spindle_cli.runtime.pieces import Piece
 
 # As in torch.nn.utils.clip_grad_norm_, so that clipped gradients are those of plain PyTorch.
 _EPSILON = 1e-6
@@ -15,17 +17,15 @@ _EPSILON = 1e-6
 class GradientClip:
     """Scales gradients down to a global norm, as `torch.nn.utils.clip_grad_norm_` does on one device.
 
-    Copies of a parameter on several ranks hold the same gradient after the gradient sums; only its owner
-    counts it.
+    Ranks that step a parameter whole hold the same gradient of it after the gradient sums; one of them counts
+    it. Of a parameter that is stepped in pieces, each rank counts its own.
     """
 
-    def __init__(
-        self, max_norm: float, trained: Collection[nn.Parameter], owned: Iterable[nn.Parameter]
-    ) -> None:
-        """`trained`: this rank's. `owned`: those of them that no other rank counts."""
+    def __init__(self, max_norm: float, pieces: Collection[Piece]) -> None:
+        """`pieces`: all that this rank steps."""
         self._max_norm = max_norm
-        self._trained = tuple(trained)
-        self._owned = tuple(owned)
+        self._trained = tuple(piece.tensor for piece in pieces)
+        self._counted = tuple(piece.tensor for piece in pieces if piece.counted)
 
     def clip(self, device: torch.device) -> Tensor:
         """Scale this rank's gradients, in place. Collective: every rank calls it, also one that trains
@@ -38,7 +38,7 @@ class GradientClip:
             The norm before it, [1] in float64, the same on every rank.
         """
         squares = torch.zeros(1, dtype=torch.float64, device=device)
-        mine = [parameter.grad for parameter in self._owned if parameter.grad is not None]
+        mine = [parameter.grad for parameter in self._counted if parameter.grad is not None]
         if mine:
             norms = torch.stack([norm.to(device, torch.float64) for norm in torch._foreach_norm(mine)])
             squares += norms.square().sum()

@@ -55,8 +55,8 @@ class Executor:
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
 
     def run(self, batch: StepBatch) -> dict[str, float]:
-        """One iteration on this rank's part of the batches; afterwards `.grad` is the whole iteration's
-        gradient.
+        """One iteration on this rank's part of the batches; afterwards the pool's pieces have the whole
+        iteration's gradient.
 
         Returns:
             Every task's loss over its whole batch, the same on every rank.
@@ -101,6 +101,7 @@ class Executor:
         wired = local.wired
         inputs: dict[str, Tensor] = {}
         with self._stopwatch.timed(Activity.WAIT):
+            self._pool.await_parameters(wired.index)
             for edge in wired.incoming:
                 held = self._outputs_of(edge.edge.producer)
                 inputs.update(self._exchange.complete(edge, held, is_gradient=False))

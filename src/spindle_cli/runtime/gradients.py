@@ -1,91 +1,38 @@
 """The gradient pool: parameters held by several ranks share flat buckets, which are summed as soon as they
 are complete.
 
-A parameter's `.grad` is a view into its bucket, so nothing is copied before or after a sum. Behind the
-gradients a bucket has one entry per parameter that says whether any rank's backward pass reached it: as in
-plain PyTorch, a parameter that a step did not use has no gradient, and optimizers leave it alone (a gradient
-of zeros would still decay it).
+By default each rank of a group owns an equal range of every bucket (ZeRO-1, Rajbhandari et al. 2020): the sum
+gives it that range of the gradients, it keeps optimizer state for that alone, and hands on the new values of
+the parameters, which the others wait for only when they use them next.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from collections import deque
+from collections.abc import Iterator, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.program.types import ParameterGroup
+from spindle_cli.runtime.buckets import Bucket, Flags, ShardedBucket
+from spindle_cli.runtime.collectives import Members
 from spindle_cli.runtime.communicators import Communicators
-from spindle_cli.runtime.transfers import wait_for
+from spindle_cli.runtime.pieces import Piece
+from spindle_cli.units import MIB
 
-if TYPE_CHECKING:
-    from torch import Tensor
+# What sums under way may take in receive buffers; more sums wait until earlier ones are through. Enough to
+# keep a link busy while a layer runs backward.
+SUM_BUFFER_BYTES = 32 * MIB
 
-
-class Bucket:
-    """Parameters of one dtype that are summed in one collective."""
-
-    def __init__(
-        self, parameters: Mapping[str, nn.Parameter], communicator: dist.ProcessGroup | None
-    ) -> None:
-        first = next(iter(parameters.values()))
-        self._parameters = tuple(parameters.values())
-        self._communicator = communicator
-        self._size = sum(parameter.numel() for parameter in self._parameters)
-        self._reached = [False] * len(self._parameters)
-        self._work: dist.Work | None = None
-        self._flat = torch.zeros(self._size + len(self._parameters), dtype=first.dtype, device=first.device)
-        self._views = self._split()
-        for position, parameter in enumerate(self._parameters):
-            hook = self._note_reached(position)
-            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-        self.reset()
-
-    def start_sum(self) -> None:
-        """Start the sum; this rank's share of every gradient is complete."""
-        flags = self._flat[self._size :]
-        if all(self._reached):
-            flags.fill_(1)
-        else:
-            flags.copy_(torch.tensor(self._reached))
-        self._work = dist.all_reduce(self._flat, group=self._communicator, async_op=True)
-
-    def finish(self) -> None:
-        """Wait for the sum; parameters that no rank's backward pass reached have no gradient."""
-        assert self._work is not None, "every bucket is summed in every iteration"
-        wait_for(self._work)
-        self._work = None
-        if all(self._reached):
-            return
-        for parameter, count in zip(self._parameters, self._flat[self._size :].tolist(), strict=True):
-            if count == 0:
-                parameter.grad = None
-
-    def reset(self) -> None:
-        """Zero every gradient, in place, for the next iteration."""
-        self._flat.zero_()
-        self._reached = [False] * len(self._parameters)
-        for parameter, view in zip(self._parameters, self._views, strict=True):
-            parameter.grad = view
-
-    def _split(self) -> tuple[Tensor, ...]:
-        sizes = [parameter.numel() for parameter in self._parameters]
-        parts = torch.split(self._flat[: self._size], sizes)
-        return tuple(
-            part.view(parameter.shape) for part, parameter in zip(parts, self._parameters, strict=True)
-        )
-
-    def _note_reached(self, position: int) -> Callable[[Tensor], None]:
-        def note(_: Tensor) -> None:
-            self._reached[position] = True
-
-        return note
+AnyBucket = Bucket | ShardedBucket
 
 
 class GradientPool:
-    """All trained parameters of this rank: those of other ranks too in buckets, its own alone as they are."""
+    """All trained parameters of this rank: those of other ranks too in buckets, its own alone as they are.
+
+    `pieces`: what its optimizer steps.
+    """
 
     def __init__(
         self,
@@ -93,40 +40,110 @@ class GradientPool:
         trained: Mapping[str, nn.Parameter],
         communicators: Communicators,
         rank: int,
+        *,
+        sharded: bool,
     ) -> None:
         """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
-        them.
+        them. `sharded`: each rank steps its range of a bucket alone.
         """
-        self._buckets: dict[int, tuple[Bucket, ...]] = {}
-        shared: set[str] = set()
+        self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
+        self._users: dict[int, list[ShardedBucket]] = {}  # by slice
+        by_ranks: dict[tuple[int, ...], list[ShardedBucket]] = {}
         for group in groups:
-            if rank in group.devices and len(group.devices) > 1:
-                names = [name for name, _ in group.blocks]
-                shared.update(names)
-                by_dtype: dict[torch.dtype, dict[str, nn.Parameter]] = {}
-                for name in names:
-                    by_dtype.setdefault(trained[name].dtype, {})[name] = trained[name]
-                communicator = communicators.of(group.devices)
-                self._buckets[group.index] = tuple(
-                    Bucket(parameters, communicator) for parameters in by_dtype.values()
-                )
-        self._own = tuple(parameter for name, parameter in trained.items() if name not in shared)
+            if rank not in group.devices or len(group.devices) < 2:
+                continue
+            members = Members.of(group.devices, rank, communicators.of(group.devices))
+            parts = _by_dtype({name: trained[name] for name, _ in group.blocks})
+            if sharded:
+                buckets = tuple(ShardedBucket(parameters, members) for parameters in parts)
+                self._buckets[group.index] = buckets
+                by_ranks.setdefault(group.devices, []).extend(buckets)
+                for piece in group.slices:
+                    self._users.setdefault(piece, []).extend(buckets)
+            else:
+                self._buckets[group.index] = tuple(Bucket(parameters, members) for parameters in parts)
+        shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
+        own = {name: parameter for name, parameter in trained.items() if name not in shared}
+        self._own = tuple(own.values())
+        self.pieces: tuple[Piece, ...] = (
+            *(piece for bucket in self._all() for piece in bucket.pieces),
+            *(Piece(name, None, parameter) for name, parameter in own.items()),
+        )
+        self._flags = [Flags(made, communicators.of(ranks)) for ranks, made in by_ranks.items()]
+        self._flags_of = {bucket: flags for flags in self._flags for bucket in flags.buckets}
+        self._waiting: deque[AnyBucket] = deque()
+        self._under_way: deque[AnyBucket] = deque()
 
     def start_sum(self, group: int) -> None:
-        """Start the sum of a parameter group."""
-        for bucket in self._buckets[group]:
-            bucket.start_sum()
+        """Start the sum of a parameter group, or let it wait for its turn."""
+        self._waiting.extend(self._buckets[group])
+        while self._under_way and self._under_way[0].is_summed():
+            self._under_way.popleft().finish_sum()
+        self._start_waiting()
 
     def finish(self) -> None:
-        """Wait for all sums: from here on `.grad` is the gradient of the whole iteration."""
-        for buckets in self._buckets.values():
-            for bucket in buckets:
-                bucket.finish()
+        """Wait for all sums: from here on the pieces' `.grad` is the gradient of the whole iteration."""
+        while self._under_way:
+            self._under_way.popleft().finish_sum()
+            self._start_waiting()
+        for flags in self._flags:
+            flags.finish()
 
     def reset(self) -> None:
         """Forget all gradients, for the next iteration."""
         for parameter in self._own:
             parameter.grad = None
+        for bucket in self._all():
+            bucket.reset()
+        for flags in self._flags:
+            flags.reset()
+
+    def start_gather(self) -> None:
+        """Start exchanging the parameters that the optimizers have stepped; those of the first slices, whose
+        sums were the last, first.
+        """
+        for bucket in reversed(list(self._all())):
+            if isinstance(bucket, ShardedBucket):
+                bucket.start_gather()
+
+    def await_parameters(self, piece: int) -> None:
+        """Wait until the parameters of a slice are those that the last step made."""
+        for bucket in self._users.get(piece, ()):
+            bucket.finish_gather()
+
+    def await_all_parameters(self) -> None:
+        """Wait until all parameters are those that the last step made."""
+        for piece in self._users:
+            self.await_parameters(piece)
+
+    def gather_gradients(self) -> None:
+        """Make `.grad` of the parameters themselves whole too. Collective; after `finish`."""
+        for bucket in self._all():
+            if isinstance(bucket, ShardedBucket):
+                bucket.gather_gradients()
+
+    def _all(self) -> Iterator[AnyBucket]:
         for buckets in self._buckets.values():
-            for bucket in buckets:
-                bucket.reset()
+            yield from buckets
+
+    def _start_waiting(self) -> None:
+        """Start what waits, in order: all ranks start the same sums in the same order, so that whichever is
+        first of all that are not through has been started by everyone or soon will be.
+        """
+        taken = sum(bucket.buffer_bytes for bucket in self._under_way)
+        while self._waiting:
+            taken += self._waiting[0].buffer_bytes
+            if taken > SUM_BUFFER_BYTES and self._under_way:
+                return
+            bucket = self._waiting.popleft()
+            bucket.start_sum()
+            self._under_way.append(bucket)
+            if isinstance(bucket, ShardedBucket):
+                self._flags_of[bucket].bucket_complete()
+
+
+def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
+    found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        found.setdefault(parameter.dtype, {})[name] = parameter
+    return list(found.values())

@@ -15,17 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint_files import Checkpoint, shard_name
+from spindle_cli.checkpoint_files import Checkpoint, shard_name, state_key
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.localise import LocalModel
+from spindle_cli.runtime.pieces import Piece
 from spindle_cli.saved_tensors import SavedTensors
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """A rank's part of the model, and what changes it."""
+    """A rank's part of the model, and what changes it. `pieces`: what `optimizer` steps, in its order."""
 
     model: LocalModel
+    pieces: tuple[Piece, ...]
     optimizer: torch.optim.Optimizer | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
     device: torch.device
@@ -40,15 +42,14 @@ class Numbers:
 
 
 def tensors_of(state: TrainState, names: Sequence[str]) -> dict[str, Tensor]:
-    """What a rank saves: these parameters with their optimizer state; its buffers and random state."""
-    found: dict[str, Tensor] = {}
-    for name in names:
-        parameter = state.model.parameters[name]
-        found[f"parameter:{name}"] = parameter
-        held = {} if state.optimizer is None else state.optimizer.state.get(parameter, {})
-        for key, value in held.items():
+    """What a rank saves: these parameters, its pieces' optimizer state, its buffers and random state."""
+    found: dict[str, Tensor] = {f"parameter:{name}": state.model.parameters[name] for name in names}
+    for piece in state.pieces:
+        if state.optimizer is None or not piece.counted:
+            continue
+        for key, value in state.optimizer.state.get(piece.tensor, {}).items():
             if value is not None:  # SGD without momentum
-                found[f"state:{key}:{name}"] = torch.as_tensor(value)
+                found[state_key(key, piece.name, piece.part)] = torch.as_tensor(value)
     found.update({f"buffer:{name}": buffer.clone() for name, buffer in state.model.buffers.items()})
     found["random:cpu"] = torch.get_rng_state()
     if state.device.type == "cuda":
@@ -84,7 +85,8 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_same_settings(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
-    """Refuse to go on with other train settings than those that the run began with, but for its length.
+    """Refuse to go on with other train settings than those that the run began with, but for its length and
+    where the optimizer's state is.
 
     Raises:
         InputError: naming the first that differs.
@@ -92,7 +94,7 @@ def require_same_settings(checkpoint: Checkpoint, state: TrainState, dtype: str 
     before = {**checkpoint.train.model_dump(), "dtype": checkpoint.dtype}
     now = {**state.model.train.model_dump(), "dtype": dtype}
     for key in now:
-        if key != "steps" and now[key] != before.get(key):
+        if key not in ("steps", "shard_optimizer") and now[key] != before.get(key):
             raise InputError(
                 f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
                 f"but the workload now says {now[key]!r}",
@@ -131,15 +133,25 @@ def restore(folder: Path, checkpoint: Checkpoint, state: TrainState, rank: int) 
 
 
 def _restore_optimizer(state: TrainState, optimizer: torch.optim.Optimizer, saved: SavedTensors) -> None:
-    by_name = saved.optimizer_keys()
     content = optimizer.state_dict()
     content["state"] = {
-        index: {key: saved.get(f"state:{key}:{name}") for key in by_name.get(name, ())}
-        for index, name in enumerate(state.model.trained)
-        if name in by_name
+        index: found for index, piece in enumerate(state.pieces) if (found := _saved_state(piece, saved))
     }
     optimizer.load_state_dict(content)
     # It puts each tensor on the right device, but into the parameter's dtype, which is not that of every one.
-    for index, parameter in enumerate(state.model.trained.values()):
+    for index, piece in enumerate(state.pieces):
         for key, value in content["state"].get(index, {}).items():
-            optimizer.state[parameter][key] = optimizer.state[parameter][key].to(value.dtype)
+            optimizer.state[piece.tensor][key] = optimizer.state[piece.tensor][key].to(value.dtype)
+
+
+def _saved_state(piece: Piece, saved: SavedTensors) -> dict[str, Tensor]:
+    """A piece's optimizer state by key, whole or in pieces as it may have been saved."""
+    keys = saved.optimizer_keys(piece.name)
+    found = {key: saved.state(key, piece.name, piece.part) for key in keys}
+    if piece.part is not None:
+        return found
+    shape = piece.tensor.shape
+    return {
+        key: value.view(shape) if value.dim() == 1 and value.numel() == shape.numel() else value
+        for key, value in found.items()
+    }

@@ -60,14 +60,20 @@ class Trainer:
         begin = time.perf_counter()
         for step in steps:
             self._step(step, begin, is_first=step == steps.start)
-            self.checkpoints.save_if_due(step + 1)
+            if self.checkpoints.is_due(step + 1):
+                self._save(step + 1)
             if self.board.stops and step + 1 < steps.stop:
                 self._stop(step + 1)
             begin = time.perf_counter()
+        self.pool.await_all_parameters()
         self._capture("final")
 
-    def _stop(self, step: int) -> None:
+    def _save(self, step: int) -> None:
+        self.pool.await_all_parameters()
         self.checkpoints.save(step)
+
+    def _stop(self, step: int) -> None:
+        self._save(step)
         if not self.checkpoints.possible:
             raise StoppedError(f"stopped by SIGTERM after step {step}; the nodes share no folder to save in")
         raise StoppedError(
@@ -85,9 +91,11 @@ class Trainer:
         if failure is not None:
             self._write_down(step, losses, time.perf_counter() - begin)
             raise failure
-        if is_first:
+        if is_first and self.request.capture_dir is not None:
+            self.pool.gather_gradients()
             self._capture("gradients")
         self._update()
+        self.pool.start_gather()
         self.pool.reset()
         self.stopwatch.end_step()
         self._write_down(step, losses, time.perf_counter() - begin)

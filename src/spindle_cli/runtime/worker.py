@@ -76,11 +76,12 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)
     check_replicas(model.names, model.parameters, device)
-    optimizer = make_optimizer(model.train, model.trained.values())
-    state = TrainState(model, optimizer, make_schedule(model.train, optimizer), device)
+    pool = make_pool(model, environment.rank, request.timeout_s)
+    optimizer = make_optimizer(model.train, (piece.tensor for piece in pool.pieces))
+    state = TrainState(model, pool.pieces, optimizer, make_schedule(model.train, optimizer), device)
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
-    trainer = make_trainer(request, state, environment.rank, steps)
+    trainer = make_trainer(request, state, pool, environment.rank, steps)
     try:
         trainer.train(steps)
     finally:
@@ -182,12 +183,20 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     return found.checkpoint.step
 
 
-def make_trainer(request: RunRequest, state: TrainState, rank: int, steps: range) -> Trainer:
-    """Put a rank's parts together; collective (it makes the communicators)."""
+def make_pool(model: LocalModel, rank: int, timeout_s: float) -> GradientPool:
+    """Lay out a rank's trained parameters; collective (it makes the communicators)."""
+    groups = model.program.groups
+    communicators = Communicators((group.devices for group in groups), timeout_s)
+    sharded = model.train.shards_optimizer_state
+    return GradientPool(groups, model.trained, communicators, rank, sharded=sharded)
+
+
+def make_trainer(
+    request: RunRequest, state: TrainState, pool: GradientPool, rank: int, steps: range
+) -> Trainer:
+    """Put a rank's parts together; collective."""
     model, device = state.model, state.device
     program = model.program
-    communicators = Communicators((group.devices for group in program.groups), request.timeout_s)
-    pool = GradientPool(program.groups, model.trained, communicators, rank)
     board = LossBoard(model.graph.workload.tasks, device)
     stopwatch = Stopwatch(device)
     exchange = Exchange(model.wiring, rank, device)
@@ -202,23 +211,11 @@ def make_trainer(request: RunRequest, state: TrainState, rank: int, steps: range
         board=board,
         optimizer=state.optimizer,
         schedule=state.schedule,
-        clip=make_clip(model, rank),
+        clip=None if model.train.clip_norm is None else GradientClip(model.train.clip_norm, pool.pieces),
         checkpoints=Checkpoints(request, state, rank),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
     )
-
-
-def make_clip(model: LocalModel, rank: int) -> GradientClip | None:
-    """Clipping as the train settings ask for it; a parameter group's first rank counts its gradients."""
-    if model.train.clip_norm is None:
-        return None
-    counted_elsewhere = {
-        name for group in model.program.groups if rank != min(group.devices) for name, _ in group.blocks
-    }
-    trained = model.trained
-    owned = [parameter for name, parameter in trained.items() if name not in counted_elsewhere]
-    return GradientClip(model.train.clip_norm, trained.values(), owned)
 
 
 def finish(trainer: Trainer, device: torch.device) -> None:

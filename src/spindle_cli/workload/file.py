@@ -8,8 +8,9 @@ from pydantic import ConfigDict, Field, model_validator
 
 from spindle_cli.artifact import Artifact, Model
 
-# Bytes of optimizer state over bytes of parameters.
+# Bytes of optimizer state over bytes of parameters, of the optimizers that step each element by itself.
 _STATE_PER_PARAM = {
+    "SGD": 0.0,
     "Adam": 2.0,
     "AdamW": 2.0,
     "NAdam": 2.0,
@@ -46,6 +47,8 @@ class TrainSettings(Model):
     `seed`: of the initial values and of the order of the samples.
     `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
     where theirs is larger; None: never. `schedule`: of the learning rate; None: it stays `lr`.
+    `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
+    elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -55,6 +58,7 @@ class TrainSettings(Model):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     schedule: Schedule | None = None
+    shard_optimizer: bool = True
 
     @model_validator(mode="before")
     @classmethod
@@ -63,6 +67,11 @@ class TrainSettings(Model):
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
         return data
+
+    @property
+    def shards_optimizer_state(self) -> bool:
+        """Whether each device keeps optimizer state for its range of its parameters alone."""
+        return self.shard_optimizer and self.optimizer in _STATE_PER_PARAM
 
     @property
     def optimizer_state_per_param(self) -> float:

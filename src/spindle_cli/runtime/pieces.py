@@ -1,0 +1,82 @@
+"""What one rank's optimizer steps: whole parameters, and its pieces of those that it shares with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from spindle_cli.checkpoint_files import Part
+
+# Parameters and ranges start at multiples of this, where kernels with vector instructions are fastest.
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a parameter that this rank's optimizer steps.
+
+    Attributes:
+        name: of the parameter.
+        part: elements [first, last) of the flattened parameter; None: all of it.
+        tensor: the parameter itself where `part` is None; else a vector over part of its memory. After the
+            gradient sums `tensor.grad` is the whole iteration's gradient, or None where no rank's backward
+            pass reached the parameter.
+        counted: in the gradients' global norm and in checkpoints; of equal pieces of several ranks only the
+            first rank's is.
+    """
+
+    name: str
+    part: Part | None
+    tensor: nn.Parameter
+    counted: bool = True
+
+
+@dataclass(frozen=True)
+class FlatLayout:
+    """How parameters lie in one flat tensor that some ranks own equal ranges of.
+
+    Attributes:
+        spans: elements [first, last) of each parameter, by name, ascending.
+        range_size: elements of each rank's range.
+        count: how many ranges there are.
+    """
+
+    spans: Mapping[str, tuple[int, int]]
+    range_size: int
+    count: int
+
+    @classmethod
+    def of(cls, sizes: Mapping[str, int], itemsize: int, count: int) -> FlatLayout:
+        """Lay out parameters of these numbers of elements, in their order."""
+        step = max(1, _ALIGNMENT_BYTES // itemsize)
+        spans: dict[str, tuple[int, int]] = {}
+        end = 0
+        for name, size in sizes.items():
+            spans[name] = (end, end + size)
+            end = _round_up(end + size, step)
+        return cls(spans, _round_up(-(-end // count), step), count)
+
+    @property
+    def size(self) -> int:
+        """Elements of the flat tensor; those in no span are padding."""
+        return self.range_size * self.count
+
+    def range_of(self, position: int) -> tuple[int, int]:
+        """Elements [first, last) that the `position`-th rank owns."""
+        return position * self.range_size, (position + 1) * self.range_size
+
+    def owned(self, position: int) -> Iterator[tuple[str, int, int]]:
+        """(name, first, last) of each parameter's elements in the `position`-th range, counted from the
+        parameter's first.
+        """
+        low, high = self.range_of(position)
+        for name, (first, last) in self.spans.items():
+            start, end = max(first, low), min(last, high)
+            if start < end:
+                yield name, start - first, end - first
+
+
+def _round_up(number: int, step: int) -> int:
+    return -(-number // step) * step
