@@ -143,13 +143,14 @@ class DeviceTimes(Model):
     """Where one device's measured iteration went (medians over the measured steps).
 
     `compute_s`: in slices, forward and backward. `wait_s`: held up by transfers, gradient sums and losses of
-    other devices. `data_s`: held up by the input pipeline.
+    other devices. `data_s`: held up by the input pipeline. `optimizer_s`: in the update.
     """
 
     device: Annotated[int, Field(ge=0)]
     compute_s: Annotated[float, Field(ge=0)]
     wait_s: Annotated[float, Field(ge=0)]
     data_s: Annotated[float, Field(ge=0)]
+    optimizer_s: Annotated[float, Field(ge=0)] = 0.0
 
 
 class PredictedVsMeasured(Artifact):

@@ -189,6 +189,7 @@ class MeasuredDevice(Model):
     compute_s: float
     wait_s: float
     data_s: float
+    optimizer_s: float = 0.0
 
 
 class RunView(Model):

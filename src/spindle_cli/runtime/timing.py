@@ -21,6 +21,7 @@ class Activity(StrEnum):
     BACKWARD = "backward"
     WAIT = "wait"  # for transfers, gradient sums, losses
     DATA = "data"  # for the input pipeline
+    OPTIMIZER = "optimizer"  # the update of the parameters, and making the gradients ready for the next step
 
 
 Mark = float | torch.cuda.Event  # seconds of the host's clock, or a moment in a CUDA stream

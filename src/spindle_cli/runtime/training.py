@@ -95,8 +95,6 @@ class Trainer:
             self.pool.gather_gradients()
             self._capture("gradients")
         self._update()
-        self.pool.start_gather()
-        self.pool.reset()
         self.stopwatch.end_step()
         self._write_down(step, losses, time.perf_counter() - begin)
 
@@ -104,10 +102,13 @@ class Trainer:
         if self.clip is not None:
             with self.stopwatch.timed(Activity.WAIT):
                 self.clip.clip(self.board.device)
-        if self.optimizer is not None:
-            self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
+        with self.stopwatch.timed(Activity.OPTIMIZER):
+            if self.optimizer is not None:
+                self.optimizer.step()
+            if self.schedule is not None:
+                self.schedule.step()
+            self.pool.start_gather()
+            self.pool.reset()
 
     def _capture(self, stage: CaptureStage) -> None:
         if self.request.capture_dir is not None:

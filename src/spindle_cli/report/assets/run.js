@@ -76,8 +76,8 @@ function runSection() {
   }
   if (run.iteration) parts.push(el('h3', {}, 'Predicted against measured'), comparisonTable(run));
   if (run.devices.length) {
-    const kinds = [['Computes', CATEGORIES[0]], ['Waits', CATEGORIES[1]], ['Waits for data', CATEGORIES[6]]];
-    const bars = run.devices.map((use) => ({ run: [use.device, use.device], values: [use.compute_s, use.wait_s, use.data_s] }));
+    const kinds = [['Computes', CATEGORIES[0]], ['Optimizer', CATEGORIES[2]], ['Waits', CATEGORIES[1]], ['Waits for data', CATEGORIES[6]]];
+    const bars = run.devices.map((use) => ({ run: [use.device, use.device], values: [use.compute_s, use.optimizer_s, use.wait_s, use.data_s] }));
     parts.push(el('h3', {}, 'Where the measured iteration goes'), partsLegend(kinds), stackedChart('Measured seconds of every device', bars, kinds, seconds));
   }
   if (!run.iteration) parts.push(el('p', { class: 'caption' }, 'The run has not ended: predicted against measured comes with its end.'));
