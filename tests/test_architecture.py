@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "program": {"plan", "costs"},
     "check": {"costs"},
     "show": {"program"},
-    "runtime": {"workload", "program", "check"},
+    "runtime": {"workload", "program", "check", "costs"},  # it keeps to the buffers that memory counts
     "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
     "export": {"workload", "runtime"},
     "verify": {"launch", "runtime", "workload", "check"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from helpers.plans import cluster_of, metaop_of
@@ -11,6 +13,12 @@ from spindle_cli.costs.memory import activation_bytes, device_memory
 from spindle_cli.plan.types import Slice
 
 MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    optimizer_state_per_param: float
+    optimizer_state_sharded: bool = False
 
 
 def gpus(nodes: int, per_node: int) -> Cluster:
@@ -87,7 +95,7 @@ def test_parameters_are_held_once_however_many_slices_use_them() -> None:
         slice_of("b/m", (0, 2), [0], 1),
         slice_of("b/m", (2, 4), [1], 1),
     ]
-    first, second = device_memory([one, two], slices, 2, 2.0)
+    first, second = device_memory([one, two], slices, cluster_of(2), Optimizer(2.0))
     assert (first.parameter_bytes, second.parameter_bytes) == (4 * MIB, 2 * MIB)
     assert first.gradient_bytes == 4 * MIB
     assert first.optimizer_bytes == 8 * MIB
@@ -95,7 +103,7 @@ def test_parameters_are_held_once_however_many_slices_use_them() -> None:
 
 def test_frozen_parameters_need_no_gradient_and_no_state() -> None:
     metaop = metaop_of("a/m", 2, {1: 1.0}, param_bytes_per_op=MIB, trainable_fraction=0.5)
-    (need,) = device_memory([metaop], [slice_of("a/m", (0, 2), [0], 1)], 1, 2.0)
+    (need,) = device_memory([metaop], [slice_of("a/m", (0, 2), [0], 1)], cluster_of(1), Optimizer(2.0))
     assert (need.parameter_bytes, need.gradient_bytes, need.optimizer_bytes) == (2 * MIB, MIB, 2 * MIB)
 
 
@@ -103,7 +111,7 @@ def test_a_device_keeps_its_share_of_the_activations_and_of_what_it_received() -
     a = metaop_of("a/m", 3, {2: 1.0}, param_bytes_per_op=0, activation_bytes_per_op=4 * MIB)
     b = metaop_of("a/n", 1, {1: 1.0}, param_bytes_per_op=0, activation_bytes_per_op=0, inputs=("a/m",))
     slices = [slice_of("a/m", (0, 3), [0, 1], 2), slice_of("a/n", (0, 1), [2], 1)]
-    needs = device_memory([a, b], slices, 3, 2.0)
+    needs = device_memory([a, b], slices, cluster_of(3), Optimizer(2.0))
     assert [need.activation_bytes for need in needs] == [6 * MIB, 6 * MIB, 0]
     # The output of 64 KiB: half of it handed on by each of two; received, and its gradient beside a gradient
     # of its own.
@@ -113,9 +121,46 @@ def test_a_device_keeps_its_share_of_the_activations_and_of_what_it_received() -
 def test_shards_of_tensor_parallelism_are_held_as_their_union() -> None:
     metaop = metaop_of("a/m", 1, {1: 1.0}, param_bytes_per_op=4 * MIB)
     halves = [slice_of("a/m", (0, 1), [0, 1], 1, tp=2)]
-    assert [need.parameter_bytes for need in device_memory([metaop], halves, 2, 0.0)] == [2 * MIB, 2 * MIB]
+    assert [
+        need.parameter_bytes for need in device_memory([metaop], halves, cluster_of(2), Optimizer(0.0))
+    ] == [2 * MIB, 2 * MIB]
     swapped = [*halves, slice_of("a/m", (0, 1), [1, 0], 1, tp=2)]
-    assert [need.parameter_bytes for need in device_memory([metaop], swapped, 2, 0.0)] == [4 * MIB, 4 * MIB]
+    assert [
+        need.parameter_bytes for need in device_memory([metaop], swapped, cluster_of(2), Optimizer(0.0))
+    ] == [4 * MIB, 4 * MIB]
+
+
+def test_the_devices_that_hold_a_parameter_share_its_optimizer_state() -> None:
+    """Op 0 on three devices, op 1 on one of them, by two MetaOps with the same parameters; not on CPU."""
+    one = metaop_of("a/m", 2, {1: 1.0}, parameters="p", activation_bytes_per_op=0, param_bytes_per_op=6 * MIB)
+    two = one.model_copy(update={"name": "b/m"})
+    slices = [
+        slice_of("a/m", (0, 1), [0, 1], 2),
+        slice_of("a/m", (1, 2), [1], 1),
+        slice_of("b/m", (0, 1), [2], 1),
+    ]
+    needs = device_memory([one, two], slices, gpus(1, 3), Optimizer(2.0, True))
+    assert [need.optimizer_bytes for need in needs] == [4 * MIB, 16 * MIB, 4 * MIB]
+    assert [need.gradient_bytes for need in needs] == [6 * MIB, 12 * MIB, 6 * MIB]
+
+
+def test_shards_of_a_parameter_have_each_their_own_owners() -> None:
+    """Device 0 holds the first half with device 2, the second half, which it has too, with 1 and 2."""
+    metaop = metaop_of("a/m", 1, {1: 1.0}, activation_bytes_per_op=0, param_bytes_per_op=12 * MIB)
+    slices = [slice_of("a/m", (0, 1), [0, 1], 1, tp=2), slice_of("a/m", (0, 1), [2, 0], 1, tp=2)]
+    needs = device_memory([metaop], slices, gpus(1, 3), Optimizer(1.0, True))
+    assert [need.optimizer_bytes for need in needs] == [(3 + 3) * MIB, 3 * MIB, 3 * MIB]
+
+
+def test_on_cpus_sums_of_sharded_state_take_buffers() -> None:
+    """As much as is summed, but no more than is let under way, unless one sum is larger."""
+    for op_bytes, expected in ((4 * MIB, 12 * MIB), (20 * MIB, 32 * MIB), (50 * MIB, 50 * MIB)):
+        metaop = metaop_of("a/m", 3, {2: 1.0}, activation_bytes_per_op=0, param_bytes_per_op=op_bytes)
+        slices = [slice_of("a/m", (0, 3), [0, 1], 2)]
+        whole = device_memory([metaop], slices, cluster_of(2), Optimizer(2.0))[0]
+        sharded = device_memory([metaop], slices, cluster_of(2), Optimizer(2.0, True))[0]
+        assert sharded.buffer_bytes - whole.buffer_bytes == expected
+        assert sharded.optimizer_bytes == whole.optimizer_bytes / 2
 
 
 def test_recomputing_keeps_inputs_and_one_op_at_a_time() -> None:
@@ -125,5 +170,5 @@ def test_recomputing_keeps_inputs_and_one_op_at_a_time() -> None:
         slice_of("a/m", (0, 4), [0], 1, recompute=True),
         slice_of("a/m", (4, 10), [0], 1, recompute=True),
     ]
-    (need,) = device_memory([metaop], slices, 1, 2.0)
+    (need,) = device_memory([metaop], slices, cluster_of(1), Optimizer(2.0))
     assert need.activation_bytes == MIB + 10 * 2**16

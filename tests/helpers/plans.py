@@ -92,13 +92,14 @@ def plan_of(
     """A plan of these slices, with predictions that agree with them."""
     slices = [piece for wave in waves for piece in wave]
     end_s = max(piece.end_s for piece in slices)
-    memory = device_memory(profile.metaops, slices, cluster.num_devices, profile.optimizer_state_per_param)
+    memory = device_memory(profile.metaops, slices, cluster, profile)
     return Plan(
         strategy="spindle",
         workload=profile.workload,
         profile=ProfileRef(sha256=profile.sha256()),
         cluster=cluster,
         optimizer_state_per_param=profile.optimizer_state_per_param,
+        optimizer_state_sharded=profile.optimizer_state_sharded,
         predicted=Predicted(
             iteration_s=end_s,
             compute_s=end_s,

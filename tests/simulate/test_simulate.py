@@ -137,9 +137,7 @@ def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
 def test_memory_returns_to_what_it_was_and_peaks_within_the_plans_definition(plan: Plan) -> None:
     """Up to the gradients on their way: the plan counts those of one slice, and more can be under way."""
     simulation = simulate(plan)
-    limits = device_memory(
-        plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param
-    )
+    limits = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     for device, (steps, limit) in enumerate(zip(simulation.memory, limits, strict=True)):
         under_way = sum(
             passage.num_bytes

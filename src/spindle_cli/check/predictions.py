@@ -40,7 +40,7 @@ def times(plan: Plan) -> Iterator[Violation]:
 
 def memory(plan: Plan) -> Iterator[Violation]:
     """Every device holds what it needs."""
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param)
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     capacity = plan.cluster.memory_bytes
     # Devices that need the same and have the same are one violation.
     overflowing: dict[tuple[DeviceMemory, int], list[int]] = {}
@@ -84,7 +84,7 @@ def one_peak_a_device(plan: Plan) -> Iterator[Violation]:
 def stated_memory(plan: Plan) -> Iterator[Violation]:
     """peak_memory_bytes says what each device needs."""
     stated = plan.predicted.peak_memory_bytes
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param)
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     if len(stated) != len(needs):
         return  # reported by one_peak_a_device
     needs_bytes = tuple(need.total_bytes for need in needs)

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Protocol
+
+from spindle_cli.cluster import Cluster
+from spindle_cli.units import MIB
 
 # Of a transformer layer's activations, what tensor parallelism does not split: 10 of 34 bytes per token and
 # channel (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation
 # 2, without scores).
 UNSPLIT_ACTIVATION_SHARE = 10 / 34
+
+# On CPU devices (gloo), what gradient sums under way may take in receive buffers where optimizer state is
+# sharded; the runtime lets further sums wait. A single sum may be larger.
+SUM_BUFFER_BYTES = 32 * MIB
 
 
 class MetaOpSizes(Protocol):
@@ -41,6 +49,15 @@ class MetaOpSizes(Protocol):
     def output_bytes(self) -> int: ...
     @property
     def inner_output_bytes(self) -> int | None: ...
+
+
+class OptimizerNumbers(Protocol):
+    """What is needed of an optimizer; `Profile` and `Plan` have it."""
+
+    @property
+    def optimizer_state_per_param(self) -> float: ...
+    @property
+    def optimizer_state_sharded(self) -> bool: ...
 
 
 class SliceShape(Protocol):
@@ -135,28 +152,32 @@ def slice_output_bytes(metaop: MetaOpSizes, last_op: int, num_ops: int) -> int:
 def device_memory(
     metaops: Iterable[MetaOpSizes],
     slices: Sequence[SliceShape],
-    num_devices: int,
-    optimizer_state_per_param: float,
+    cluster: Cluster,
+    optimizer: OptimizerNumbers,
 ) -> tuple[DeviceMemory, ...]:
-    """Peak memory of every device under a plan; length `num_devices`.
+    """Peak memory of every device of the cluster under a plan.
 
     Gradients take the bytes of the trained parameters; optimizer state `optimizer_state_per_param` times
-    that. Buffers: what each slice received stays until its backward pass; on top, of the largest slice, the
-    gradients of its output and its inputs.
+    that, where it is sharded divided by the number of devices that hold the same parameters. Buffers: what
+    each slice received stays until its backward pass; on top, of the largest slice, the gradients of its
+    output and its inputs; and receive buffers of gradient sums (see `SUM_BUFFER_BYTES`).
     """
     by_name = {metaop.name: metaop for metaop in metaops}
     parts = [_Part(piece, by_name) for piece in slices]
-    roles: list[list[_Role]] = [[] for _ in range(num_devices)]
+    roles: list[list[_Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(slices):
         for position, device in enumerate(piece.devices):
             roles[device].append((index, position % piece.tp))
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [tuple(role) for role in roles]
-    needs = {role: _need(parts, role, optimizer_state_per_param) for role in set(of_device)}
+    account = _Account(parts, _Holders(slices, parts), cluster, optimizer)
+    needs = {role: account.need(role) for role in set(of_device)}
     return tuple(needs[role] for role in of_device)
 
 
 _Role = tuple[int, int]  # index of a slice, and which of its `tp` shards
+_Block = tuple[str, int]
+_Shards = set[tuple[float, float]]  # intervals of a block, as shares of it
 
 
 class _Part:
@@ -182,36 +203,88 @@ class _Part:
         ]
 
 
-def _need(parts: Sequence[_Part], roles: Iterable[_Role], state_per_param: float) -> DeviceMemory:
-    """Memory of a device with these roles."""
-    activations = recomputed = received = largest = 0.0
-    held: dict[tuple[str, int], tuple[float, float]] = {}
-    shards: dict[tuple[str, int], set[tuple[float, float]]] = {}
-    for index, shard in roles:
-        part = parts[index]
-        activations += part.activations
-        recomputed = max(recomputed, part.recomputed)
-        received += part.taken
-        largest = max(largest, part.taken + part.handed)
-        for block, num_bytes, trained_bytes in part.blocks:
-            before = held.get(block, (0.0, 0.0))
-            held[block] = (max(before[0], num_bytes), max(before[1], trained_bytes))
-            shards.setdefault(block, set()).add((shard / part.tp, (shard + 1) / part.tp))
-    parameters = trained = 0.0
-    for block, (whole, trained_whole) in held.items():
-        share = _covered(shards[block])
-        parameters += share * whole
-        trained += share * trained_whole
-    return DeviceMemory(
-        parameter_bytes=round(parameters),
-        gradient_bytes=round(trained),
-        optimizer_bytes=round(trained * state_per_param),
-        activation_bytes=round(activations + recomputed),
-        buffer_bytes=round(received + largest),
-    )
+class _Holders:
+    """How many devices hold each fragment of each block of parameters."""
+
+    def __init__(self, slices: Sequence[SliceShape], parts: Sequence[_Part]) -> None:
+        self._slices = slices
+        self._users: dict[_Block, list[int]] = {}
+        for index, part in enumerate(parts):
+            for block, _, _ in part.blocks:
+                self._users.setdefault(block, []).append(index)
+        self._counts: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def of(self, block: _Block) -> tuple[int, ...]:
+        """Of each of the finest common fragments of the block, which are equal, the number of devices."""
+        users = tuple(self._users[block])
+        if users not in self._counts:
+            pieces = [self._slices[index] for index in users]
+            count = lcm(*(piece.tp for piece in pieces))
+            self._counts[users] = tuple(
+                len(set().union(*(piece.devices[i * piece.tp // count :: piece.tp] for piece in pieces)))
+                for i in range(count)
+            )
+        return self._counts[users]
 
 
-def _covered(shards: set[tuple[float, float]]) -> float:
+@dataclass(frozen=True)
+class _Account:
+    """What devices need under a plan."""
+
+    parts: Sequence[_Part]
+    holders: _Holders
+    cluster: Cluster
+    optimizer: OptimizerNumbers
+
+    def need(self, roles: Iterable[_Role]) -> DeviceMemory:
+        """Memory of a device with these roles."""
+        activations = recomputed = received = largest = 0.0
+        held: dict[_Block, tuple[float, float]] = {}
+        shards: dict[_Block, _Shards] = {}
+        for index, shard in roles:
+            part = self.parts[index]
+            activations += part.activations
+            recomputed = max(recomputed, part.recomputed)
+            received += part.taken
+            largest = max(largest, part.taken + part.handed)
+            for block, num_bytes, trained_bytes in part.blocks:
+                before = held.get(block, (0.0, 0.0))
+                held[block] = (max(before[0], num_bytes), max(before[1], trained_bytes))
+                shards.setdefault(block, set()).add((shard / part.tp, (shard + 1) / part.tp))
+        parameters = trained = owned = summed = largest_sum = 0.0
+        for block, (whole, trained_whole) in held.items():
+            share = _covered(shards[block])
+            parameters += share * whole
+            trained += share * trained_whole
+            if self.optimizer.optimizer_state_sharded and trained_whole:
+                own, others = self._owned(block, shards[block])
+                owned += own * trained_whole
+                summed += others * trained_whole
+                largest_sum = max(largest_sum, others * trained_whole)
+        if not self.optimizer.optimizer_state_sharded:
+            owned = trained
+        sums = min(summed, max(SUM_BUFFER_BYTES, largest_sum)) if self.cluster.device_type == "cpu" else 0.0
+        return DeviceMemory(
+            parameter_bytes=round(parameters),
+            gradient_bytes=round(trained),
+            optimizer_bytes=round(owned * self.optimizer.optimizer_state_per_param),
+            activation_bytes=round(activations + recomputed),
+            buffer_bytes=round(received + largest + sums),
+        )
+
+    def _owned(self, block: _Block, shards: _Shards) -> tuple[float, float]:
+        """Shares of a block: that a device with these shards of it owns, and that it sums with others."""
+        counts = self.holders.of(block)
+        held = [
+            count
+            for fragment, count in enumerate(counts)
+            if any(first <= (fragment + 0.5) / len(counts) < last for first, last in shards)
+        ]
+        owned = sum(1 / count for count in held) / len(counts)
+        return owned, sum(count > 1 for count in held) / len(counts)
+
+
+def _covered(shards: _Shards) -> float:
     """Length of the union of some intervals."""
     covered, end = 0.0, 0.0
     for first, last in sorted(shards):

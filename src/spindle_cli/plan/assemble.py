@@ -127,6 +127,7 @@ def make_plan_file(
         profile=profile_ref(problem.profile),
         cluster=problem.cluster,
         optimizer_state_per_param=problem.profile.optimizer_state_per_param,
+        optimizer_state_sharded=problem.profile.optimizer_state_sharded,
         threads_per_process=threads_of(problem.profile),
         notes=notes,
         predicted=predicted,

@@ -16,9 +16,7 @@ def completed(plan: Plan, profile: Profile) -> Plan:
     if plan.metaops:
         return plan
     whole = plan.with_metaops_of(profile)
-    needs = device_memory(
-        whole.metaops, whole.slices, whole.cluster.num_devices, whole.optimizer_state_per_param
-    )
+    needs = device_memory(whole.metaops, whole.slices, whole.cluster, whole)
     peaks = tuple(need.total_bytes for need in needs)
     predicted = whole.predicted.model_copy(update={"peak_memory_bytes": peaks})
     return whole.model_copy(update={"predicted": predicted})

@@ -83,6 +83,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"profile: {_flow(plan.profile.model_dump())}"
     yield from _cluster_lines(plan)
     yield f"optimizer_state_per_param: {_flow(plan.optimizer_state_per_param)}"
+    if plan.optimizer_state_sharded:
+        yield "optimizer_state_sharded: true"
     if plan.threads_per_process is not None:
         yield f"threads_per_process: {plan.threads_per_process}"
     if plan.notes:

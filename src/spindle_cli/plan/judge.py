@@ -97,4 +97,4 @@ def measure(problem: Problem, placed: Placed) -> Judged | None:
 def memory_of(problem: Problem, slices: Sequence[Slice]) -> tuple[DeviceMemory, ...]:
     """What each device holds."""
     profile = problem.profile
-    return device_memory(profile.metaops, slices, problem.num_devices, profile.optimizer_state_per_param)
+    return device_memory(profile.metaops, slices, problem.cluster, profile)

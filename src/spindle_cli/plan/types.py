@@ -156,6 +156,8 @@ class Plan(Artifact):
     profile: ProfileRef
     cluster: Cluster
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
+    # devices that hold the same parameters share their optimizer state
+    optimizer_state_sharded: bool = False
     # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
     notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
@@ -187,6 +189,7 @@ class Plan(Artifact):
         threads = profile.environment.get("threads_per_process")
         taken = {
             "optimizer_state_per_param": profile.optimizer_state_per_param,
+            "optimizer_state_sharded": profile.optimizer_state_sharded,
             "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
         }
         shared = set(PlanMetaOp.model_fields)

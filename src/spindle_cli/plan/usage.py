@@ -40,7 +40,10 @@ class Footprint:
         recomputed = recomputed_bytes(metaop, point.dp, point.tp, recompute=point.recompute)
         self.passing = taken + handed + recomputed
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
-        state = 1 + metaop.trainable_fraction * (1 + problem.profile.optimizer_state_per_param)
+        # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
+        owners = point.dp if problem.profile.optimizer_state_sharded else 1
+        per_param = problem.profile.optimizer_state_per_param / owners
+        state = 1 + metaop.trainable_fraction * (1 + per_param)
         self.blocks = tuple(
             ((*parameter_block(metaop, op), point.tp), op_param_bytes(metaop, op) * state / point.tp)
             for op in range(piece.first, piece.last)

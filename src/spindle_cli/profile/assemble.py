@@ -72,6 +72,7 @@ def assemble(
         device=device,
         environment=dict(environment),
         optimizer_state_per_param=train.optimizer_state_per_param,
+        optimizer_state_sharded=train.shards_optimizer_state,
         links=links,
         metaops=tuple(
             _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops

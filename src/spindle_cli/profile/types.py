@@ -182,6 +182,8 @@ class Profile(Artifact):
     # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train
     # settings say
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
+    # devices that hold the same parameters share their optimizer state, as the train settings say
+    optimizer_state_sharded: bool = False
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
 

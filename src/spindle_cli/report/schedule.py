@@ -75,7 +75,7 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
 
 def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
     """Memory of every device by costs/memory.py, neighbours with the same merged."""
-    held = device_memory(plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param)
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     both: Sequence[object] = list(zip(held, plan.cluster.memory_bytes, strict=True))
     return tuple(
         MemoryUse(

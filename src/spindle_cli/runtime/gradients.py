@@ -14,16 +14,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import nn
 
+from spindle_cli.costs.memory import SUM_BUFFER_BYTES
 from spindle_cli.program.types import ParameterGroup
 from spindle_cli.runtime.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.collectives import Members
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.pieces import Piece
-from spindle_cli.units import MIB
-
-# What sums under way may take in receive buffers; more sums wait until earlier ones are through. Enough to
-# keep a link busy while a layer runs backward.
-SUM_BUFFER_BYTES = 32 * MIB
 
 AnyBucket = Bucket | ShardedBucket
 

@@ -18,9 +18,7 @@ class Ledger:
     """Bytes held by every device, over time."""
 
     def __init__(self, plan: Plan) -> None:
-        static = device_memory(
-            plan.metaops, plan.slices, plan.cluster.num_devices, plan.optimizer_state_per_param
-        )
+        static = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
         self._held = [d.parameter_bytes + d.gradient_bytes + d.optimizer_bytes for d in static]
         self._steps = [[MemoryStep(0.0, held)] for held in self._held]
         self._activations = [
