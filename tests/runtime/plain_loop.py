@@ -43,13 +43,15 @@ def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
     for step in range(steps):
         optimizer.zero_grad()
         losses.append({})
-        for task in tasks:
-            batch = batches[task.name].rows(step, 0, task.batch_size)
+        count = train.accumulate
+        for task, index in ((task, count * step + i) for task in tasks for i in range(count)):
+            batch = batches[task.name].rows(index, 0, task.batch_size)
             batch = {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
             result = task.module(**batch)
             loss = result["loss"] if isinstance(result, dict) else result
+            loss = loss / (count if task.reduction == "mean" else 1)
             (task.weight * loss).backward()
-            losses[-1][task.name] = loss.item()
+            losses[-1][task.name] = losses[-1].get(task.name, 0.0) + loss.item()
         if step == 0:
             gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
         if train.clip_norm is not None:

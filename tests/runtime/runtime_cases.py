@@ -95,6 +95,8 @@ EXACT_ON_FOUR = (
     Case("replicated", SCATTERED, args=FROZEN, train={**CLIPPED, "shard_optimizer": False}),
     Case("in-pieces", (2, 0, 3, 1), train={"optimizer": "NAdam", "lr": 1e-3, "clip_norm": 0.5}),
     Case("not-elementwise", SCATTERED, train={"optimizer": "Adafactor", "lr": 1e-2}),
+    Case("accumulated", SCATTERED, args=FROZEN, train={**CLIPPED, "accumulate": 3}),
+    Case("accumulated-sum", (1, 2), args={"reduction": "sum"}, train={**ADAMW, "accumulate": 2}),
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
 )

@@ -22,7 +22,7 @@ from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare
 from spindle_cli.runtime.data import Feed, Portion, StepBatch
 from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.losses import loss_failure, loss_seed, share_of_loss
+from spindle_cli.runtime.losses import LossBoard, loss_failure, share_of_loss
 from spindle_cli.runtime.pieces import Piece
 from spindle_cli.runtime.rows import share_shape, take_rows
 from spindle_cli.runtime.timing import Activity, Stopwatch
@@ -65,7 +65,8 @@ def test_a_share_counts_its_samples_in_a_mean_and_fully_in_a_sum() -> None:
     assert share_of_loss("mean", (2, 5), 12) == 0.25
     assert share_of_loss("sum", (2, 5), 12) == 1.0
     task = Task("t", nn.Identity(), 12, [], weight=0.5)
-    assert loss_seed(task, (2, 5)) == 0.125
+    assert LossBoard([task], CPU).seed("t", (2, 5)) == 0.125
+    assert LossBoard([task], CPU, batches_per_step=5).seed("t", (2, 5)) == 0.025
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:

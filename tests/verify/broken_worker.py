@@ -6,20 +6,21 @@ Each of these runs leaves its files in a folder of the defect's name below the r
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import nn
 
 from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.request import RunRequest
-from spindle_cli.runtime import executor, worker
+from spindle_cli.runtime import worker
+from spindle_cli.runtime.gradients import GradientPool
+from spindle_cli.runtime.localise import LocalModel
+from spindle_cli.runtime.losses import LossBoard
 from spindle_cli.worker_session import worker_session
-from spindle_cli.workload import optimizer
 from spindle_cli.workload.batches import Batches
 
 
@@ -32,15 +33,15 @@ def whole(_rank: int) -> Iterator[None]:
 @contextmanager
 def gradients_scaled(_rank: int) -> Iterator[None]:
     """Every gradient twice too large: Adam's steps stay the same."""
-    right = executor.loss_seed
-    with mock.patch.object(executor, "loss_seed", lambda *arguments: 2 * right(*arguments)):
+    right = LossBoard.seed
+    with mock.patch.object(LossBoard, "seed", lambda *arguments: 2 * right(*arguments)):
         yield
 
 
 @contextmanager
 def share_scaled(_rank: int) -> Iterator[None]:
     """A share of the batch counts as if it were the whole: the dp of another slice."""
-    with mock.patch.object(executor, "loss_seed", lambda task, samples, batch_size=None: task.weight):
+    with mock.patch.object(LossBoard, "seed", lambda self, task, samples: self._tasks[task].weight):
         yield
 
 
@@ -61,13 +62,24 @@ def sample_lost(_rank: int) -> Iterator[None]:
 
 @contextmanager
 def copy_stale(rank: int) -> Iterator[None]:
-    """Rank 1 never updates one of the parameters that it shares with rank 0."""
+    """Rank 0 never takes over one of the parameters that rank 1 updates for both."""
+    right = worker.make_pool
 
-    def without_first(train: Any, parameters: Iterable[nn.Parameter]) -> Any:
-        return optimizer.make_optimizer(train, list(parameters)[1:])
+    def make_pool(model: LocalModel, *arguments: Any) -> GradientPool:
+        pool = right(model, *arguments)
+        parameter = next(iter(model.trained.values()))
+        initial = parameter.detach().clone()
+        take_over = pool.await_parameters
 
-    if rank == 1:
-        with mock.patch.object(worker, "make_optimizer", without_first):
+        def keep(piece: int) -> None:
+            take_over(piece)
+            parameter.data.copy_(initial)
+
+        pool.await_parameters = keep
+        return pool
+
+    if rank == 0:
+        with mock.patch.object(worker, "make_pool", make_pool):
             yield
     else:
         yield

@@ -78,10 +78,12 @@ class Feed:
         steps: range,
         device: torch.device,
         dtype: torch.dtype | None = None,
+        batches_per_step: int = 1,
     ) -> None:
         """`batches`: by task. `steps`: counted from 0. `dtype`: what floating-point fields are converted to,
-        if given.
+        if given. `batches_per_step`: how many are taken for each step.
         """
+        self._batches_per_step = batches_per_step
         self._batches = batches
         self._wanted = wanted
         self._device = device
@@ -92,7 +94,7 @@ class Feed:
         self._thread.start()
 
     def take(self) -> StepBatch:
-        """The next step's batch, on the device.
+        """The next batch, on the device.
 
         Raises:
             Exception: whatever the user's dataset raised, with a note of which samples were being loaded.
@@ -115,20 +117,22 @@ class Feed:
 
     def _load_all(self, steps: range) -> None:
         try:
-            for step in steps:
+            count = self._batches_per_step
+            for index in range(steps.start * count, steps.stop * count):
                 if self._stopped.is_set():
                     return
-                self._hand_over({portion: self._load(portion, step) for portion in self._wanted})
+                self._hand_over({portion: self._load(portion, index) for portion in self._wanted})
         except Exception as error:  # handed to the training thread, which raises it
             self._hand_over(error)
 
-    def _load(self, portion: Portion, step: int) -> dict[str, Tensor]:
+    def _load(self, portion: Portion, index: int) -> dict[str, Tensor]:
         try:
-            rows = self._batches[portion.task].rows(step, *portion.samples, portion.fields)
+            rows = self._batches[portion.task].rows(index, *portion.samples, portion.fields)
         except Exception as error:
             first, last = portion.samples
             error.add_note(
-                f"while loading samples {first} to {last - 1} of task {portion.task!r}, step {step + 1}"
+                f"while loading samples {first} to {last - 1} of task {portion.task!r}, "
+                f"step {index // self._batches_per_step + 1}"
             )
             raise
         return {name: self._prepare(tensor) for name, tensor in rows.items()}

@@ -14,7 +14,7 @@ from spindle_cli.program.types import Action, Kind, Program
 from spindle_cli.runtime.compute import ForwardRun, LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.data import StepBatch
 from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.losses import LossBoard, loss_seed
+from spindle_cli.runtime.losses import LossBoard
 from spindle_cli.runtime.rows import Samples, take_rows
 from spindle_cli.runtime.sums import SumStarter
 from spindle_cli.runtime.timing import Activity, Stopwatch
@@ -53,26 +53,26 @@ class Executor:
         self._stopwatch = stopwatch
         self._runs: dict[int, ForwardRun] = {}
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
+        self._ends_step = True
 
-    def run(self, batch: StepBatch) -> dict[str, float]:
-        """One iteration on this rank's part of the batches; afterwards the pool's pieces have the whole
-        iteration's gradient.
+    def run(self, batch: StepBatch, *, ends_step: bool) -> None:
+        """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.
 
-        Returns:
-            Every task's loss over its whole batch, the same on every rank.
+        With `ends_step` these are summed over the ranks: afterwards the pool's pieces have the whole step's
+        gradient.
 
         Raises:
             PeerLostError: another worker is gone or hangs.
             Exception: what the user's modules raised, with a note of the slice that ran.
         """
+        self._ends_step = ends_step
         for action in self._actions:
             with self._noting(action):
                 self._run_action(action, batch)
         self._input_gradients.clear()
-        return self._board.take()
 
     def _run_action(self, action: Action, batch: StepBatch) -> None:
-        if action.kind in _AFTER_FORWARD and not self._board.is_summing:
+        if self._ends_step and action.kind in _AFTER_FORWARD and not self._board.is_summing:
             self._board.start_sum()
         match action.kind:
             case Kind.RECV | Kind.RECV_GRAD:
@@ -91,11 +91,13 @@ class Executor:
                 assert action.piece is not None
                 self._backward(self._slices[action.piece])
             case Kind.SUM:
-                self._sums.reach(action)
+                if self._ends_step:
+                    self._sums.reach(action)
             case Kind.STEP:
                 with self._stopwatch.timed(Activity.WAIT):
                     self._exchange.finish()
-                    self._pool.finish()
+                    if self._ends_step:
+                        self._pool.finish()
 
     def _forward(self, local: LocalSlice, batch: StepBatch) -> None:
         wired = local.wired
@@ -108,7 +110,8 @@ class Executor:
         task = wired.task.task
         fields = batch.fields(task.name, local.samples, wired.fields)
         with self._stopwatch.timed(Activity.FORWARD, wired.index):
-            run = run_forward(local, fields, inputs, self._sums.watched(wired.index))
+            watched = self._sums.watched(wired.index) if self._ends_step else {}
+            run = run_forward(local, fields, inputs, watched)
         if run.loss is not None:
             self._board.add(task.name, run.loss, local.samples)
         self._runs[wired.index] = run
@@ -118,9 +121,10 @@ class Executor:
         with self._stopwatch.timed(Activity.WAIT):
             gradients = self._output_gradients(wired.outgoing)
         run = self._runs.pop(wired.index)
-        self._sums.begin(wired.index)
+        if self._ends_step:
+            self._sums.begin(wired.index)
         with self._stopwatch.timed(Activity.BACKWARD, wired.index):
-            seed = loss_seed(wired.task.task, local.samples)
+            seed = self._board.seed(wired.task.task.name, local.samples)
             self._input_gradients[wired.index] = run_backward(run, gradients, seed)
 
     def _output_gradients(self, outgoing: tuple[WiredEdge, ...]) -> dict[str, Tensor]:

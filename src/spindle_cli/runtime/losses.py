@@ -22,24 +22,22 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def share_of_loss(reduction: Reduction, samples: Samples, batch_size: int) -> float:
-    """What the loss over `samples` alone counts in its task's loss: their share of the batch for a mean, 1
-    for a sum.
+def share_of_loss(reduction: Reduction, samples: Samples, of_samples: int) -> float:
+    """What the loss over `samples` alone counts in its task's loss over `of_samples`: their share for a mean,
+    1 for a sum.
     """
-    return 1.0 if reduction == "sum" else (samples[1] - samples[0]) / batch_size
-
-
-def loss_seed(task: Task | FlowTask, samples: Samples) -> float:
-    """d(total loss) / d(loss over `samples`): where this share's backward pass starts."""
-    return task.weight * share_of_loss(task.reduction, samples, task.batch_size)
+    return 1.0 if reduction == "sum" else (samples[1] - samples[0]) / of_samples
 
 
 class LossBoard:
-    """Every task's loss of one iteration, summed over its shares on all ranks; and whether one of these was
-    asked to stop, so that all stop after the same step.
+    """Every task's loss of one step, summed over its shares on all ranks and over the step's batches; and
+    whether one of the ranks was asked to stop, so that all stop after the same step.
     """
 
-    def __init__(self, tasks: Sequence[Task | FlowTask], device: torch.device) -> None:
+    def __init__(
+        self, tasks: Sequence[Task | FlowTask], device: torch.device, batches_per_step: int = 1
+    ) -> None:
+        self._batches_per_step = batches_per_step
         self._tasks = {task.name: task for task in tasks}
         self._row = {name: row for row, name in enumerate(self._tasks)}
         self._losses = torch.zeros(len(self._tasks) + 1, dtype=torch.float64, device=device)
@@ -47,7 +45,7 @@ class LossBoard:
         self.stops = False  # all ranks, after the iteration whose losses were taken last
 
     def ask_to_stop(self) -> None:
-        """All ranks are to stop after this iteration; before its sum was started."""
+        """All ranks are to stop after this step; before its sum was started."""
         self._losses[-1] = 1
 
     @property
@@ -56,23 +54,31 @@ class LossBoard:
         return self._losses.device
 
     def add(self, task: str, loss: Tensor, samples: Samples) -> None:
-        """Count the loss over `samples` of a task's batch."""
+        """Count the loss over `samples` of one of a task's batches."""
+        self._losses[self._row[task]] += loss.detach().to(torch.float64).reshape(()) * self._share(
+            task, samples
+        )
+
+    def seed(self, task: str, samples: Samples) -> float:
+        """d(total loss) / d(loss over `samples`): where this share's backward pass starts."""
+        return self._tasks[task].weight * self._share(task, samples)
+
+    def _share(self, task: str, samples: Samples) -> float:
         entry = self._tasks[task]
-        share = share_of_loss(entry.reduction, samples, entry.batch_size)
-        self._losses[self._row[task]] += loss.detach().to(torch.float64).reshape(()) * share
+        return share_of_loss(entry.reduction, samples, entry.batch_size * self._batches_per_step)
 
     def start_sum(self) -> None:
-        """Start summing over all ranks: once in an iteration, on every rank, before any gradient sum."""
-        assert self._work is None, "losses are summed once in an iteration"
+        """Start summing over all ranks: once in a step, on every rank, before any gradient sum."""
+        assert self._work is None, "losses are summed once in a step"
         self._work = dist.all_reduce(self._losses, async_op=True)
 
     @property
     def is_summing(self) -> bool:
-        """Whether this iteration's sum was started."""
+        """Whether this step's sum was started."""
         return self._work is not None
 
     def take(self) -> dict[str, float]:
-        """The tasks' losses, unweighted, the same on every rank; the next iteration starts from zero."""
+        """The tasks' losses, unweighted, the same on every rank; the next step starts from zero."""
         assert self._work is not None, "losses are taken after their sum was started"
         wait_for(self._work)
         *values, stops = self._losses.tolist()

@@ -82,11 +82,17 @@ class Trainer:
         )
 
     def _step(self, step: int, begin: float, *, is_first: bool) -> None:
-        with self.stopwatch.timed(Activity.DATA):
-            batch = self.feed.take()
         if stop_path(self.request.run_dir).exists():
             self.board.ask_to_stop()
-        losses = self.executor.run(batch)
+        left = self.model.train.accumulate
+        while left:
+            left -= 1
+            with self.stopwatch.timed(Activity.DATA):
+                batch = self.feed.take()
+            self.executor.run(batch, ends_step=left == 0)
+            if left:
+                self.stopwatch.end_step()
+        losses = self.board.take()
         failure = loss_failure(losses, step + 1)
         if failure is not None:
             self._write_down(step, losses, time.perf_counter() - begin)
@@ -118,7 +124,8 @@ class Trainer:
         self.iterations_s.append(iteration_s)
         if self.log is None:
             return
-        samples = sum(task.batch_size for task in self.model.graph.workload.tasks)
+        batches = self.model.train.accumulate
+        samples = batches * sum(task.batch_size for task in self.model.graph.workload.tasks)
         metrics = StepMetrics(
             step=step + 1,
             loss=self.board.total(losses),

@@ -197,15 +197,23 @@ def make_trainer(
     """Put a rank's parts together; collective."""
     model, device = state.model, state.device
     program = model.program
-    board = LossBoard(model.graph.workload.tasks, device)
     stopwatch = Stopwatch(device)
     exchange = Exchange(model.wiring, rank, device)
+    batches_per_step = model.train.accumulate
+    board = LossBoard(model.graph.workload.tasks, device, batches_per_step)
     batches = {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks}
     return Trainer(
         rank=rank,
         request=request,
         model=model,
-        feed=Feed(batches, portions(model.slices.values()), steps, device, requested_dtype(request)),
+        feed=Feed(
+            batches,
+            portions(model.slices.values()),
+            steps,
+            device,
+            requested_dtype(request),
+            batches_per_step,
+        ),
         executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch),
         pool=pool,
         board=board,
@@ -224,7 +232,9 @@ def finish(trainer: Trainer, device: torch.device) -> None:
     times = gather_times(trainer.stopwatch.medians(), device)
     if trainer.log is not None:
         trainer.log.close()
-        comparison = compare(trainer.model.program.plan, trainer.iterations_s, times)
+        model = trainer.model
+        iterations_s = [seconds / model.train.accumulate for seconds in trainer.iterations_s]
+        comparison = compare(model.program.plan, iterations_s, times)
         write_json(trainer.request.run_dir / PREDICTED_FILE, comparison)
 
 

@@ -46,11 +46,15 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     schedule = make_schedule(loaded, optimizer)
     batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
     write_tensors(request.capture_dir, "initial", parameters)
+    count = loaded.train.accumulate
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
             began = perf_counter()
             before = torch.get_rng_state()
-            losses = backward(loaded.workload, batches, step, device, dtype)
+            losses = {task.name: 0.0 for task in loaded.workload.tasks}
+            for index in range(step * count, (step + 1) * count):
+                for name, loss in backward(loaded.workload, batches, index, count, device, dtype).items():
+                    losses[name] += loss
             require_no_chance(loaded.workload, before)
             if step == 0:
                 gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -70,15 +74,22 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
 def backward(
     workload: Workload,
     batches: Mapping[str, Batches],
-    step: int,
+    index: int,
+    count: int,
     device: torch.device,
     dtype: torch.dtype | None,
 ) -> dict[str, float]:
-    """Add the gradients of every task's weighted loss on its whole batch; the losses, unweighted."""
+    """Add the gradients of every task's weighted loss on its batch number `index`, one of `count` in a step.
+
+    Returns:
+        What the batch adds to the step's losses, unweighted: of a mean, a share.
+    """
     losses: dict[str, float] = {}
     for task in workload.tasks:
-        batch = batches[task.name].rows(step, 0, task.batch_size)
+        batch = batches[task.name].rows(index, 0, task.batch_size)
         loss = loss_of(task, {name: convert(field, device, dtype) for name, field in batch.items()})
+        if task.reduction == "mean":
+            loss = loss / count
         losses[task.name] = float(loss.detach())
         (loss * task.weight).backward()  # type: ignore[no-untyped-call]
     return losses

@@ -49,6 +49,8 @@ class TrainSettings(Model):
     where theirs is larger; None: never. `schedule`: of the learning rate; None: it stays `lr`.
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
+    `accumulate`: batches of every task in one step, one after the other. The step's loss is that of a batch
+    of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each batch.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -59,6 +61,7 @@ class TrainSettings(Model):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     schedule: Schedule | None = None
     shard_optimizer: bool = True
+    accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
 
     @model_validator(mode="before")
     @classmethod
