@@ -1,7 +1,8 @@
-"""The tensors of a checkpoint, read one at a time from whichever shard has them."""
+"""The tensors of a checkpoint, read one at a time from whichever shards have them or fragments of them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,66 @@ from torch import Tensor
 
 from spindle_cli.checkpoint_files import Checkpoint, Part, state_key, state_of
 from spindle_cli.errors import InputError
+from spindle_cli.fragments import Fragment, fragment_key, fragments_by_name, in_order, parse_key
+
+
+def joined(fragments: Mapping[Fragment | None, Tensor]) -> Tensor:
+    """A tensor from its fragments, which lie side by side along one dimension; None: the tensor itself."""
+    ordered = in_order(list(fragments))
+    first = ordered[0]
+    if first is None or len(ordered) == 1:
+        return fragments[first]
+    return torch.cat([fragments[each] for each in ordered], first.dim)
+
+
+def refit(
+    wanted: Fragment | None,
+    saved: Sequence[Fragment | None],
+    read: Callable[[Fragment | None], Tensor],
+) -> Tensor | None:
+    """A fragment of a tensor from whatever fragments of it were saved; None where some of it is in none.
+
+    Args:
+        wanted: the fragment; None: the whole tensor.
+        saved: fragments of one tensor, in order, all along one dimension; or [None].
+        read: one of them. A number (a count of steps) is the same for all.
+
+    Returns:
+        A contiguous tensor: fused optimizers take no other for their state.
+    """
+    if wanted is not None and any(each is not None and each.dim != wanted.dim for each in saved):
+        whole = refit(None, saved, read)
+        return None if whole is None else cut_out(whole, wanted).contiguous()
+    taken: dict[Fragment | None, Tensor] = {}
+    for each in saved:
+        if wanted is None or each is None:
+            common = each or wanted
+        else:
+            common = Fragment(wanted.dim, max(each.first, wanted.first), min(each.last, wanted.last))
+        if common is not None and common.first >= common.last:
+            continue
+        found = read(each)
+        if found.dim() == 0:
+            return found.clone()  # it is read more than once, always as the same memory
+        taken[common] = found if common is None or common == each else cut_out(found, common, each)
+    whole = joined(taken) if taken else None
+    if whole is None or (wanted is not None and whole.shape[wanted.dim] != wanted.last - wanted.first):
+        return None
+    return whole.contiguous()
+
+
+def cut_out(tensor: Tensor, wanted: Fragment, held: Fragment | None = None) -> Tensor:
+    """A fragment, as a view, of a tensor or of a fragment `held` of it along the same dimension."""
+    start = wanted.first - (0 if held is None else held.first)
+    return tensor.narrow(wanted.dim, start, wanted.last - wanted.first)
 
 
 class SavedTensors:
-    """All shards of a checkpoint by key; a tensor is read when it is asked for."""
+    """All shards of a checkpoint by key; a tensor is read when it is asked for.
+
+    Parameters and their names may be those of fragments (fragments.py): they are found whatever fragments
+    were saved.
+    """
 
     def __init__(
         self, folder: Path, checkpoint: Checkpoint, stack: ExitStack, own: str | None = None
@@ -33,13 +90,15 @@ class SavedTensors:
                     optimizer_key, name, part = found
                     self._states.setdefault(name, {}).setdefault(optimizer_key, []).append(part)
                 self._where.setdefault(key, shard.file)
+        self._fragments = fragments_by_name(self._where)
+        self._with_state = fragments_by_name(self._states)
 
     def __contains__(self, key: str) -> bool:
         return key in self._where
 
     def optimizer_keys(self, name: str) -> tuple[str, ...]:
         """The optimizer's keys for a parameter; none where it has no state of it."""
-        return tuple(self._states.get(name, {}))
+        return tuple(self._states[name] if name in self._states else self._states.get(self._like(name), {}))
 
     def state(self, key: str, name: str, part: Part | None) -> Tensor:
         """Optimizer state of a parameter, or of a part of it, however it was cut when saved.
@@ -55,6 +114,9 @@ class SavedTensors:
         Raises:
             InputError: a shard cannot be read, or some of the elements are in none.
         """
+        if name not in self._states:
+            found = self._refitted_state(key, name)
+            return found if part is None or found.dim() == 0 else found.flatten()[slice(*part)]
         parts = self._states[name][key]
         if None in parts:
             found = self.get(state_key(key, name))
@@ -76,13 +138,44 @@ class SavedTensors:
             )
         return torch.cat(taken)
 
+    def _like(self, name: str) -> str:
+        """A saved fragment of the same parameter that has optimizer state; `name` if there is none."""
+        base, _ = parse_key(name)
+        return fragment_key(base, self._with_state[base][0]) if base in self._with_state else name
+
+    def _refitted_state(self, key: str, name: str) -> Tensor:
+        """Optimizer state of a parameter that was saved in other fragments, in the parameter's shape."""
+        base, wanted = parse_key(name)
+
+        def read(fragment: Fragment | None) -> Tensor:
+            saved = fragment_key(base, fragment)
+            found = self.state(key, saved, None)
+            return found if found.dim() == 0 else found.view(self.get(f"parameter:{saved}").shape)
+
+        found = refit(wanted, self._with_state[base], read)
+        if found is None:
+            raise InputError(
+                f"{self._folder}: the optimizer's {key} of {name} is not whole",
+                hint="The checkpoint is of another version of the workload.",
+            )
+        return found
+
     def get(self, key: str) -> Tensor:
-        """Raises InputError: it is not there, or its shard cannot be read."""
-        if key not in self._where:
+        """Raises InputError: it is not there, or a shard cannot be read."""
+        if key in self._where:
+            return self._read(key)
+        base, wanted = parse_key(key)
+        found = refit(
+            wanted, self._fragments.get(base, ()), lambda each: self._read(fragment_key(base, each))
+        )
+        if found is None:
             raise InputError(
                 f"{self._folder}: there is no {key.replace(':', ' ', 1)} in it",
                 hint="The checkpoint is of another workload, or of one whose modules had other names.",
             )
+        return found
+
+    def _read(self, key: str) -> Tensor:
         path = self._folder / self._where[key]
         try:
             if path.name not in self._files:

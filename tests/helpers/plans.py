@@ -71,15 +71,17 @@ def slice_of(
     start_s: float,
     *,
     recompute: bool = False,
+    tp: int = 1,
 ) -> Slice:
-    """A data-parallel slice that lasts exactly as long as its curve says."""
-    point = next(point for point in metaop.curve if point.num_devices == len(devices))
+    """A slice that lasts exactly as long as its curve says; data-parallel, but for `tp`."""
+    point = next(point for point in metaop.curve if (point.num_devices, point.tp) == (len(devices), tp))
     op_s = point.op_s + (point.forward_s if recompute else 0.0)
     return Slice(
         metaop=metaop.name,
         ops=ops,
         devices=tuple(devices),
-        dp=len(devices),
+        dp=len(devices) // tp,
+        tp=tp,
         start_s=start_s,
         end_s=start_s + (ops[1] - ops[0]) * op_s,
         recompute=recompute,

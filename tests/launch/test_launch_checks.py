@@ -13,7 +13,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.launch.checks import locate, require_valid
+from spindle_cli.launch.checks import locate
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.network import interface_of, listen, parse_master, require_address, share_of_node
 from spindle_cli.launch.run_dir import choose_run_dir
@@ -182,13 +182,3 @@ def test_a_disk_that_a_run_would_fill_is_refused(tmp_path: Path, monkeypatch: py
     require_disk(tmp_path / "not" / "there" / "yet")
     with pytest.raises(InputError, match="the run needs"):
         require_disk(tmp_path, needed_bytes=10**8)
-
-
-def test_tensor_parallelism_is_refused_until_workers_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, plan = two_towers()
-    wave = plan.waves[0]
-    split = wave.slices[0].model_copy(update={"dp": 1, "tp": 2})
-    waves = (wave.model_copy(update={"slices": (split, *wave.slices[1:])}), *plan.waves[1:])
-    monkeypatch.setattr("spindle_cli.launch.checks.check_plan", lambda plan: ())
-    with pytest.raises(InputError, match=r"pairs/vision\[0:3\] is split 2 ways by tensor parallelism"):
-        require_valid(plan.model_copy(update={"waves": waves}), Path("plan.yaml"))

@@ -15,9 +15,10 @@ from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.counting import count_work
 from spindle_cli.profile.profiling import Audience, estimate_profile
-from spindle_cli.profile.tensor_parallel import degrees_on, layer_split
+from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.tensor_parallel import layer_split
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import EncoderLayer
 from spindle_cli.zoo.qwen_val import TP_PLANS

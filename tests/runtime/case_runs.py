@@ -32,6 +32,7 @@ class Case:
 
     name: str
     placements: Sequence[Placement] | tuple[int, ...]
+    toys: str = "runtime_toys"
     function: str = "build"
     args: Mapping[str, object] = field(default_factory=dict)
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
@@ -48,7 +49,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     source = folder / "workload.yaml"
     content = {
         "schema": "spindle.workload/1",
-        "model": f"{HERE / 'runtime_toys.py'}:{case.function}",
+        "model": f"{HERE / case.toys}.py:{case.function}",
         "args": dict(case.args),
         "train": dict(case.train),
     }
@@ -90,7 +91,7 @@ def run_cases(cases: Sequence[Case], num_workers: int, folder: Path, *, fails: b
 
 
 def captured(folder: Path, stage: CaptureStage, num_workers: int) -> list[dict[str, Tensor]]:
-    """For each rank, every parameter that it holds (or its gradient), by canonical name."""
+    """For each rank, every parameter or fragment of one that it holds (or its gradient), by key."""
     return [load_file(capture_path(folder, stage, rank)) for rank in range(num_workers)]
 
 

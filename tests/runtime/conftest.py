@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from case_runs import run_cases
 from runtime_cases import ON_FOUR, ON_TWO
+from split_cases import ON_FOUR as SPLIT_ON_FOUR
 
 
 @pytest.fixture(scope="session")
@@ -22,4 +23,12 @@ def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder for each case of `ON_TWO`; the last one ends the workers."""
     folder = tmp_path_factory.mktemp("two")
     run_cases(ON_TWO, 2, folder, fails=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def four_split_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a folder for each case of `split_cases.ON_FOUR`."""
+    folder = tmp_path_factory.mktemp("split")
+    run_cases(SPLIT_ON_FOUR, 4, folder, fails=False)
     return folder

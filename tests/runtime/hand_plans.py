@@ -6,10 +6,13 @@ from collections.abc import Collection, Sequence
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import MetaOpProfile, WorkloadRef
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, WorkloadRef
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 
-Placement = tuple[str, tuple[int, int], tuple[int, ...]]  # (MetaOp, ops, devices)
+# (MetaOp, ops, devices), and the degree of tensor parallelism where it is not 1
+Placement = tuple[str, tuple[int, int], tuple[int, ...]] | tuple[str, tuple[int, int], tuple[int, ...], int]
+
+_DEGREES = (2, 4)  # of tensor parallelism that every MetaOp has points for
 
 
 def place(
@@ -26,10 +29,11 @@ def place(
     free_s = [0.0] * num_devices
     ended_s: dict[str, float] = {}
     slices = []
-    for name, ops, devices in placements:
+    for name, ops, devices, *degree in placements:
         ready_s = max((ended_s[name] for name in metaops[name].inputs), default=0.0)
         start_s = max(ready_s, ended_s.get(name, 0.0), *(free_s[device] for device in devices))
-        piece = slice_of(metaops[name], ops, devices, start_s, recompute=name in recompute)
+        tp = degree[0] if degree else 1
+        piece = slice_of(metaops[name], ops, devices, start_s, recompute=name in recompute, tp=tp)
         ended_s[name] = piece.end_s
         for device in devices:
             free_s[device] = piece.end_s
@@ -51,7 +55,7 @@ def whole(graph: WorkloadGraph, devices: tuple[int, ...]) -> list[Placement]:
 
 def _profile_of(metaop: MetaOp, graph: WorkloadGraph) -> MetaOpProfile:
     batch_size = graph.tasks[metaop.task].task.batch_size
-    return metaop_of(
+    found = metaop_of(
         metaop.name,
         len(metaop.ops),
         {dp: 1.0 for dp in range(1, batch_size + 1) if batch_size % dp == 0},
@@ -61,3 +65,17 @@ def _profile_of(metaop: MetaOp, graph: WorkloadGraph) -> MetaOpProfile:
         parameters=metaop.parameters,
         parameter_blocks=metaop.parameter_blocks,
     )
+    split = tuple(
+        CurvePoint(
+            num_devices=tp * point.dp,
+            dp=point.dp,
+            tp=tp,
+            forward_s=1 / 3,
+            backward_s=2 / 3,
+            source="measured",
+        )
+        for tp in _DEGREES
+        for point in found.curve
+    )
+    curve = sorted((*found.curve, *split), key=lambda point: (point.num_devices, point.tp))
+    return found.model_copy(update={"curve": tuple(curve)})

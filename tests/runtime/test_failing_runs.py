@@ -15,9 +15,10 @@ from spindle_cli.plan.types import Plan, Wave
 from spindle_cli.request import RunRequest, WorkerError, error_path
 from spindle_cli.run_files import PREDICTED_FILE, read_metrics
 from spindle_cli.runtime.localise import require_same_workload
-from spindle_cli.runtime.worker import require_runnable, require_supported
+from spindle_cli.runtime.worker import require_runnable
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.load import load
+from spindle_cli.workload.plan_splits import plan_splits
 
 
 @pytest.mark.processes
@@ -79,12 +80,14 @@ def test_a_plan_for_other_devices_is_refused(plan: Plan, request_: RunRequest) -
         require_runnable(plan, request_, world_size=3)
 
 
-def test_what_workers_cannot_run_is_refused_by_name(plan: Plan, request_: RunRequest) -> None:
+def test_layers_without_a_plan_for_it_are_not_split(plan: Plan) -> None:
     wave = plan.waves[0]
-    piece = wave.slices[0].model_copy(update={"tp": 2})
+    piece = wave.slices[0].model_copy(update={"dp": 1, "tp": 2})
     changed = with_waves(plan, (wave.model_copy(update={"slices": (piece,)}), *plan.waves[1:]))
-    with pytest.raises(InputError, match=r"tp 2.* which workers cannot run yet"):
-        require_supported(changed, request_)
+    with pytest.raises(
+        InputError, match=r"split 2 ways by tensor parallelism.* Block has no plan in tp_plans"
+    ):
+        plan_splits(changed, analyse_toy("build"), "plan.yaml")
 
 
 def test_an_invalid_plan_is_refused(plan: Plan, request_: RunRequest) -> None:

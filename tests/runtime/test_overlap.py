@@ -63,7 +63,7 @@ def test_when_an_op_is_through_it_and_all_after_it_have_their_gradients_and_no_o
     program = link(place(graph, 1, whole(graph, (0,))))
     wired = next(wired for wired in wire(graph, program).slices if wired.piece.metaop == "pairs/vision")
     modules = tuple(op_module(wired.task, op) for op in wired.ops)
-    local = LocalSlice(wired, modules, (0, 8))
+    local = LocalSlice(wired, modules, modules, (0, 8), None)
     linears = [wired.task.root.get_parameter(f"vision.blocks.{op}.linear.weight") for op in range(4)]
     with_gradient: dict[int, list[bool]] = {}
 

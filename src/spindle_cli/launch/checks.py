@@ -22,7 +22,7 @@ class FoundWorkload:
 
 
 def require_valid(plan: Plan, plan_path: Path) -> None:
-    """Refuse a plan that breaks a rule, or that names parallelism which the runtime does not do.
+    """Refuse a plan that breaks a rule.
 
     Raises:
         InputError: the first violations.
@@ -37,13 +37,6 @@ def require_valid(plan: Plan, plan_path: Path) -> None:
             f"{plan_path}: the plan is not valid:{shown}{more}",
             hint=f"`spindle check {plan_path}` lists everything; make the plan again with `spindle plan`.",
         )
-    for piece in plan.slices:
-        if piece.tp > 1:
-            raise InputError(
-                f"{plan_path}: {piece.label} is split {piece.tp} ways by tensor parallelism, "
-                "which plans can name but workers cannot run yet",
-                hint="Plan from a profile whose curves have tp = 1 only.",
-            )
 
 
 def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorkload:
@@ -54,11 +47,14 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
             plan's.
 
     Raises:
-        InputError: it is not there, or is another workload (or another version of it).
+        InputError: it is not there, or is another workload (or another version of it), or the plan splits
+            layers that cannot be split.
         WorkloadError: it cannot be built or traced, or its optimizer or schedule cannot be made.
     """
     from spindle_cli.workload.abstract import load_abstract
     from spindle_cli.workload.analyse import analyse
+    from spindle_cli.workload.optimizer import require_elementwise
+    from spindle_cli.workload.plan_splits import plan_splits
     from spindle_cli.workload.schedule import require_trainable
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
@@ -72,6 +68,8 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
     require_trainable(loaded.train)
+    if plan_splits(plan, found, str(plan_path)).by_op:
+        require_elementwise(loaded.train)
     return FoundWorkload(source, loaded.train)
 
 

@@ -22,9 +22,10 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from spindle_cli.profile.devices import Precision
 from spindle_cli.profile.op_run import SavedStorages
 from spindle_cli.profile.roofline import Kernel
-from spindle_cli.profile.tensor_parallel import LayerSplit, noting_sums
+from spindle_cli.profile.tensor_parallel import noting_sums
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.tensor_parallel import LayerSplit
 
 _aten = torch.ops.aten
 # Operations that start no kernel although torch does not call them views.

@@ -19,10 +19,11 @@ from spindle_cli.profile.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.roofline import kernels_s
 from spindle_cli.profile.stand_ins import Analysed
-from spindle_cli.profile.tensor_parallel import LayerSplit, degrees_on, layer_split
+from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.timings import OpTiming, PhaseTimes
 from spindle_cli.profile.types import Device, Profile
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.tensor_parallel import LayerSplit, layer_split
 
 # Every valid number of devices gets its own point: an estimate costs next to nothing.
 _ALL_POINTS = 10**6
@@ -67,7 +68,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
             timings[job.key] = _timing(work, settings)
             flops[job.key] = work.forward_flops
             steps.done()
-        for degree in degrees_on(settings.cluster) if graph.workload.tp_plans else ():
+        for degree in degrees_on(settings.cluster):
             works = _count_all(graph, table, settings.precision, degree)
             by_tp[degree] = {job.key: _timing(work, settings, degree) for job, work in works}
     times = Times(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
+from typing import NamedTuple
 
 from spindle_cli.cluster import Cluster
 from spindle_cli.costs.links import all_reduce_s
@@ -22,11 +23,15 @@ _LARGE_SUM_BYTES = GIB
 class ParameterBlock:
     """Trained parameters that are always used together: a key, a block of it, and the bytes of their
     gradients, unsplit.
+
+    `split`: whether tensor parallelism gives each device of a group its part of them; else all hold them
+    whole.
     """
 
     key: str
     block: int
     num_bytes: int
+    split: bool = True
 
 
 # (MetaOp name, index of the op in it) -> the trained parameters that the op uses, neighbouring glue included.
@@ -60,12 +65,13 @@ def parameter_groups(
     position = {index: place for place, index in enumerate(order)}
     holders = _Holders(slices)
     parts: list[_Part] = []
-    for first_ops, names in _used_alike(slices, order, uses).items():
-        first_slice, first_op = first_ops[0]
+    for users, names in _used_alike(slices, order, uses).items():
+        first = users[0]
         num_bytes = sum(names.values())
-        for fragment, devices in holders.of(tuple(index for index, _ in first_ops)):
+        first_ops = {user.piece: user.op for user in users}
+        for fragment, devices in holders.of(tuple((user.piece, user.split) for user in users)):
             share = -(-num_bytes // fragment[1])
-            ready = (position[first_slice], first_op)
+            ready = (position[first.piece], first.op)
             parts.append(_Part(ready, devices, fragment, list(names), share, dict(first_ops)))
     parts.sort(key=_Part.when)
     return tuple(part.group(index) for index, part in enumerate(_join_small(parts, cluster)))
@@ -84,25 +90,31 @@ def sum_bytes(devices: tuple[int, ...], cluster: Cluster) -> int:
     return _SUM_BYTES[-1]
 
 
-_FirstOps = tuple[tuple[int, int], ...]  # (slice, the first of its ops that uses something), in order
+class _User(NamedTuple):
+    """A slice that uses some parameters: the first of its ops that does; whether it has parts of them."""
+
+    piece: int
+    op: int
+    split: bool
 
 
 def _used_alike(
     slices: tuple[Slice, ...], order: tuple[int, ...], uses: ParameterUses
-) -> dict[_FirstOps, dict[tuple[str, int], int]]:
-    """Parameters that the same ops are the first to use, with their bytes."""
+) -> dict[tuple[_User, ...], dict[tuple[str, int], int]]:
+    """Parameters that the same ops are the first to use, in the same way, with their bytes."""
     size: dict[tuple[str, int], int] = {}
-    first_ops: dict[tuple[str, int], dict[int, int]] = {}
+    users: dict[tuple[str, int], dict[int, _User]] = {}
     for index in order:
         piece = slices[index]
         for op in range(*piece.ops):
             for block in uses[piece.metaop, op]:
                 name = (block.key, block.block)
                 size[name] = max(size.get(name, 0), block.num_bytes)
-                first_ops.setdefault(name, {}).setdefault(index, op)
-    alike: dict[_FirstOps, dict[tuple[str, int], int]] = {}
-    for name, firsts in first_ops.items():
-        alike.setdefault(tuple(firsts.items()), {})[name] = size[name]
+                known = users.setdefault(name, {}).get(index, _User(index, op, split=True))
+                users[name][index] = known._replace(split=known.split and block.split)
+    alike: dict[tuple[_User, ...], dict[tuple[str, int], int]] = {}
+    for name, by_slice in users.items():
+        alike.setdefault(tuple(by_slice.values()), {})[name] = size[name]
     return alike
 
 
@@ -154,18 +166,20 @@ class _Holders:
     """Who holds each of the finest common fragments of parameters that some slices use."""
 
     slices: tuple[Slice, ...]
-    found: dict[tuple[int, ...], list[tuple[tuple[int, int], tuple[int, ...]]]] = field(default_factory=dict)
+    found: dict[tuple[tuple[int, bool], ...], list[tuple[tuple[int, int], tuple[int, ...]]]] = field(
+        default_factory=dict
+    )
 
-    def of(self, users: tuple[int, ...]) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
-        """[((i, n), devices ascending)] for parameters that the slices `users` use."""
+    def of(self, users: tuple[tuple[int, bool], ...]) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
+        """[((i, n), devices ascending)] for parameters of which the slices `users` use parts, or all."""
         if users not in self.found:
-            pieces = [self.slices[index] for index in users]
-            count = lcm(*(piece.tp for piece in pieces))
+            pieces = [(self.slices[index], self.slices[index].tp if split else 1) for index, split in users]
+            count = lcm(*(parts for _, parts in pieces))
             holders: list[set[int]] = [set() for _ in range(count)]
-            for piece in pieces:
-                width = count // piece.tp
+            for piece, parts in pieces:
+                width = count // parts
                 for fragment in range(count):
-                    holders[fragment].update(piece.devices[fragment // width :: piece.tp])
+                    holders[fragment].update(piece.devices[fragment // width :: parts])
             self.found[users] = [
                 ((fragment, count), tuple(sorted(devices))) for fragment, devices in enumerate(holders)
             ]

@@ -26,6 +26,10 @@ class Layout:
         """Index of the batch share that each device holds."""
         return {device: position // self.tp for position, device in enumerate(self.devices)}
 
+    def member_of(self, device: int) -> int:
+        """A device's place among those that hold its share."""
+        return self.devices.index(device) % self.tp
+
     def rows(self, share: int) -> tuple[int, int]:
         """Samples [first, last) of a share."""
         return share * self.batch_size // self.dp, (share + 1) * self.batch_size // self.dp

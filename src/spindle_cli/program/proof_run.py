@@ -1,7 +1,8 @@
 """Part of the proof: run all devices to their end, without times.
 
-A post never waits. A compute waits for the transfers that it takes. A transfer is carried when both its ends
-are posted and it is the next of its pair of devices; a pair carries one after the other, in both directions
+A post never waits. A compute waits for the transfers that it takes, and where tensor parallelism splits it
+also for the other devices of its share, as they run it together. A transfer is carried when both its ends are
+posted and it is the next of its pair of devices; a pair carries one after the other, in both directions
 together, as one communicator does.
 
 One run is enough: posts do not wait, and what a compute or a transfer waits for does not depend on timing, so
@@ -50,6 +51,8 @@ class Machine:
         )  # keys that a compute waits for
         self._waiting: dict[int, int] = {}  # key -> the device whose compute waits for it
         self._posted: dict[tuple[int, int], deque[int]] = defaultdict(deque)  # keys, by (device, peer)
+        self._layouts = program.layouts
+        self._arrived: dict[tuple[Kind, int, int], set[int]] = defaultdict(set)  # by compute and share
         for device, actions in program.actions.items():
             for action in actions:
                 if action.kind in _RECEIVES and action.transfer is not None:
@@ -63,8 +66,13 @@ class Machine:
             action = actions[self.step[device]]
             if action.transfer is not None:
                 released.extend(self._post(device, action.transfer))
-            elif action.kind in _COMPUTES and self._waits(device, action):
-                break
+            elif action.kind in _COMPUTES:
+                if self._waits(device, action):
+                    break
+                partners = self._meet(device, action)
+                if partners is None:
+                    break
+                released.extend(partners)
             self.step[device] += 1
         return released
 
@@ -75,6 +83,19 @@ class Machine:
                 self._waiting[key] = device
                 return True
         return False
+
+    def _meet(self, device: int, action: Action) -> list[int] | None:
+        """The other devices of a split compute's share, which now go on; None: some are not there yet."""
+        assert action.piece is not None, "an F or B has a slice"
+        layout = self._layouts[action.piece]
+        if layout.tp == 1:
+            return []
+        share = layout.share_of[device]
+        arrived = self._arrived[action.kind, action.piece, share]
+        arrived.add(device)
+        if len(arrived) < layout.tp:
+            return None
+        return [other for other in layout.holders(share) if other != device]
 
     def _post(self, device: int, transfer: Transfer) -> list[int]:
         """Post one end, and carry what now has both ends at the head of the pair."""

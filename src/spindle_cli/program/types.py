@@ -67,6 +67,7 @@ class ParameterGroup:
             slice has added all that it does.
         fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
             all of it. Slices with different tp that share parameters meet in the finest common fragments.
+            Parameters that it does not split are held, and summed, by all devices of their slices.
     """
 
     index: int

@@ -14,13 +14,18 @@ import torch.distributed as dist
 class Communicators:
     """Process groups by their set of ranks."""
 
-    def __init__(self, rank_sets: Iterable[tuple[int, ...]], timeout_s: float) -> None:
-        """Make them. Collective: every rank calls this with the same sets; a set of one needs none."""
+    def __init__(
+        self, rank_sets: Iterable[tuple[int, ...]], timeout_s: float, *, shares_world: bool = True
+    ) -> None:
+        """Make them. Collective: every rank calls this with the same sets; a set of one needs none.
+
+        `shares_world`: the set of all ranks takes torch's default group.
+        """
         world = tuple(range(dist.get_world_size()))
         # None stands for torch's default group.
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {world: None}
+        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {world: None} if shares_world else {}
         for ranks in sorted({tuple(sorted(ranks)) for ranks in rank_sets}):
-            if len(ranks) > 1 and ranks != world:
+            if len(ranks) > 1 and ranks not in self._groups:
                 self._groups[ranks] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
 
     def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:

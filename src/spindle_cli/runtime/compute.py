@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from spindle_cli.runtime.random_streams import mix
 from spindle_cli.runtime.recompute import run_recomputed
 from spindle_cli.runtime.rows import Samples
+from spindle_cli.runtime.tensor_parallel import TensorGroup
 from spindle_cli.runtime.wiring import WiredSlice
 
 if TYPE_CHECKING:
@@ -19,11 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalSlice:
-    """A slice that this rank runs: `modules`: each op's runnable graph; `samples`: this rank's share."""
+    """A slice that this rank runs.
+
+    Attributes:
+        runnable: each op, to be called.
+        modules: each op's own module; the same, unless tensor parallelism gives it parts of its parameters.
+        samples: this rank's share.
+        group: the devices that hold the same share, where tensor parallelism splits the slice.
+    """
 
     wired: WiredSlice
+    runnable: tuple[nn.Module, ...]
     modules: tuple[nn.Module, ...]
     samples: Samples
+    group: TensorGroup | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for its share: the losses of the others are the same."""
+        return self.group is None or self.group.member == 0
+
+    def stream_seed(self, seed: int, batch_number: int) -> int | None:
+        """Seed of the random numbers that the share's devices draw alike for a batch; None: each draws its
+        own.
+        """
+        if self.group is None:
+            return None
+        return mix(seed, batch_number, self.wired.index, self.samples[0])
 
 
 @dataclass(frozen=True)
@@ -60,7 +84,7 @@ def run_forward(
     }
     values: dict[str, Tensor] = dict(leaves)
     loss: Tensor | None = None
-    for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.modules, strict=True):
+    for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True):
         taken = [values[name] for name in op.inputs]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])

@@ -15,6 +15,7 @@ from spindle_cli.runtime.compute import ForwardRun, LocalSlice, run_backward, ru
 from spindle_cli.runtime.data import StepBatch
 from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.losses import LossBoard
+from spindle_cli.runtime.random_streams import drawing_from
 from spindle_cli.runtime.rows import Samples, take_rows
 from spindle_cli.runtime.sums import SumStarter
 from spindle_cli.runtime.timing import Activity, Stopwatch
@@ -41,8 +42,11 @@ class Executor:
         pool: GradientPool,
         board: LossBoard,
         stopwatch: Stopwatch,
+        seed: int,
     ) -> None:
-        """`slices`: those that this rank runs, by index in the program."""
+        """`slices`: those that this rank runs, by index in the program. `seed`: of the run, for the random
+        numbers that several ranks draw alike.
+        """
         self._actions = program.actions[rank]
         self._labels = [piece.label for piece in program.slices]
         self._slices = slices
@@ -51,21 +55,28 @@ class Executor:
         self._sums = SumStarter(self._actions, pool.start_sum)
         self._board = board
         self._stopwatch = stopwatch
+        self._seed = seed
+        self._batch_number = 0
         self._runs: dict[int, ForwardRun] = {}
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
         self._ends_step = True
 
-    def run(self, batch: StepBatch, *, ends_step: bool) -> None:
+    def run(self, batch: StepBatch, number: int, *, ends_step: bool) -> None:
         """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.
 
         With `ends_step` these are summed over the ranks: afterwards the pool's pieces have the whole step's
         gradient.
 
+        Args:
+            batch: what this rank reads.
+            number: of the batch in the run, counted from 0.
+            ends_step: see above.
+
         Raises:
             PeerLostError: another worker is gone or hangs.
             Exception: what the user's modules raised, with a note of the slice that ran.
         """
-        self._ends_step = ends_step
+        self._ends_step, self._batch_number = ends_step, number
         for action in self._actions:
             with self._noting(action):
                 self._run_action(action, batch)
@@ -109,10 +120,11 @@ class Executor:
                 inputs.update(self._exchange.complete(edge, held, is_gradient=False))
         task = wired.task.task
         fields = batch.fields(task.name, local.samples, wired.fields)
-        with self._stopwatch.timed(Activity.FORWARD, wired.index):
+        stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
+        with self._stopwatch.timed(Activity.FORWARD, wired.index), stream:
             watched = self._sums.watched(wired.index) if self._ends_step else {}
             run = run_forward(local, fields, inputs, watched)
-        if run.loss is not None:
+        if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss, local.samples)
         self._runs[wired.index] = run
 

@@ -6,7 +6,7 @@ ever take memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,13 +20,16 @@ from spindle_cli.program.proof import prove
 from spindle_cli.program.types import Program
 from spindle_cli.request import RunRequest
 from spindle_cli.runtime.compute import LocalSlice
-from spindle_cli.runtime.wiring import WiredSlice, Wiring, wire
+from spindle_cli.runtime.local_ops import LocalOps, Place
+from spindle_cli.runtime.shards import Cuts, find_cuts
+from spindle_cli.runtime.wiring import Wiring, wire
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec, WorkloadGraph
 from spindle_cli.workload.localise import load_local
-from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.optimizer import require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.plan_splits import plan_splits
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,10 @@ class LocalModel:
         graph, train: the workload, traced, and how it is trained.
         program, wiring: of all ranks.
         slices: that this rank runs, by index in the program.
-        parameters: that this rank holds, by canonical name; `trained`: those of them that take a gradient.
+        parameters: that this rank holds, by canonical name; of those that tensor parallelism splits the
+            fragments, by the keys of fragments.py. `trained`: those of them that take a gradient.
         buffers: that this rank holds and that a state_dict would hold, by canonical name.
-        names: canonical names of all parameters of the workload, in its order.
+        cuts: into which parts all parameters of the workload are cut.
     """
 
     graph: WorkloadGraph
@@ -49,7 +53,7 @@ class LocalModel:
     slices: dict[int, LocalSlice]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, torch.Tensor]
-    names: tuple[str, ...]
+    cuts: Cuts
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -72,22 +76,19 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     loaded = load_local(request.workload, choose)
     graph = analyse(loaded.workload)
     table = ParameterTable.of(graph)
-    program = link(plan, trained_parameters(graph, table))
+    splits = plan_splits(plan, graph, str(request.plan))
+    cuts = find_cuts(plan, graph, table, splits)
+    if splits.by_op:
+        require_elementwise(loaded.train)
+    program = link(plan, trained_parameters(graph, table, splits.split_names(plan)))
     prove(program)
     dtype = requested_dtype(request)
     wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
-    slices = {
-        wired.index: LocalSlice(wired, _modules(wired, device, dtype), wired.layout.rows_of(rank))
-        for wired in wiring.slices
-        if rank in wired.layout.share_of
-    }
-    held = parameters_of(slices.values(), table)
+    own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
+    ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype))
+    slices = ops.slices()
     buffers = buffers_of(slices.values(), table)
-    return LocalModel(graph, loaded.train, program, wiring, slices, held, buffers, tuple(table.parameters))
-
-
-def _modules(wired: WiredSlice, device: torch.device, dtype: torch.dtype | None) -> tuple[nn.Module, ...]:
-    return tuple(op_module(wired.task, op).to(device=device, dtype=dtype) for op in wired.ops)
+    return LocalModel(graph, loaded.train, program, wiring, slices, ops.leaves, buffers, cuts)
 
 
 def requested_dtype(request: RunRequest) -> torch.dtype | None:
@@ -120,31 +121,23 @@ def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[in
 
 
 def trained_parameters(
-    graph: WorkloadGraph, table: ParameterTable
+    graph: WorkloadGraph, table: ParameterTable, split: Mapping[tuple[str, int], Collection[str]]
 ) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
     """The trained parameters of every op of every MetaOp; each parameter is a block of its own, keyed by its
     name.
+
+    Args:
+        split: (MetaOp, op of it) -> dotted names of the parameters that tensor parallelism splits.
     """
     return {
         (metaop.name, position): tuple(
-            ParameterBlock(name, 0, table.num_bytes(name))
-            for name in table.of_op(metaop.task, graph.tasks[metaop.task].ops[index].parameters)
-            if table.is_trainable(name)
+            ParameterBlock(name, 0, table.num_bytes(name), dotted in split.get((metaop.name, position), ()))
+            for dotted in graph.tasks[metaop.task].ops[index].parameters
+            if table.is_trainable(name := table.names[metaop.task, dotted])
         )
         for metaop in graph.metaops
         for position, index in enumerate(metaop.ops)
     }
-
-
-def parameters_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[str, nn.Parameter]:
-    """Parameters that these slices use, by canonical name, in the workload's order."""
-    used = {
-        name
-        for local in slices
-        for op in local.wired.ops
-        for name in table.of_op(local.wired.task.task.name, op.parameters)
-    }
-    return {name: parameter for name, parameter in table.parameters.items() if name in used}
 
 
 def buffers_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[str, torch.Tensor]:

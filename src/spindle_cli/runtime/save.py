@@ -14,7 +14,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spindle_cli.errors import InputError
+from spindle_cli.fragments import Fragment, fragment_key, fragments_by_name
 from spindle_cli.run_files import model_path
+from spindle_cli.saved_tensors import joined
 
 Layout = tuple[tuple[int, ...], torch.dtype]  # a tensor's shape and dtype
 
@@ -22,27 +24,32 @@ Layout = tuple[tuple[int, ...], torch.dtype]  # a tensor's shape and dtype
 def save_model(
     run_dir: Path, step: int, names: Sequence[str], held: Mapping[str, Tensor], device: torch.device
 ) -> None:
-    """Gather every parameter on rank 0, each from the first rank that holds it, and write them. Collective.
+    """Gather every parameter on rank 0, each fragment from the first rank that holds it, and write them.
+    Collective.
 
     Args:
         names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
-        held: this rank's.
+        held: this rank's, or fragments of them by the keys of fragments.py.
         device: through which tensors are sent.
 
     Raises:
         InputError: the folder is not writable, or the disk is full.
     """
     layouts = _gather_layouts(held)
+    fragments = fragments_by_name(key for offered in layouts for key in offered)
     gathered: dict[str, Tensor] = {}
     for name in names:
-        owner = next((rank for rank, offered in enumerate(layouts) if name in offered), None)
-        if owner is None:
-            continue
-        shape, dtype = layouts[owner][name]
-        if dist.get_rank() == 0:
-            gathered[name] = _take(held[name] if owner == 0 else None, owner, shape, dtype, device)
-        elif dist.get_rank() == owner:
-            dist.send(held[name].detach().to(device).contiguous(), 0)
+        taken: dict[Fragment | None, Tensor] = {}
+        for fragment in fragments.get(name, ()):
+            key = fragment_key(name, fragment)
+            owner = next(rank for rank, offered in enumerate(layouts) if key in offered)
+            shape, dtype = layouts[owner][key]
+            if dist.get_rank() == 0:
+                taken[fragment] = _take(held[key] if owner == 0 else None, owner, shape, dtype, device)
+            elif dist.get_rank() == owner:
+                dist.send(held[key].detach().to(device).contiguous(), 0)
+        if taken:
+            gathered[name] = joined(taken)
     if dist.get_rank() == 0:
         write_model(model_path(run_dir, step), gathered)
 

@@ -84,13 +84,13 @@ class Trainer:
     def _step(self, step: int, begin: float, *, is_first: bool) -> None:
         if stop_path(self.request.run_dir).exists():
             self.board.ask_to_stop()
-        left = self.model.train.accumulate
-        while left:
-            left -= 1
+        batches = self.model.train.accumulate
+        for number in range(step * batches, (step + 1) * batches):
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
-            self.executor.run(batch, ends_step=left == 0)
-            if left:
+            ends_step = number + 1 == (step + 1) * batches
+            self.executor.run(batch, number, ends_step=ends_step)
+            if not ends_step:
                 self.stopwatch.end_step()
         losses = self.board.take()
         failure = loss_failure(losses, step + 1)

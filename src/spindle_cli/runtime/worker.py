@@ -75,7 +75,7 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
     model = localise(request, plan, environment.rank, device)
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)
-    check_replicas(model.names, model.parameters, device)
+    check_replicas(model.cuts.keys, model.parameters, device)
     pool = make_pool(model, environment.rank, request.timeout_s)
     optimizer = make_optimizer(model.train, (piece.tensor for piece in pool.pieces))
     state = TrainState(model, pool.pieces, optimizer, make_schedule(model.train, optimizer), device)
@@ -89,7 +89,7 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
     # A run that is captured is there to be compared, and nobody goes on with it.
     if request.capture_dir is None:
         trainer.checkpoints.save(steps.stop)
-    save_model(request.run_dir, steps.stop, model.names, model.parameters, device)
+    save_model(request.run_dir, steps.stop, tuple(model.cuts.by_name), model.parameters, device)
     finish(trainer, device)
 
 
@@ -108,22 +108,6 @@ def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
             f"but {world_size} workers were started",
             hint="Start it with `spindle launch`, which starts one worker per device.",
         )
-    require_supported(plan, request)
-
-
-def require_supported(plan: Plan, request: RunRequest) -> None:
-    """Refuse what plans and requests can name but workers cannot do.
-
-    Raises:
-        InputError: naming it and its slice.
-    """
-    for piece in plan.slices:
-        if piece.tp > 1:
-            raise InputError(
-                f"{request.plan}: slice {piece.label} uses tensor parallelism (tp {piece.tp}), "
-                "which workers cannot run yet",
-                hint="Plan without it.",
-            )
 
 
 def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:
@@ -179,13 +163,13 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     require_steps_left(found, total_steps)
     require_same_settings(found.checkpoint, state, request.dtype, found.folder)
     restore(found.folder, found.checkpoint, state, rank)
-    check_replicas(state.model.names, state.model.parameters, state.device)
+    check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
     return found.checkpoint.step
 
 
 def make_pool(model: LocalModel, rank: int, timeout_s: float) -> GradientPool:
     """Lay out a rank's trained parameters; collective (it makes the communicators)."""
-    groups = model.program.groups
+    groups = model.cuts.of_leaves(model.program.groups)
     communicators = Communicators((group.devices for group in groups), timeout_s)
     sharded = model.train.shards_optimizer_state
     return GradientPool(groups, model.trained, communicators, rank, sharded=sharded)
@@ -197,6 +181,7 @@ def make_trainer(
     """Put a rank's parts together; collective."""
     model, device = state.model, state.device
     program = model.program
+    join_tensor_groups(model, request)
     stopwatch = Stopwatch(device)
     exchange = Exchange(model.wiring, rank, device)
     batches_per_step = model.train.accumulate
@@ -214,7 +199,7 @@ def make_trainer(
             requested_dtype(request),
             batches_per_step,
         ),
-        executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch),
+        executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch, model.train.seed),
         pool=pool,
         board=board,
         optimizer=state.optimizer,
@@ -224,6 +209,20 @@ def make_trainer(
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
     )
+
+
+def join_tensor_groups(model: LocalModel, request: RunRequest) -> None:
+    """Give every tensor-parallel group its communicator; collective.
+
+    Not those of the gradient sums, even where the ranks are the same: a rank may start a sum before what the
+    other does first.
+    """
+    layouts = [layout for layout in model.program.layouts if layout.tp > 1]
+    rank_sets = {layout.holders(share) for layout in layouts for share in range(layout.dp)}
+    communicators = Communicators(rank_sets, request.timeout_s, shares_world=False)
+    for local in model.slices.values():
+        if local.group is not None:
+            local.group.join(communicators)
 
 
 def finish(trainer: Trainer, device: torch.device) -> None:

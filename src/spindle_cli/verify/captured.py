@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,24 +12,44 @@ from safetensors import safe_open
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
+from spindle_cli.fragments import Fragment, fragment_key, parse_key
 from spindle_cli.request import CaptureStage, capture_path
+from spindle_cli.saved_tensors import joined
 
 
 @dataclass(frozen=True)
 class Captured:
-    """One stage of a run: the ranks that hold each name, and their tensors."""
+    """One stage of a run: the ranks that hold each name, and their tensors.
+
+    Attributes:
+        files: by rank.
+        holders: by name, the ranks that have the tensor or fragments of it.
+        fragments: by name, who has which; None is the whole tensor.
+    """
 
     files: dict[int, Any]
     holders: dict[str, tuple[int, ...]]
+    fragments: dict[str, dict[Fragment | None, tuple[int, ...]]]
 
-    def copies(self, name: str) -> Iterator[tuple[int, Tensor]]:
-        """Every rank's copy of a tensor."""
-        for rank in self.holders[name]:
-            yield rank, self.files[rank].get_tensor(name)
+    def copies(self, name: str) -> Iterator[tuple[str, Tensor]]:
+        """Every rank's copy of a tensor, and who has it; of fragments, whole tensors that hold every rank's
+        copy of each.
+        """
+        fragments = self.fragments[name]
+        for number in range(max(len(ranks) for ranks in fragments.values())):
+            holders = {each: ranks[number % len(ranks)] for each, ranks in fragments.items()}
+            taken = {
+                each: self.files[rank].get_tensor(fragment_key(name, each)) for each, rank in holders.items()
+            }
+            yield _where(sorted(set(holders.values()))), joined(taken)
 
     def first(self, name: str) -> Tensor:
         """The copy of the first rank that has one."""
         return next(self.copies(name))[1]
+
+
+def _where(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
 @dataclass(frozen=True)
@@ -58,12 +78,18 @@ def open_run(capture_dir: Path, workers: int) -> Iterator[CapturedRun]:
 
 def _open(capture_dir: Path, stage: CaptureStage, workers: int, stack: ExitStack) -> Captured:
     files: dict[int, Any] = {}
-    holders: dict[str, tuple[int, ...]] = {}
+    fragments: dict[str, dict[Fragment | None, tuple[int, ...]]] = {}
     for rank in range(workers):
         path = capture_path(capture_dir, stage, rank)
         if not path.exists():
             raise RunFailedError(f"rank {rank} has not written {path}", hint="Its log says how far it got.")
         files[rank] = stack.enter_context(safe_open(path, framework="pt"))
-        for name in files[rank].keys():  # noqa: SIM118 - a safetensors file is not a mapping
-            holders[name] = (*holders.get(name, ()), rank)
-    return Captured(files, holders)
+        for key in files[rank].keys():  # noqa: SIM118 - a safetensors file is not a mapping
+            name, fragment = parse_key(key)
+            known = fragments.setdefault(name, {})
+            known[fragment] = (*known.get(fragment, ()), rank)
+    holders = {
+        name: tuple(sorted({rank for ranks in known.values() for rank in ranks}))
+        for name, known in fragments.items()
+    }
+    return Captured(files, holders, fragments)

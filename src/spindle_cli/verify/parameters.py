@@ -137,8 +137,8 @@ def _compare(
             tally.add(Difference(name=name, where="every rank", problem="missing in the plan's run"))
         else:
             theirs = plain.first(name)
-            for rank, ours in plan.copies(name):
-                tally.add(_difference(name, f"rank {rank}", ours, theirs, relative))
+            for where, ours in plan.copies(name):
+                tally.add(_difference(name, where, ours, theirs, relative))
 
 
 def _difference(name: str, where: str, ours: Tensor, theirs: Tensor, relative: Measure) -> Difference:

@@ -20,6 +20,12 @@ _REFUSED = {
     "SparseAdam": "it takes sparse gradients only, and gradients are summed dense",
 }
 
+# Why an optimizer cannot work on a part of a parameter.
+_WHOLE_ONLY = {
+    "Adafactor": "it keeps means over a matrix's rows and columns",
+    "Muon": "it orthogonalises whole matrices",
+}
+
 # Those with one fused kernel for all parameters, on CPU and CUDA, and the arguments that choose another.
 # On 174 parameters of the digits workload AdamW takes 1.6 ms fused and 14 ms by its loop, on one CPU core.
 _FUSED = ("Adam", "AdamW", "SGD")
@@ -36,6 +42,20 @@ def optimizer_class(name: str) -> type[torch.optim.Optimizer]:
         name, torch.optim, torch.optim.Optimizer, _REFUSED, "train.optimizer", "optimizer"
     )
     return found
+
+
+def require_elementwise(train: TrainSettings) -> None:
+    """Refuse, where parameters are split, an optimizer that does not treat each element by itself.
+
+    Raises:
+        WorkloadError: it does not; why.
+    """
+    reason = _WHOLE_ONLY.get(train.optimizer)
+    if reason is not None:
+        raise WorkloadError(
+            f"train.optimizer: {train.optimizer} cannot train layers split by tensor parallelism: {reason}",
+            hint="Use another optimizer, or plan from a profile without tp > 1.",
+        )
 
 
 def class_named(

@@ -1,0 +1,112 @@
+"""Tensor-parallel plans of layer classes: the workload's own, or those that Hugging Face's models bring.
+
+A plan says of some of a layer's submodules how they are split. It may be written in our words, in
+Hugging Face's, or with torch's `ColwiseParallel()` and `RowwiseParallel()`. A plan of a whole model, with
+"layers.*." before its names as Hugging Face's configurations have it, is taken as it is: what in it is of
+other layers does not matter.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from torch import nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.types import Workload
+
+Way = Literal["colwise", "rowwise", "partial"]
+
+# What plans may say -> what it means here. "partial": all devices hold the parameters whole, but use them for
+# their own part of the layer, so that gradients are to be summed (norms of single heads).
+WAYS: Mapping[str, Way] = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "replicated_with_grad_allreduce": "partial",
+    "ColwiseParallel()": "colwise",
+    "RowwiseParallel()": "rowwise",
+}
+
+
+def plan_of(workload: Workload, layer: nn.Module) -> dict[str, Way] | None:
+    """A layer's plan, submodule -> way; None where it has none, or one of Hugging Face's that we cannot do.
+
+    Raises:
+        WorkloadError: the workload's plan names a submodule that is no linear map of the layer, or an unknown
+            way.
+    """
+    given = workload.tp_plans.get(type(layer))
+    if given is None:
+        given = _of_config(layer)
+    if given is None:
+        return None
+    exact = {path: way for path, way in given.items() if "*" not in path}
+    plan = {path: _known_way(layer, path, way) for path, way in exact.items()}
+    for path, way in plan.items():
+        _require_fitting(layer, path, way)
+    matched = _matched(layer, given)
+    if any(_spoken(way) not in WAYS for way in matched.values()):
+        return None
+    plan.update({path: WAYS[_spoken(way)] for path, way in matched.items()})
+    if any(_misfit(layer, path, way) for path, way in plan.items()):
+        return None
+    return plan or None
+
+
+def _of_config(layer: nn.Module) -> Mapping[str, Any] | None:
+    """The plan that Hugging Face's configuration of the layer's model has."""
+    for module in layer.modules():
+        plan = getattr(getattr(module, "config", None), "base_model_tp_plan", None)
+        if isinstance(plan, Mapping):
+            return plan
+    return None
+
+
+def _matched(layer: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan of a whole model says of this layer's submodules and parameters."""
+    patterns = {path.rpartition("*.")[2]: (path, way) for path, way in given.items() if "*." in path}
+    found: dict[str, Any] = {}
+    for name in (*dict(layer.named_modules()), *dict(layer.named_parameters())):
+        generic = re.sub(r"\b\d+\b", "*", name)
+        path, way = patterns.get(generic.rpartition("*.")[2], ("", None))
+        if path.endswith(f"*.{generic}"):
+            found[name] = way
+    return found
+
+
+def _spoken(way: object) -> str:
+    """A way as plans write it; of torch's parallel styles, those without settings."""
+    kind = type(way)
+    if kind.__module__.startswith("torch.distributed.tensor.parallel"):
+        is_plain = vars(way) == vars(kind())
+        return f"{kind.__name__}()" if is_plain else f"{kind.__name__}(...)"
+    return str(way)
+
+
+def _known_way(layer: nn.Module, path: str, way: object) -> Way:
+    spoken = _spoken(way)
+    if spoken not in WAYS:
+        raise WorkloadError(
+            f"tp_plans: {type(layer).__name__}: {path}: found {spoken!r}, expected one of {', '.join(WAYS)}"
+        )
+    return WAYS[spoken]
+
+
+def _require_fitting(layer: nn.Module, path: str, way: Way) -> None:
+    misfit = _misfit(layer, path, way)
+    if misfit is not None:
+        raise WorkloadError(
+            f"tp_plans: {type(layer).__name__}: {path} is {misfit}, expected an nn.Linear of the layer"
+        )
+
+
+def _misfit(layer: nn.Module, path: str, way: Way) -> str | None:
+    """What a plan's name stands for, where it cannot be split in this way."""
+    found = dict(layer.named_modules()).get(path)
+    if found is None:
+        return "nothing"
+    if way != "partial" and not isinstance(found, nn.Linear):
+        return f"a {type(found).__name__}"
+    return None

@@ -1,0 +1,76 @@
+"""The cases with tensor parallelism that run in worker processes."""
+
+from __future__ import annotations
+
+import random
+
+import split_toys
+from case_runs import ADAMW, Case
+from hand_plans import Placement
+from runtime_cases import CLIPPED
+
+from spindle_cli.workload.analyse import analyse
+
+# Degrees of 1, 2 and 4 for the same parameters, on ranks that hold all of them, a half, or other halves;
+# groups in another order than their ranks; losses in split slices.
+SPLIT: tuple[Placement, ...] = (
+    ("left/tower", (0, 1), (0, 1), 2),
+    ("right/tower", (0, 2), (2,)),
+    ("left/tower", (1, 3), (3, 1, 0, 2), 2),
+    ("right/tower", (2, 3), (0, 1, 2, 3), 4),
+    ("right/layers", (0, 1), (1, 0)),
+    ("right/layers", (1, 2), (2, 3), 2),
+)
+
+
+def split_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
+    """A random plan of `split_toys` that mixes data and tensor parallelism."""
+    draw = random.Random(seed)
+    graph = analyse(split_toys.build())
+    placements: list[Placement] = []
+    for metaop in graph.metaops:
+        first = 0
+        while first < len(metaop.ops):
+            last = draw.randint(first + 1, len(metaop.ops))
+            dp, tp = draw.choice([(1, 1), (1, 2), (1, 4), (2, 1), (2, 2), (4, 1)])
+            devices = draw.sample(range(num_devices), dp * tp)
+            placements.append((metaop.name, (first, last), tuple(devices), tp))
+            first = last
+    return tuple(placements)
+
+
+FROZEN = {"frozen": True}
+RECOMPUTED = ("left/tower", "right/tower", "right/layers")
+UNDISTURBED = Case("undisturbed", SPLIT, "split_toys", args=FROZEN, train=ADAMW)
+EXACT = (
+    UNDISTURBED,
+    Case("split", SPLIT, "split_toys", train=ADAMW),
+    Case("clipped", SPLIT, "split_toys", args=FROZEN, train=CLIPPED),
+    Case("recomputed", SPLIT, "split_toys", recompute=RECOMPUTED),
+    Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}),
+    *(Case(f"random-{seed}", split_at_random(seed, 4), "split_toys") for seed in range(4)),
+)
+# A run that is cut short after its second step, and goes on by the same plan and by others.
+SAVED = Case("saved", SPLIT, "split_toys", args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)
+GONE_ON = Case("gone-on", SPLIT, "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name)
+UNSPLIT_SAVED = Case("unsplit-saved", (3, 1), "split_toys", train=ADAMW, steps=2, checkpoint_every=1)
+GONE_ON_ELSEWHERE = (
+    Case("elsewhere", split_at_random(7, 4), "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+    Case("unsplit", (3, 1), "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+    Case("split-now", SPLIT, "split_toys", train=ADAMW, goes_on_with=UNSPLIT_SAVED.name),
+)
+# With dropout nothing is comparable with plain PyTorch, but copies with each other and runs with runs.
+CHANCE = {"dropout": 0.3}
+BY_CHANCE = Case("chance", SPLIT, "split_toys", args=CHANCE, train=ADAMW)
+BY_CHANCE_RECOMPUTED = Case(
+    "chance-recomputed", SPLIT, "split_toys", args=CHANCE, train=ADAMW, recompute=RECOMPUTED
+)
+ON_FOUR = (
+    *EXACT,
+    SAVED,
+    GONE_ON,
+    UNSPLIT_SAVED,
+    *GONE_ON_ELSEWHERE,
+    BY_CHANCE,
+    BY_CHANCE_RECOMPUTED,
+)
