@@ -14,6 +14,7 @@ from spindle_cli.plan.predict import predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Piece, Placed
 from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.simulate.run import simulate
 
 ANY = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
 
@@ -112,7 +113,7 @@ def test_a_gradient_sum_follows_the_backward_pass() -> None:
     cluster = cluster_of(2)
     problem = problem_of(cluster, metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=2**20))
     placed = place(problem, draft_of(problem, (0, 0, 1, 2, 0.0)), Taste())
-    prediction = predict(problem, placed, 3.0)
+    prediction = predict(problem, placed, 3.0, (0.0, 0.0))
     assert prediction.transfer_s == pytest.approx(0.0)
     assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
 
@@ -123,9 +124,9 @@ def test_a_transfer_delays_its_consumer_both_ways() -> None:
         cluster_of(2), metaop_of("a/m", 1, {1: 3.0}), metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",))
     )
     draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
-    moved = predict(problem, Placed(draft, ((0,), (1,))), 6.0)
+    moved = predict(problem, Placed(draft, ((0,), (1,))), 6.0, (0.0, 0.0))
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
-    assert predict(problem, Placed(draft, ((0,), (0,))), 6.0).transfer_s == pytest.approx(0.0)
+    assert predict(problem, Placed(draft, ((0,), (0,))), 6.0, (0.0, 0.0)).transfer_s == pytest.approx(0.0)
 
 
 def test_nothing_fits_says_what_and_what_would() -> None:
@@ -151,3 +152,16 @@ def test_as_much_is_recomputed_as_memory_asks_for() -> None:
 def test_too_few_devices_for_any_allocation() -> None:
     with pytest.raises(NoPlanError, match="smallest valid allocation has 4"):
         make_plan(profile_of(metaop_of("a/m", 1, {4: 1.0})), cluster_of(2))
+
+
+def test_the_optimizer_steps_after_the_sums_on_the_device_that_holds_most() -> None:
+    """Device 0 updates 3 MiB, device 1 1 MiB, at 1 s per MiB; neither shares its parameters."""
+    profile = profile_of(
+        metaop_of("a/m", 3, {1: 2.0}, param_bytes_per_op=2**20),
+        metaop_of("b/n", 1, {1: 6.0}, param_bytes_per_op=2**20),
+    ).model_copy(update={"optimizer_s_per_byte": 2.0**-20})
+    plan = make_plan(profile, cluster_of(2))
+    assert plan.predicted.compute_s == pytest.approx(6.0)
+    assert plan.predicted.optimizer_s == pytest.approx(3.0)
+    assert simulate(plan).iteration_s == pytest.approx(9.0) == plan.predicted.iteration_s
+    assert [step.end_s - step.start_s for step in simulate(plan).steps] == pytest.approx([3.0, 1.0])

@@ -43,6 +43,11 @@ def test_sizes_are_those_of_the_model(tiny: Profile) -> None:
     assert tiny.optimizer_state_per_param == 2.0
 
 
+def test_the_optimizer_step_is_memory_traffic(tiny: Profile) -> None:
+    # AdamW reads parameter, gradient and two moments, writes three of them, and the gradient is set to zero.
+    assert tiny.optimizer_s_per_byte == pytest.approx(8 / (2.039e12 * 0.9))
+
+
 def test_the_same_workload_gives_the_same_bytes(tiny: Profile, tmp_path: Path) -> None:
     again = estimate_profile(TINY, tmp_path / "again.json", NOBODY, device_name="a800-80gb", num_devices=8)
     assert again == tiny

@@ -73,3 +73,26 @@ def test_processor_time_counts_every_process_that_takes_turns_on_a_core() -> Non
     before = clock.mark()
     time.sleep(0.05)
     assert clock.between_s(before, clock.mark()) < 0.04
+
+
+def test_copies_touch_as_much_as_asked_but_are_no_more_than_the_most() -> None:
+    calls: list[int] = []
+
+    class Counted(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(id(self))
+            return super().forward(x)
+
+    def modules_run(num_bytes: int, most: int) -> int:
+        x = torch.randn(4, 8, requires_grad=True)
+        run = OpRun(Counted(8, 8, bias=False), [x], num_fields=0, clock=WallClock())
+        run.spread(num_bytes, most)
+        calls.clear()
+        assert run.repeat(1).total_s > 0
+        return len(set(calls))
+
+    # One touches its weight with the gradient (2 x 64 numbers) and keeps its output (32).
+    own_bytes = (2 * 64 + 32) * FLOAT
+    assert modules_run(3 * own_bytes, most=16) == 3
+    assert modules_run(1000 * own_bytes, most=5) == 5
+    assert modules_run(1, most=5) == 1

@@ -79,13 +79,17 @@ class SliceShape(Protocol):
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak bytes of one device, by what takes them."""
+    """Peak bytes of one device, by what takes them.
+
+    `updated_bytes`: of the parameters, those that the device's own optimizer updates.
+    """
 
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     activation_bytes: int
     buffer_bytes: int
+    updated_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -270,6 +274,7 @@ class _Account:
             optimizer_bytes=round(owned * self.optimizer.optimizer_state_per_param),
             activation_bytes=round(activations + recomputed),
             buffer_bytes=round(received + largest + sums),
+            updated_bytes=round(owned),
         )
 
     def _owned(self, block: _Block, shards: _Shards) -> tuple[float, float]:

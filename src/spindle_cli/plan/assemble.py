@@ -128,6 +128,7 @@ def make_plan_file(
         cluster=problem.cluster,
         optimizer_state_per_param=problem.profile.optimizer_state_per_param,
         optimizer_state_sharded=problem.profile.optimizer_state_sharded,
+        optimizer_s_per_byte=problem.profile.optimizer_s_per_byte,
         threads_per_process=threads_of(problem.profile),
         notes=notes,
         predicted=predicted,

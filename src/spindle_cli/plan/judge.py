@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.costs.memory import DeviceMemory, device_memory
+from spindle_cli.costs.update import optimizer_steps_s
 from spindle_cli.plan.arrange import arrange
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placement import ROOMY, TASTES, DoesNotFitError, Taste, place
@@ -90,7 +91,8 @@ def measure(problem: Problem, placed: Placed) -> Judged | None:
         for need, capacity in zip(memory, problem.cluster.memory_bytes, strict=True)
     ):
         return None
-    prediction = predict(problem, placed, max(piece.end_s for piece in slices))
+    steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
+    prediction = predict(problem, placed, max(piece.end_s for piece in slices), steps_s)
     return Judged(placed, slices, memory, prediction)
 
 

@@ -73,6 +73,7 @@ def make_plan(
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         transfer_s=best.prediction.transfer_s,
         gradient_sum_s=best.prediction.gradient_sum_s,
+        optimizer_s=best.prediction.optimizer_s,
     )
     return make_plan_file(problem, strategy, best.slices, predicted, tuple(notes))
 

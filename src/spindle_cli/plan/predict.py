@@ -1,9 +1,9 @@
 """The predicted iteration: the schedule, and what transfers and gradient sums add to it.
 
 A plain account of one iteration, slice by slice: forward in the order of the schedule, backward in reverse,
-    transfers between them, gradient sums behind the backward pass. Compute and communication overlap. A
-    device moves one thing at a time per direction and kind of link. (`spindle simulate` is a finer and
-    independent account, for one plan at a time.)
+transfers between them, gradient sums behind the backward pass, then the optimizer's step. Compute and
+communication overlap. A device moves one thing at a time per direction and kind of link. (`spindle simulate`
+is a finer and independent account, for one plan at a time.)
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ class Prediction:
     """Seconds of an iteration.
 
     Attributes:
-        iteration_s: all of it: `compute_s` plus the other two.
+        iteration_s: all of it: `compute_s` plus the other three.
         compute_s: the schedule alone.
         transfer_s: added by transfers, and by forward and backward passes that do not fit each other as their
             sums do.
         gradient_sum_s: added by gradient sums.
+        optimizer_s: added by the optimizer's step.
     """
 
     iteration_s: float
     compute_s: float
     transfer_s: float
     gradient_sum_s: float
+    optimizer_s: float
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,26 @@ class Flow:
     num_bytes: int
 
 
-def predict(problem: Problem, placed: Placed, compute_s: float) -> Prediction:
-    """Predict the iteration of a placed schedule that takes `compute_s` by itself."""
+def predict(problem: Problem, placed: Placed, compute_s: float, steps_s: Sequence[float]) -> Prediction:
+    """Predict the iteration of a placed schedule that takes `compute_s` by itself.
+
+    `steps_s`: the optimizer's step on each device.
+    """
     account = _Account(problem, placed)
     account.forward()
     account.backward()
     with_transfers_s = max(compute_s, account.now_s)
-    iteration_s = max(with_transfers_s, account.sum_gradients())
-    return Prediction(iteration_s, compute_s, with_transfers_s - compute_s, iteration_s - with_transfers_s)
+    summed_s = account.sum_gradients()
+    with_sums_s = max(with_transfers_s, *summed_s)
+    ready_s = (max(times) for times in zip(summed_s, account.device_free_s, strict=True))
+    iteration_s = max(with_sums_s, *(ready + step for ready, step in zip(ready_s, steps_s, strict=True)))
+    return Prediction(
+        iteration_s=iteration_s,
+        compute_s=compute_s,
+        transfer_s=with_transfers_s - compute_s,
+        gradient_sum_s=with_sums_s - with_transfers_s,
+        optimizer_s=iteration_s - with_sums_s,
+    )
 
 
 def flows(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Flow]:
@@ -164,8 +178,8 @@ class _Account:
                 heapq.heappush(waiting, (end_s[index], move))
         return start_s, end_s
 
-    def sum_gradients(self) -> float:
-        """When the last sum ends.
+    def sum_gradients(self) -> list[float]:
+        """When the last sum of each device ends; 0 where it takes part in none.
 
         A block of parameters can be summed when every piece that uses it has run its op backward. What the
         same pieces use is summed in a few parts, as it becomes ready; a device takes part in one sum at a
@@ -187,7 +201,7 @@ class _Account:
             end_s = max(ready, max(free_s[d] for d in members)) + seconds
             for device in members:
                 free_s[device] = end_s
-        return max(free_s)
+        return free_s
 
     def _ready_s(self, users: Sequence[int], ops: Sequence[int]) -> float:
         """When each of the pieces has run its op backward; a piece runs its last op first."""

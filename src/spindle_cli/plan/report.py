@@ -48,6 +48,7 @@ class PlanReport(Artifact):
             f"    compute   {format_seconds(predicted.compute_s)}, {self.gap:.1%} above the lower bound",
             f"    transfers {format_seconds(predicted.transfer_s)}",
             f"    sums      {format_seconds(predicted.gradient_sum_s)}",
+            f"    optimizer {format_seconds(predicted.optimizer_s)}",
             f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",
         ]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])

@@ -116,6 +116,7 @@ class Predicted(Model):
     peak_memory_bytes: tuple[Bytes, ...]
     transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
     gradient_sum_s: Seconds = 0.0  # the same for gradient sums
+    optimizer_s: Seconds = 0.0  # added by the optimizer's step
 
 
 class PlanMetaOp(Model):
@@ -158,6 +159,7 @@ class Plan(Artifact):
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
     # devices that hold the same parameters share their optimizer state
     optimizer_state_sharded: bool = False
+    optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
     notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
@@ -190,6 +192,7 @@ class Plan(Artifact):
         taken = {
             "optimizer_state_per_param": profile.optimizer_state_per_param,
             "optimizer_state_sharded": profile.optimizer_state_sharded,
+            "optimizer_s_per_byte": profile.optimizer_s_per_byte,
             "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
         }
         shared = set(PlanMetaOp.model_fields)

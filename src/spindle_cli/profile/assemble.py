@@ -60,6 +60,7 @@ def assemble(
     train: TrainSettings,
     device: Device,
     environment: Mapping[str, Any],
+    optimizer_s_per_byte: float,
     links: tuple[MeasuredLink, ...] = (),
 ) -> Profile:
     """The profile of a workload from its ops' times.
@@ -73,6 +74,7 @@ def assemble(
         environment=dict(environment),
         optimizer_state_per_param=train.optimizer_state_per_param,
         optimizer_state_sharded=train.shards_optimizer_state,
+        optimizer_s_per_byte=optimizer_s_per_byte,
         links=links,
         metaops=tuple(
             _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops

@@ -17,7 +17,7 @@ from spindle_cli.profile.counting import Work, between, count_work, value_bytes
 from spindle_cli.profile.devices import DevicePeak, Precision
 from spindle_cli.profile.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.progress import steps_bar
-from spindle_cli.profile.roofline import kernels_s
+from spindle_cli.profile.roofline import kernels_s, update_s_per_byte
 from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.timings import OpTiming, PhaseTimes
@@ -89,6 +89,9 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
             type=settings.device_name, name=settings.device.name, memory_bytes=settings.device.memory_bytes
         ),
         environment=settings.environment(),
+        optimizer_s_per_byte=update_s_per_byte(
+            analysed.loaded.train.optimizer_state_per_param, settings.device
+        ),
     )
 
 

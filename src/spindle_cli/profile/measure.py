@@ -132,6 +132,7 @@ def measure(
         train=loaded.train,
         device=device,
         environment=settings.environment(),
+        optimizer_s_per_byte=kept.optimizer_s_per_byte or 0.0,
         links=kept.links or (),
     )
     write_json(out, profile)
@@ -148,12 +149,13 @@ class _Measuring:
         self._console = console
         self._todo = [job for job in table.jobs if job.key not in kept.timings and job.key not in kept.failed]
         self._measures_links = settings.processes > 1 and kept.links is None
+        self._measures_optimizer = kept.optimizer_s_per_byte is None
 
     def run(self, workers: WorkerSettings, analysed: Analysed) -> None:
         """Do what is not done yet."""
-        if not self._todo and not self._measures_links:
+        total = len(self._todo) + self._measures_links + self._measures_optimizer
+        if not total:
             return
-        total = len(self._todo) + self._measures_links
         # The workers first: they may be forked, which is no good once the bar's thread runs.
         with (
             WorkerPool(self._settings.processes, workers, analysed) as pool,
@@ -164,6 +166,10 @@ class _Measuring:
             if self._measures_links:
                 steps.start("link between two processes")
                 self._kept.add_links((pool.measure_link(),))
+                steps.done()
+            if self._measures_optimizer:
+                steps.start("optimizer step")
+                self._kept.add_optimizer(pool.measure_optimizer(self._settings.limits))
                 steps.done()
             for job in self._todo:
                 steps.start(job.label)

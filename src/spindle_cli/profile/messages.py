@@ -56,6 +56,13 @@ class MeasureLink:
 
 
 @dataclass(frozen=True)
+class MeasureOptimizer:
+    """Step the workload's optimizer, in lockstep with the others; answered by `OptimizerMeasured`."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True)
 class Prepared:
     """The op is warm: seconds of one run, bytes kept from forward to backward."""
 
@@ -78,6 +85,13 @@ class LinkMeasured:
 
 
 @dataclass(frozen=True)
+class OptimizerMeasured:
+    """Seconds of the optimizer's step for each byte of parameters that it updates."""
+
+    s_per_byte: float
+
+
+@dataclass(frozen=True)
 class Started:
     """The workload is loaded."""
 
@@ -97,5 +111,5 @@ class Failed:
     is_users: bool = False
 
 
-Request = Prepare | Measure | MeasureLink
-Reply = Started | Prepared | Measured | LinkMeasured | Failed
+Request = Prepare | Measure | MeasureLink | MeasureOptimizer
+Reply = Started | Prepared | Measured | LinkMeasured | OptimizerMeasured | Failed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -84,6 +85,10 @@ class CudaClock:
 class OpRun:
     """One op with real inputs, ready to be run again and again.
 
+    In training an op runs once in an iteration, and everything else that the device holds goes through its
+    caches in between. `spread` makes the runs here as cold: over several copies of the op, forward through
+    all of them and then backward.
+
     Args:
         module: takes the inputs in order; returns a tensor or a tuple of tensors.
         inputs: on the op's device; those that a gradient flows back to require one.
@@ -96,11 +101,22 @@ class OpRun:
         self.inputs = tuple(inputs)
         self.num_fields = num_fields
         self.clock = clock
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                # As in training, where gradients are added to buckets that are there already.
-                parameter.grad = torch.zeros_like(parameter)
+        _give_gradients(module)
+        self._chain = [(module, self.inputs)]
         self._output_grads: tuple[Tensor, ...] | None = None
+
+    def spread(self, num_bytes: int, most: int) -> None:
+        """Run over copies that together touch `num_bytes`, but over `most` of them and over one at least."""
+        own_bytes = self.kept_bytes() + sum(
+            parameter.nbytes * (1 + parameter.requires_grad) for parameter in self.module.parameters()
+        )
+        for _ in range(min(num_bytes // max(own_bytes, 1), most) - 1):
+            module = copy.deepcopy(self.module)
+            _give_gradients(module)
+            inputs = tuple(
+                tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self.inputs
+            )
+            self._chain.append((module, inputs))
 
     def warm_up(self, limits: Limits) -> float:
         """Run until `limits.warm_up_s` have passed, at least twice; seconds of one run."""
@@ -112,21 +128,23 @@ class OpRun:
                 return sample.total_s
 
     def repeat(self, runs: int) -> Sample:
-        """Run forward and backward `runs` times; mean seconds of each."""
+        """Run forward and backward about `runs` times, each copy equally often; mean seconds of each."""
         marks = []
-        for _ in range(runs):
+        rounds = -(-runs // len(self._chain))
+        for _ in range(rounds):
             before = self.clock.mark()
-            outputs = self._forward()
+            outputs = [_run(module, inputs) for module, inputs in self._chain]
             between = self.clock.mark()
-            self._backward(outputs)
+            while outputs:
+                # Freed as the runtime frees a slice's graph, op by op.
+                self._backward(outputs.pop())
             marks.append((before, between, self.clock.mark()))
-            # Freed after the last mark, as the runtime frees a slice's graph while it already runs the next.
-            del outputs
             self._clear_input_grads()
         self.clock.wait()
         forward_s = sum(self.clock.between_s(before, between) for before, between, _ in marks)
         backward_s = sum(self.clock.between_s(between, after) for _, between, after in marks)
-        return Sample(forward_s / runs, backward_s / runs)
+        total = rounds * len(self._chain)
+        return Sample(forward_s / total, backward_s / total)
 
     def kept_bytes(self) -> int:
         """Bytes that one run keeps from forward to backward: what autograd saved, the outputs, and the
@@ -142,18 +160,14 @@ class OpRun:
         if isinstance(self.clock, CudaClock):
             self.clock.wait()
             before = torch.cuda.memory_allocated()
-            outputs = self._forward()
+            outputs = _run(self.module, self.inputs)
             self.clock.wait()
             kept = torch.cuda.memory_allocated() - before
             del outputs
             return kept + sum(fields.values())
         with SavedStorages([*self.module.parameters(), *self.module.buffers(), *self.inputs]) as saved:
-            saved.add(self._forward())
+            saved.add(_run(self.module, self.inputs))
         return saved.num_bytes + sum(fields.values())
-
-    def _forward(self) -> tuple[Tensor, ...]:
-        outputs = self.module(*self.inputs)
-        return outputs if isinstance(outputs, tuple) else (outputs,)
 
     def _backward(self, outputs: tuple[Tensor, ...]) -> None:
         differentiable = [output for output in outputs if output.requires_grad]
@@ -164,8 +178,21 @@ class OpRun:
         torch.autograd.backward(differentiable, self._output_grads)
 
     def _clear_input_grads(self) -> None:
-        for tensor in self.inputs:
-            tensor.grad = None
+        for _, inputs in self._chain:
+            for tensor in inputs:
+                tensor.grad = None
+
+
+def _run(module: nn.Module, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    outputs = module(*inputs)
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _give_gradients(module: nn.Module) -> None:
+    """As in training, where gradients are added to buckets that are there already."""
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
 
 
 class SavedStorages:

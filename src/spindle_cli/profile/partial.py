@@ -26,6 +26,7 @@ class PartialProfile(Artifact):
     )
     conditions: str
     links: tuple[MeasuredLink, ...] | None = None
+    optimizer_s_per_byte: float | None = None
     timings: dict[str, OpTiming] = Field(default_factory=dict)
     failed: tuple[str, ...] = ()
 
@@ -35,7 +36,7 @@ class ResumeFile:
     complete.
 
     Attributes:
-        links, timings, failed: results so far, as in `PartialProfile`.
+        links, optimizer_s_per_byte, timings, failed: results so far, as in `PartialProfile`.
         resumed: how many timings an earlier, interrupted run had left.
     """
 
@@ -49,6 +50,7 @@ class ResumeFile:
         self._conditions = conditions
         earlier = self._read()
         self.links = earlier.links
+        self.optimizer_s_per_byte = earlier.optimizer_s_per_byte
         self.timings = dict(earlier.timings)
         self.failed = set(earlier.failed)
         self.resumed = len(self.timings)
@@ -56,6 +58,11 @@ class ResumeFile:
     def add_links(self, links: tuple[MeasuredLink, ...]) -> None:
         """Keep the links' measurement."""
         self.links = links
+        self._write()
+
+    def add_optimizer(self, s_per_byte: float) -> None:
+        """Keep the time of the optimizer's step."""
+        self.optimizer_s_per_byte = s_per_byte
         self._write()
 
     def add_timing(self, key: str, timing: OpTiming) -> None:
@@ -89,6 +96,7 @@ class ResumeFile:
         partial = PartialProfile(
             conditions=self._conditions,
             links=self.links,
+            optimizer_s_per_byte=self.optimizer_s_per_byte,
             timings=self.timings,
             failed=tuple(sorted(self.failed)),
         )

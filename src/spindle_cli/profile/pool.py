@@ -20,6 +20,8 @@ from spindle_cli.profile.messages import (
     Measure,
     Measured,
     MeasureLink,
+    MeasureOptimizer,
+    OptimizerMeasured,
     Prepare,
     Prepared,
     Reply,
@@ -127,6 +129,12 @@ class WorkerPool:
             for rank in paired:
                 self._pipes[rank].send(MeasureLink(Path(folder) / f"pair-{rank // 2}", rank % 2))
             return self._replies(paired, LinkMeasured)[0].link
+
+    def measure_optimizer(self, limits: Limits) -> float:
+        """Seconds of the optimizer's step for each byte that a worker updates; of the slowest worker."""
+        self._lockstep.num_repeats.value = 0
+        replies = self._ask(MeasureOptimizer(limits), OptimizerMeasured)
+        return max(reply.s_per_byte for reply in replies)
 
     def _ask(self, request: Request, reply: type[R]) -> list[R]:
         for pipe in self._pipes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spindle_cli.costs.update import update_traffic
 from spindle_cli.profile.devices import DevicePeak, Precision
 
 
@@ -67,3 +68,8 @@ def kernels_s(kernels: Iterable[Kernel], device: DevicePeak, precision: Precisio
         device_s += kernel_s(kernel, device, precision)
         host_s += device.host_s_per_kernel
     return max(device_s, host_s)
+
+
+def update_s_per_byte(state_per_param: float, device: DevicePeak) -> float:
+    """Seconds of an elementwise optimizer's step for each byte of parameters: all of it is memory traffic."""
+    return update_traffic(state_per_param) / (device.memory_bytes_per_s * device.best_memory_share)

@@ -184,6 +184,8 @@ class Profile(Artifact):
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
     # devices that hold the same parameters share their optimizer state, as the train settings say
     optimizer_state_sharded: bool = False
+    # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
+    optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
 

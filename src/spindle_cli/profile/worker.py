@@ -8,8 +8,11 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import connection, parent_process
+from statistics import median
 from typing import Any
 
 import torch
@@ -23,6 +26,8 @@ from spindle_cli.profile.messages import (
     Measure,
     Measured,
     MeasureLink,
+    MeasureOptimizer,
+    OptimizerMeasured,
     Prepare,
     Prepared,
     Reply,
@@ -31,9 +36,16 @@ from spindle_cli.profile.messages import (
     WorkerSettings,
 )
 from spindle_cli.profile.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
+from spindle_cli.profile.optimizer_run import OptimizerRun, trained_shapes
 from spindle_cli.profile.stand_ins import Analysed, give_parameters, load_analysed
-from spindle_cli.profile.timings import Sample, is_enough
+from spindle_cli.profile.timings import Limits, Sample, is_enough
+from spindle_cli.units import MIB
 from spindle_cli.workload.ops import op_module
+
+# Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
+# hold (a server's core has a few MiB of its own and of the last level; an H200 has 50 MB).
+WORKING_SET_BYTES = {"cpu": 32 * MIB, "cuda": 128 * MIB}
+MOST_COPIES = 16
 
 
 @dataclass(frozen=True)
@@ -90,8 +102,8 @@ class _Worker:
         self._graph = found.graph
         wanted = set(settings.stand_ins.values())
         give_parameters(self._graph, sorted(wanted))
-        seed = found.loaded.train.seed
-        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, seed, self._device)
+        self._train = found.loaded.train
+        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train.seed, self._device)
         self._clock = _clock(settings)
         self._run: OpRun | None = None
 
@@ -102,6 +114,8 @@ class _Worker:
                     return self._prepare(request)
                 case Measure():
                     return Measured(tuple(self._measure(request)))
+                case MeasureOptimizer():
+                    return self._measure_optimizer(request)
                 case MeasureLink():
                     return LinkMeasured(measure_link(request.rank, request.store, self._device))
         except (
@@ -117,12 +131,27 @@ class _Worker:
         op = task.ops[ref.op]
         module = op_module(task, op).to(self._device)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
-        run_s = self._run.warm_up(request.limits)
+        self._run.repeat(1)
         # After a first run, which may have allocated what the libraries then keep.
-        return Prepared(run_s, self._run.kept_bytes())
+        kept_bytes = self._run.kept_bytes()
+        self._run.spread(WORKING_SET_BYTES[self._device.type], MOST_COPIES)
+        return Prepared(self._run.warm_up(request.limits), kept_bytes)
+
+    def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
+        """A device's part of the model is not known yet, so as much of it as fits a limit stands for it."""
+        self._run = None
+        step = OptimizerRun(self._train, trained_shapes(self._graph), self._device, self._clock)
+        if step.num_bytes == 0:
+            return OptimizerMeasured(0.0)
+        samples = self._repeat(partial(step.repeat, step.warm_up(request.limits)), request.limits)
+        return OptimizerMeasured(median(sample.total_s for sample in samples) / step.num_bytes)
 
     def _measure(self, request: Measure) -> list[Sample]:
         assert self._run is not None, "asked to measure before prepare"
+        return self._repeat(partial(self._run.repeat, request.runs), request.limits)
+
+    def _repeat(self, repeat: Callable[[], Sample], limits: Limits) -> list[Sample]:
+        """Repeats in lockstep with the other workers, until the first of them has enough."""
         samples: list[Sample] = []
         started = time.perf_counter()
         gc.disable()
@@ -131,8 +160,8 @@ class _Worker:
                 self._lockstep.barrier.wait()
                 if 0 < self._lockstep.num_repeats.value <= len(samples):
                     return samples
-                samples.append(self._run.repeat(request.runs))
-                if self._is_first and is_enough(samples, time.perf_counter() - started, request.limits):
+                samples.append(repeat())
+                if self._is_first and is_enough(samples, time.perf_counter() - started, limits):
                     self._lockstep.num_repeats.value = len(samples)
         except BaseException:
             self._lockstep.barrier.abort()

@@ -28,6 +28,7 @@ class StrategyOutcome(Model):
     compute_s: float | None = None
     transfer_s: float | None = None
     gradient_sum_s: float | None = None
+    optimizer_s: float | None = None
     over_bound: float | None = None
     speedup: float | None = None
     peak_memory_bytes: int | None = None
@@ -88,6 +89,7 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
         compute_s=predicted.compute_s,
         transfer_s=predicted.transfer_s,
         gradient_sum_s=predicted.gradient_sum_s,
+        optimizer_s=predicted.optimizer_s,
         over_bound=predicted.compute_s / predicted.lower_bound_s - 1,
         speedup=None if sequential is None else sequential.predicted.iteration_s / predicted.iteration_s,
         peak_memory_bytes=max(predicted.peak_memory_bytes),
@@ -112,6 +114,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "above bound",
         "transfers",
         "gradient sums",
+        "optimizer",
         "peak memory",
         "slices",
     ):
@@ -123,7 +126,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def _cells(row: StrategyOutcome) -> tuple[str, ...]:
     if row.iteration_s is None:
-        return ("no plan", *("" for _ in range(7)))
+        return ("no plan", *("" for _ in range(8)))
     return (
         format_seconds(row.iteration_s),
         "" if row.speedup is None else f"{row.speedup:.2f}x",
@@ -131,6 +134,7 @@ def _cells(row: StrategyOutcome) -> tuple[str, ...]:
         f"{row.over_bound or 0.0:.1%}",
         format_seconds(row.transfer_s or 0.0),
         format_seconds(row.gradient_sum_s or 0.0),
+        format_seconds(row.optimizer_s or 0.0),
         format_bytes(row.peak_memory_bytes or 0),
         str(row.num_slices),
     )

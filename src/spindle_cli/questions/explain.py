@@ -38,6 +38,7 @@ class Explanation(Artifact):
     lower_bound_s: float
     transfer_s: float
     gradient_sum_s: float
+    optimizer_s: float
     idle: Idle
     chain: tuple[Link, ...]
     worth: Worth | None
@@ -68,6 +69,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         lower_bound_s=predicted.lower_bound_s,
         transfer_s=predicted.transfer_s,
         gradient_sum_s=predicted.gradient_sum_s,
+        optimizer_s=predicted.optimizer_s,
         idle=Idle(device_s=max(0.0, total_s - busy_s), share=max(0.0, 1 - busy_s / total_s)),
         chain=critical_chain(plan),
         worth=None if profile is None else worth_of(plan, profile),

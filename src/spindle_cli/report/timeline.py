@@ -10,7 +10,16 @@ from typing import Literal
 from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.types import DeviceUse, Happening, Timeline, WaitTotal
 from spindle_cli.simulate.report import SimulationReport, report_of
-from spindle_cli.simulate.types import Activity, Cause, GroupSum, Passage, Simulation, Span, Wait
+from spindle_cli.simulate.types import (
+    Activity,
+    Cause,
+    GroupSum,
+    OptimizerStep,
+    Passage,
+    Simulation,
+    Span,
+    Wait,
+)
 
 MAX_WAITS = 12
 # Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
@@ -46,13 +55,14 @@ def timeline_of(simulation: Simulation) -> Timeline:
             *_sums(simulation),
             *_transfers(simulation),
             *_computes(simulation),
+            *_steps(simulation),
         ),
         use=_use(report),
         waits=_wait_totals(report),
     )
 
 
-def _moments(lasting: Span | Passage | GroupSum | Wait) -> tuple[float, float]:
+def _moments(lasting: Span | Passage | GroupSum | Wait | OptimizerStep) -> tuple[float, float]:
     return round(lasting.start_s, DECIMALS), round(lasting.end_s, DECIMALS)
 
 
@@ -68,6 +78,15 @@ def _computes(simulation: Simulation) -> Iterator[Happening]:
             runs=runs_of(devices),
             slice=piece,
         )
+
+
+def _steps(simulation: Simulation) -> Iterator[Happening]:
+    merged: dict[tuple[float, float], list[int]] = defaultdict(list)
+    for step in simulation.steps:
+        if step.end_s > step.start_s:
+            merged[_moments(step)].append(step.device)
+    for (start_s, end_s), devices in merged.items():
+        yield Happening(kind="optimizer", start_s=start_s, end_s=end_s, runs=runs_of(devices))
 
 
 def _transfers(simulation: Simulation) -> Iterator[Happening]:

@@ -81,7 +81,7 @@ class Happening(Model):
     Attributes:
         kind: forward and backward are computes of `slice`. A transfer carries an activation to `slice` from
             `source_slice`, or a gradient back the same way. A wait is before `slice`, or before the optimizer
-            step where that is None.
+            step where that is None. The optimizer updates all parameters of its devices.
         runs: the devices; of a transfer, senders and receivers.
         cause: what a wait is for.
         is_gradient: a transfer on the way back.
@@ -91,7 +91,7 @@ class Happening(Model):
     There may be very many: keys that have their defaults are left out of the JSON.
     """
 
-    kind: Literal["forward", "backward", "transfer", "sum", "wait"]
+    kind: Literal["forward", "backward", "transfer", "sum", "wait", "optimizer"]
     start_s: float
     end_s: float
     runs: tuple[DeviceRun, ...]

@@ -1,9 +1,11 @@
-"""How long a slice computes on one of its devices, from the curve points in the plan."""
+"""How long slices compute and parameters are updated on a device, from the plan's curves and sizes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spindle_cli.costs.memory import device_memory
+from spindle_cli.costs.update import optimizer_steps_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
 
@@ -23,6 +25,12 @@ def slice_durations(plan: Plan) -> tuple[Duration, ...]:
         InputError: the plan holds no curve point for a slice's dp and tp.
     """
     return tuple(_duration(plan, piece) for piece in plan.slices)
+
+
+def step_durations(plan: Plan) -> tuple[float, ...]:
+    """Seconds of the optimizer's step on each device."""
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    return optimizer_steps_s(held, plan.optimizer_s_per_byte)
 
 
 def _duration(plan: Plan, piece: Slice) -> Duration:

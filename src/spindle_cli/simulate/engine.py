@@ -11,10 +11,19 @@ from functools import partial
 
 from spindle_cli.program.types import Action, Kind, Program, Transfer
 from spindle_cli.simulate.clock import Clock
-from spindle_cli.simulate.durations import slice_durations
+from spindle_cli.simulate.durations import slice_durations, step_durations
 from spindle_cli.simulate.ledger import Ledger
 from spindle_cli.simulate.traffic import Traffic
-from spindle_cli.simulate.types import Activity, Cause, GroupSum, Passage, Simulation, Span, Wait
+from spindle_cli.simulate.types import (
+    Activity,
+    Cause,
+    GroupSum,
+    OptimizerStep,
+    Passage,
+    Simulation,
+    Span,
+    Wait,
+)
 
 _Compute = tuple[Kind, int]  # F or B, and the slice
 
@@ -45,10 +54,12 @@ class Engine:
         self._traffic = Traffic(program, self._clock, self._arrived, self._summed)
         self._ledger = Ledger(program.plan)
         self._durations = slice_durations(program.plan)
+        self._step_s = step_durations(program.plan)
         self._devices = [_Device(number, program.actions[number]) for number in sorted(program.actions)]
         self._gathered: dict[tuple[Kind, int, int], list[tuple[_Device, float]]] = {}
         self._spans: list[Span] = []
         self._waits: list[Wait] = []
+        self._steps: list[OptimizerStep] = []
         for device in self._devices:
             for action in device.actions:
                 if action.kind in (Kind.RECV, Kind.RECV_GRAD) and action.transfer is not None:
@@ -73,6 +84,7 @@ class Engine:
             ),
             sums=tuple(sorted(self._traffic.sums, key=lambda done: (done.start_s, done.group))),
             waits=tuple(sorted(self._waits, key=lambda wait: (wait.start_s, wait.device))),
+            steps=tuple(sorted(self._steps, key=lambda step: step.device)),
             memory=self._ledger.steps(),
         )
 
@@ -88,12 +100,23 @@ class Engine:
             elif action.kind is Kind.STEP:
                 if device.open_sums:
                     device.waiting_since = self._clock.now_s
-                    return
+                else:
+                    self._update(device)
+                return
             else:
                 assert action.piece is not None, "an F or B has a slice"
                 self._reach(device, (action.kind, action.piece))
                 return
             device.step += 1
+
+    def _update(self, device: _Device) -> None:
+        start_s = self._clock.now_s
+
+        def end() -> None:
+            self._steps.append(OptimizerStep(device.number, start_s, self._clock.now_s))
+            device.step += 1
+
+        self._clock.at(start_s + self._step_s[device.number], end)
 
     def _post(self, kind: Kind, transfer: Transfer) -> None:
         if kind in (Kind.RECV, Kind.RECV_GRAD):

@@ -24,6 +24,7 @@ def trace_events(simulation: Simulation) -> tuple[TraceEvent, ...]:
     return (
         *_computes(simulation),
         *_waits(simulation),
+        *_steps(simulation),
         *_transfers(simulation),
         *_sums(simulation),
         *_levels(simulation),
@@ -61,6 +62,12 @@ def _waits(simulation: Simulation) -> Iterator[TraceEvent]:
         details = {"moving_us": wait.moving_s * 1e6, "late_us": (wait.length_s - wait.moving_s) * 1e6}
         name = f"waits for {describe_source(simulation, wait)}"
         yield Bar(wait.device, COMPUTE, name, "wait", wait.start_s, wait.end_s, details)
+
+
+def _steps(simulation: Simulation) -> Iterator[TraceEvent]:
+    for step in simulation.steps:
+        if step.end_s > step.start_s:
+            yield Bar(step.device, COMPUTE, "optimizer step", "optimizer", step.start_s, step.end_s, {})
 
 
 def describe_source(simulation: Simulation, wait: Wait) -> str:

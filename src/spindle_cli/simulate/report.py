@@ -10,17 +10,20 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from spindle_cli.artifact import Artifact, Model
-from spindle_cli.simulate.types import Activity, Cause, Simulation, Span, Wait
+from spindle_cli.simulate.types import Activity, Cause, OptimizerStep, Simulation, Span, Wait
 
 
 class DeviceUse(Model):
     """One device's iteration: `compute_s` + `waiting_s` + `done_early_s` make up the whole of it.
+
+    `compute_s` includes `optimizer_s`, the optimizer's step.
 
     `memory`: [seconds, bytes held from then on], ascending.
     """
 
     device: int
     compute_s: float
+    optimizer_s: float
     waiting_s: float
     done_early_s: float
     utilisation: float
@@ -108,15 +111,19 @@ def report_of(path: str, simulation: Simulation) -> SimulationReport:
 def _devices(simulation: Simulation) -> tuple[DeviceUse, ...]:
     waiting_s = [0.0] * simulation.plan.cluster.num_devices
     ended_s = [0.0] * simulation.plan.cluster.num_devices
+    optimizer_s = [0.0] * simulation.plan.cluster.num_devices
+    for step in simulation.steps:
+        optimizer_s[step.device] = step.end_s - step.start_s
     for wait in simulation.waits:
         waiting_s[wait.device] += wait.length_s
-    parts: tuple[Span | Wait, ...] = (*simulation.spans, *simulation.waits)
+    parts: tuple[Span | Wait | OptimizerStep, ...] = (*simulation.spans, *simulation.waits, *simulation.steps)
     for part in parts:
         ended_s[part.device] = max(ended_s[part.device], part.end_s)
     return tuple(
         DeviceUse(
             device=device,
             compute_s=compute_s,
+            optimizer_s=optimizer_s[device],
             waiting_s=waiting_s[device],
             done_early_s=simulation.iteration_s - ended_s[device],
             utilisation=simulation.utilisation[device],

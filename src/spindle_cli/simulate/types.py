@@ -100,6 +100,15 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
+class OptimizerStep:
+    """A device updates its parameters from start to end."""
+
+    device: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryStep:
     """From `at_s` on a device holds `num_bytes`."""
 
@@ -112,7 +121,7 @@ class Simulation:
     """One iteration of a plan.
 
     Attributes:
-        spans, passages, sums, waits: ordered by start, then device.
+        spans, passages, sums, waits: ordered by start, then device. `steps`: by device.
         memory: of each device, ascending in time; the first step is what it holds before the iteration.
         iteration_s: until every device has stepped and everything sent has arrived.
     """
@@ -123,14 +132,16 @@ class Simulation:
     passages: tuple[Passage, ...]
     sums: tuple[GroupSum, ...]
     waits: tuple[Wait, ...]
+    steps: tuple[OptimizerStep, ...]
     memory: tuple[tuple[MemoryStep, ...], ...]
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
-        """Seconds that each device computes."""
+        """Seconds that each device computes, the optimizer's step included."""
         busy = [0.0] * self.plan.cluster.num_devices
-        for span in self.spans:
-            busy[span.device] += span.end_s - span.start_s
+        computes: tuple[Span | OptimizerStep, ...] = (*self.spans, *self.steps)
+        for each in computes:
+            busy[each.device] += each.end_s - each.start_s
         return tuple(busy)
 
     @cached_property

@@ -5,7 +5,7 @@ const CATEGORIES = [
   '#4a76ae', '#a16336', '#458554', '#a05b7d', '#01858a', '#877323', '#7e66a6', '#a75c56', '#22876b', '#646faf', '#6d7d34', '#925f95',
 ];
 const RAMP = ['#8ad9d3', '#42acd2', '#4081d2', '#5a58c2', '#6f35a2'];
-const ACTIVITIES = { forward: '#5894e0', backward: '#e28d4f' };
+const ACTIVITIES = { forward: '#5894e0', backward: '#e28d4f', optimizer: '#9f7ed6' };
 
 function channels(hex) {
   return [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));

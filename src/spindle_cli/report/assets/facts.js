@@ -45,6 +45,7 @@ function happeningFacts(what) {
     facts.push(['Size', bytes(what.num_bytes)]);
     return { title: 'Gradient sum', facts };
   }
+  if (what.kind === 'optimizer') return { title: 'Optimizer step', facts };
   const source = what.source_slice === null ? '' : ` ${label(what.source_slice)}`;
   facts.push(['For', `${CAUSES[what.cause]}${source}`]);
   return { title: `Wait before ${label(what.slice)}`, facts };

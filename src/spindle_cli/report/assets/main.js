@@ -22,6 +22,7 @@ function headerParts() {
       DATA.gap === null ? null : figure('Gap', percent(DATA.gap, 1), 'compute above the bound'),
       figure('Transfers', seconds(predicted.transfer_s), ofIteration(predicted.transfer_s, 'added')),
       figure('Gradient sums', seconds(predicted.gradient_sum_s), ofIteration(predicted.gradient_sum_s, 'added')),
+      figure('Optimizer', seconds(predicted.optimizer_s), ofIteration(predicted.optimizer_s, 'added')),
       figure('Peak memory', bytes(peak), `of ${bytes(cluster.memory_bytes)}`),
       DATA.timeline ? figure('Devices in use', percent(DATA.timeline.mean_use), 'mean, simulated') : null),
     DATA.violations.length ? el('div', { class: 'banner', role: 'alert' },

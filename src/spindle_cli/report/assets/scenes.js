@@ -52,8 +52,8 @@ function simulatedScene(colouring) {
       x0: happening.start_s, x1: happening.end_s, kind: happening.kind, happening, category,
       slice: happening.slice, metaop: piece ? piece.metaop : null,
       rows: happening.runs.map(([from, to]) => [from, to + 1]),
-      colour: computes ? (colouring ? colouring.entries.get(category).colour : ACTIVITIES[happening.kind]) : null,
-      labels: piece && [`${arrow} ${metaop.name}${ops}`, `${arrow} ${metaop.short}${ops}`, `${arrow} ${metaop.short}`, arrow],
+      colour: piece && colouring ? colouring.entries.get(category).colour : ACTIVITIES[happening.kind] || null,
+      labels: happening.kind === 'optimizer' ? ['optimizer', 'opt'] : piece && [`${arrow} ${metaop.name}${ops}`, `${arrow} ${metaop.short}${ops}`, `${arrow} ${metaop.short}`, arrow],
     };
   });
   return {
