@@ -13,7 +13,7 @@ def simulate(plan: Plan) -> Simulation:
     """One iteration of a plan that passes `check`, without devices.
 
     Compute takes what the plan's curve points say; transfers and sums what costs/links.py says, slower where
-    they share a link. The optimizer step takes no time, as in the plan's own prediction.
+    they share a link; the optimizer's step what the profile says for the bytes that a device updates.
 
     Raises:
         InputError: the plan lacks a curve point that a slice uses.
