@@ -25,6 +25,7 @@ from spindle_cli.questions.sweep import Sweep
 from spindle_cli.report.types import ReportData
 from spindle_cli.request import RunRequest, WorkerError
 from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
+from spindle_cli.run_timeline import MeasuredTimeline
 from spindle_cli.show.program import RankReport
 from spindle_cli.show.summary import ShowReport
 from spindle_cli.simulate.report import SimulationReport
@@ -39,6 +40,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     Plan,
     PlanReport,
     PredictedVsMeasured,
+    MeasuredTimeline,
     CheckReport,
     ShowReport,
     RankReport,

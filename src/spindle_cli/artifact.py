@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from spindle_cli.errors import InputError
 from spindle_cli.parsing import parse_json, parse_yaml
@@ -27,6 +27,15 @@ class Model(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+
+class Sparse(Model):
+    """Base of what there may be very many of in a file: keys that have their defaults are left out."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in serialize(self).items() if value != fields[name].default}
 
 
 class Artifact(Model):
@@ -206,6 +215,12 @@ def to_json(model: BaseModel) -> str:
         )
         + "\n"
     )
+
+
+def to_compact_json(model: BaseModel) -> str:
+    """A model as JSON text on one line, with a trailing newline."""
+    data = model.model_dump(mode="json", by_alias=True)
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def sha256_of(data: Any) -> str:

@@ -14,6 +14,9 @@ from pydantic import Field
 from spindle_cli.artifact import Artifact
 
 CaptureStage = Literal["initial", "gradients", "final"]
+# Of a run that is not traced: enough to take one that is like the others.
+TIMELINE_STEPS = 3
+
 DtypeName = Literal["float32", "float64"]
 
 
@@ -33,6 +36,9 @@ class RunRequest(Artifact):
         threads: torch threads of each process.
         timeout_s: seconds without an answer after which a collective or transfer fails.
         dtype: convert every floating-point parameter, buffer and batch field to this; None: leave them be.
+        timeline_steps: so many of the last steps go into timeline.json. `traces`: with the time that each sum
+        and
+            gather takes, which costs a little.
         capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
     """
 
@@ -51,6 +57,8 @@ class RunRequest(Artifact):
     threads: Annotated[int, Field(ge=1)] = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     dtype: DtypeName | None = None
+    timeline_steps: Annotated[int, Field(ge=1)] = TIMELINE_STEPS
+    traces: bool = False
     capture_dir: Path | None = None
 
 

@@ -13,6 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+# A device's lanes, predicted and measured alike.
+COMPUTE = "1 compute"
+SENDS = "2 sends"
+SUMS = "3 sums"
+
 Details = Mapping[str, str | int | float]
 
 

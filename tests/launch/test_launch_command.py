@@ -17,7 +17,9 @@ from safetensors.torch import load_file
 from helpers.cli import Ended, run_spindle, spindle_process
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint_files import checkpoint_folder, find_checkpoint
+from spindle_cli.plan.file import read_plan
 from spindle_cli.run_files import METRICS_FILE, newest_model, read_metrics
+from spindle_cli.run_timeline import MeasuredTimeline
 from spindle_cli.workload.load import load
 
 pytestmark = pytest.mark.processes
@@ -40,7 +42,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("launch")
     write_toy(folder, dropout=0.3)
     with contextlib.chdir(folder):
-        return Trained(folder, run_spindle("launch", "plan.yaml", "--checkpoint-every", 2, "--json"))
+        options = ("--checkpoint-every", 2, "--trace", "trace.json", "--trace-steps", 2, "--json")
+        return Trained(folder, run_spindle("launch", "plan.yaml", *options))
 
 
 def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> None:
@@ -53,6 +56,23 @@ def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> Non
     compared = {entry["metaop"] for entry in report["predicted_vs_measured"]["metaops"]}
     assert compared == {"large/blocks", "large/head", "small/blocks", "small/head"}
     assert "training 4 steps with 2 workers" in ended.err
+
+
+def test_the_trace_and_the_timeline_have_every_slice_and_sum_of_the_last_steps(trained: Trained) -> None:
+    timeline = MeasuredTimeline.read(trained.run_dir / "timeline.json")
+    assert [step.step for step in timeline.steps] == [3, 4]
+    assert timeline.clock_error_s < 0.05
+    plan = read_plan(trained.folder / "plan.yaml")
+    for step in timeline.steps:
+        for device, spans in enumerate(step.devices):
+            own = [index for index, piece in enumerate(plan.slices) if device in piece.devices]
+            for kind in ("forward", "backward"):
+                assert sorted(span.slice for span in spans if span.kind == kind) == own
+            assert [span.kind for span in spans].count("optimizer") == 1
+            assert all(span.start_s <= span.end_s for span in spans)
+    assert any(span.kind == "sum" for step in timeline.steps for span in step.devices[0])
+    events = json.loads((trained.folder / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 1}
 
 
 def test_export_writes_what_each_task_s_module_loads(trained: Trained, tmp_path: Path) -> None:

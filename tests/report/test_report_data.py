@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from helpers.plans import metaop_of, profile_of, two_towers
 from helpers.random_plans import plans
-from spindle_cli.artifact import write_json
+from helpers.timelines import simulated_timeline
+from spindle_cli.artifact import to_compact_json, write_json
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
@@ -188,6 +189,31 @@ def test_an_ended_run_is_compared(tmp_path: Path) -> None:
     assert (view.iteration.predicted_s, view.iteration.measured_s, view.measured_steps) == (3.8, 4.0, 2)
     assert view.metaops[0].name == "pairs/vision"
     assert view.devices[0].wait_s == 0.9
+
+
+def test_the_measured_iteration_is_the_kept_step_that_is_most_like_the_others(tmp_path: Path) -> None:
+    _, plan = two_towers()
+    timeline = simulated_timeline(plan, {}, (1.0, 3.0, 1.1))
+    (tmp_path / "timeline.json").write_text(to_compact_json(timeline), encoding="utf-8")
+    write_metrics(tmp_path, [step(1), step(2), step(3)])
+    measured = run_view(plan, tmp_path).timeline
+    assert measured is not None
+    simulation = simulate(plan)
+    assert measured.step == 3
+    assert measured.iteration_s == pytest.approx(1.1 * simulation.iteration_s)
+    computes = [what for what in measured.happenings if what.kind in ("forward", "backward")]
+    assert len(computes) == len(simulation.spans)
+    assert max(what.end_s for what in computes) <= measured.iteration_s + 1e-6
+    assert min(what.start_s for what in computes) == pytest.approx(0, abs=1e-8)
+
+
+def test_a_timeline_of_another_plan_s_run_is_refused(tmp_path: Path) -> None:
+    _, plan = two_towers()
+    timeline = simulated_timeline(plan, {}).model_copy(update={"plan_sha256": "sha256:" + "1" * 64})
+    (tmp_path / "timeline.json").write_text(to_compact_json(timeline), encoding="utf-8")
+    write_metrics(tmp_path, [step(1)])
+    with pytest.raises(InputError, match="another plan"):
+        run_view(plan, tmp_path)
 
 
 @pytest.mark.parametrize("other", [predicted("pairs/sound"), predicted("pairs/vision", device=7)])

@@ -9,9 +9,10 @@ import pytest
 
 from helpers.browser import CHROMIUM, DRIVER, MISSING, Browser, chromium
 from helpers.plans import two_towers
+from helpers.timelines import simulated_timeline
 from report.pages import CANVAS, Picture, thousand_devices, write_page
 from report.test_report_page import HOSTILE, hostile_plan
-from spindle_cli.artifact import write_json
+from spindle_cli.artifact import to_compact_json, write_json
 from spindle_cli.report.build import build_report
 from spindle_cli.report.page import render_page
 from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured, StepMetrics
@@ -54,6 +55,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         devices=tuple(DeviceTimes(device=d, compute_s=3.0, wait_s=0.9, data_s=0.1) for d in range(4)),
     )
     write_json(run / "predicted.json", compared)
+    (run / "timeline.json").write_text(to_compact_json(simulated_timeline(plan, {})), encoding="utf-8")
     whole = render_page(build_report(plan, profile=profile, run_dir=run))
     (folder / "towers.html").write_text(whole, encoding="utf-8")
     write_page(folder / "hostile.html", hostile_plan())
@@ -96,7 +98,7 @@ def overflow(browser: Browser) -> int:
 def test_everything_is_drawn_without_errors_or_requests(browser: Browser, pages: Path, scheme: str) -> None:
     browser.prefer(scheme)
     browser.open(pages / "towers.html")
-    for view in ("simulated", "planned"):
+    for view in ("measured", "simulated", "planned"):
         browser.click(f"[data-value={view}]")
     assert browser.log() == []
     assert browser.run("return [...document.querySelectorAll('section')].map((each) => each.id)") == SECTIONS
@@ -143,6 +145,14 @@ def test_the_simulation_says_what_a_device_does(browser: Browser, pages: Path) -
     assert hover(browser, 0.5, -0.2).startswith("Forward of pairs/vision[0:3]")
     assert hover(browser, 3.0, -0.2).startswith("Backward of pairs/vision[0:3]")
     assert hover(browser, 0.8, 2.8 - 1).startswith("Wait before pairs/vision[3:4]")
+
+
+def test_the_measured_iteration_is_drawn_like_the_simulated_one(browser: Browser, pages: Path) -> None:
+    browser.open(pages / "towers.html")
+    browser.click("[data-value=measured]")
+    assert "as measured" in browser.text("#schedule .caption")
+    assert hover(browser, 0.5, -0.2).startswith("Forward of pairs/vision[0:3]")
+    assert hover(browser, 3.0, -0.2).startswith("Backward of pairs/vision[0:3]")
 
 
 def test_the_wheel_zooms_at_the_pointer(browser: Browser, pages: Path) -> None:

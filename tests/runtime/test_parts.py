@@ -240,7 +240,7 @@ def test_the_first_step_is_not_in_the_medians() -> None:
             time.sleep(seconds)
         with stopwatch.timed(Activity.FORWARD, 3):
             pass
-        stopwatch.end_step()
+        stopwatch.end_step(0)
     stopwatch.close()
     assert 0.001 <= stopwatch.medians()[Activity.FORWARD, 3] < 0.05
     assert len(stopwatch.seconds[Activity.FORWARD, 3]) == 3

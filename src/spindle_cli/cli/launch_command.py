@@ -40,6 +40,18 @@ def launch(
     keep: Annotated[
         int, typer.Option("--keep", metavar="N", min=1, help="How many checkpoints to keep, the newest.")
     ] = 3,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FILE.json",
+            help="Write the measured timeline of the last steps for ui.perfetto.dev or chrome://tracing.",
+            show_default=False,
+        ),
+    ] = None,
+    trace_steps: Annotated[
+        int, typer.Option("--trace-steps", metavar="N", min=1, help="How many steps --trace writes.")
+    ] = 3,
     workload: WorkloadOption = None,
     node_rank: Annotated[
         int | None,
@@ -60,15 +72,24 @@ def launch(
     from spindle_cli.launch import run
     from spindle_cli.launch.report import render_report
     from spindle_cli.launch.shell import shell_script
+    from spindle_cli.launch.trace import require_writable, write_run_trace
     from spindle_cli.launch.types import LaunchOptions
 
+    if trace is not None:
+        require_writable(trace)
     prepared = run.prepare(
         plan,
         workload=workload,
         run_dir=run_dir,
         node_rank=node_rank,
         master=master,
-        options=LaunchOptions(steps=steps, resume=resume, checkpoint_every=checkpoint_every, keep=keep),
+        options=LaunchOptions(
+            steps=steps,
+            resume=resume,
+            checkpoint_every=checkpoint_every,
+            keep=keep,
+            traced_steps=None if trace is None else trace_steps,
+        ),
     )
     if dry_run:
         output.report(as_json, prepared.launch, shell_script(prepared.launch))
@@ -84,4 +105,7 @@ def launch(
     workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
     output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")
     report = run.start(prepared, output.err())
+    if trace is not None:
+        written = write_run_trace(trace, prepared.plan, started.run_dir)
+        output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")
     output.report(as_json, report, render_report(report))

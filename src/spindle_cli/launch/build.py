@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
-from spindle_cli.request import RunRequest, workers_dir
+from spindle_cli.request import TIMELINE_STEPS, RunRequest, workers_dir
 
 # Seconds that a worker has to end by itself once it is asked to; after that it is killed.
 SHUTDOWN_S = 3
@@ -31,6 +31,8 @@ def build_launch(
         threads=options.threads,
         timeout_s=options.timeout_s,
         dtype=options.dtype,
+        timeline_steps=options.traced_steps or TIMELINE_STEPS,
+        traces=options.traced_steps is not None,
         capture_dir=options.capture_dir,
     )
     folder = workers_dir(run_dir)

@@ -14,6 +14,7 @@ from spindle_cli.artifact import Artifact
 from spindle_cli.launch.types import Launch
 from spindle_cli.request import workers_dir
 from spindle_cli.run_files import METRICS_FILE, PREDICTED_FILE, Comparison, PredictedVsMeasured, StepMetrics
+from spindle_cli.run_timeline import TIMELINE_FILE
 from spindle_cli.units import format_seconds
 
 
@@ -67,6 +68,7 @@ def _files(run_dir: Path) -> dict[str, str]:
     known = {
         "metrics": run_dir / METRICS_FILE,
         "predicted against measured": run_dir / PREDICTED_FILE,
+        "timeline": run_dir / TIMELINE_FILE,
         "checkpoints": run_dir / "checkpoints",
         "workers' output": workers_dir(run_dir),
     }

@@ -44,6 +44,7 @@ class LaunchOptions:
     resume: bool = False
     checkpoint_every: int | None = None
     keep: int = 3
+    traced_steps: int | None = None
     threads: int = 1
     timeout_s: float = 600.0
     dtype: DtypeName | None = None

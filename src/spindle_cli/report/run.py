@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
+from spindle_cli.report.measured import measured_iteration
 from spindle_cli.report.types import MeasuredDevice, RunView, StepPoint, TimePair
 from spindle_cli.run_files import (
     METRICS_FILE,
@@ -51,6 +52,7 @@ def run_view(plan: Plan, run_dir: Path) -> RunView:
         devices=()
         if compared is None
         else tuple(MeasuredDevice.model_validate(each.model_dump()) for each in compared.devices),
+        timeline=measured_iteration(plan, run_dir),
     )
 
 

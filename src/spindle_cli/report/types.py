@@ -6,11 +6,11 @@ both included.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.artifact import Artifact, Model, Sparse
 from spindle_cli.plan.types import Predicted
 from spindle_cli.profile.types import CurvePoint, Fit
 
@@ -75,37 +75,31 @@ class Band(Model):
     num_rows: int
 
 
-class Happening(Model):
-    """What devices do at the same time in the simulated iteration.
+class Happening(Sparse):
+    """What devices do at the same time in the simulated iteration, or what one does in a measured one.
 
     Attributes:
         kind: forward and backward are computes of `slice`. A transfer carries an activation to `slice` from
             `source_slice`, or a gradient back the same way. A wait is before `slice`, or before the optimizer
-            step where that is None. The optimizer updates all parameters of its devices.
+            step where that is None. The optimizer updates all parameters of its devices. Measured alone: a
+            gather of a parameter group's new values; data, a wait for the input pipeline.
         runs: the devices; of a transfer, senders and receivers.
         cause: what a wait is for.
         is_gradient: a transfer on the way back.
         num_bytes: of all transfers or sums in it together.
         count: how many transfers.
-
-    There may be very many: keys that have their defaults are left out of the JSON.
     """
 
-    kind: Literal["forward", "backward", "transfer", "sum", "wait", "optimizer"]
+    kind: Literal["forward", "backward", "transfer", "sum", "wait", "optimizer", "gather", "data"]
     start_s: float
     end_s: float
     runs: tuple[DeviceRun, ...]
     slice: int | None = None
     source_slice: int | None = None
-    cause: Literal["activation", "gradient", "partner", "sum"] | None = None
+    cause: Literal["activation", "gradient", "partner", "sum", "losses", "norm"] | None = None
     is_gradient: bool = False
     num_bytes: int = 0
     count: int = 1
-
-    @model_serializer(mode="wrap")
-    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = Happening.model_fields
-        return {name: value for name, value in serialize(self).items() if value != fields[name].default}
 
 
 class DeviceUse(Model):
@@ -192,6 +186,18 @@ class MeasuredDevice(Model):
     optimizer_s: float = 0.0
 
 
+class MeasuredIteration(Model):
+    """One step of a run (counted from 1) as it was measured.
+
+    `clock_error_s`: no two devices' times are further apart than twice this for the clocks' sake.
+    """
+
+    step: int
+    iteration_s: float
+    clock_error_s: float
+    happenings: tuple[Happening, ...]
+
+
 class RunView(Model):
     """A run by this plan. `steps_per_point`: steps behind each of `points`."""
 
@@ -203,6 +209,7 @@ class RunView(Model):
     iteration: TimePair | None
     metaops: tuple[TimePair, ...]
     devices: tuple[MeasuredDevice, ...]
+    timeline: MeasuredIteration | None = None  # None where the run has left none
 
 
 class ReportData(Artifact):

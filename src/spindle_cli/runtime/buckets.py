@@ -78,10 +78,12 @@ class Bucket:
         """Bytes that a sum takes while it is under way."""
         return 0
 
-    def start_sum(self) -> None:
+    def start_sum(self) -> dist.Work:
         """Start the sum; this rank's share of every gradient is complete."""
         self._reached.write_into(self._flat[self._size :])
-        self._work = dist.all_reduce(self._flat, group=self._communicator, async_op=True)
+        work: dist.Work = dist.all_reduce(self._flat, group=self._communicator, async_op=True)
+        self._work = work
+        return work
 
     def is_summed(self) -> bool:
         """Whether `finish_sum` would not wait."""
@@ -153,9 +155,10 @@ class ShardedBucket:
         """Bytes that a sum takes while it is under way."""
         return scatter_buffer_bytes(self._gradients, self._members)
 
-    def start_sum(self) -> None:
+    def start_sum(self) -> dist.Work:
         """Start the sum; this rank's share of every gradient is complete."""
         self._scatter = start_scatter(self._gradients, self._members)
+        return self._scatter.work
 
     def is_summed(self) -> bool:
         """Whether `finish_sum` would not wait."""
@@ -185,9 +188,10 @@ class ShardedBucket:
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.grad = view
 
-    def start_gather(self) -> None:
+    def start_gather(self) -> dist.Work:
         """Start handing on this rank's range of the parameters, and taking the others'."""
         self._gather = start_gather(self._values, self._members)
+        return self._gather
 
     def finish_gather(self) -> None:
         """Wait until the parameters are whole; does nothing where no gather was started."""

@@ -44,7 +44,9 @@ class Members:
 
 
 class Scatter(Protocol):
-    """A reduce-scatter under way."""
+    """A reduce-scatter under way: `work` is what the library knows of it."""
+
+    work: dist.Work
 
     def is_done(self) -> bool:
         """Whether `finish` would not wait."""
@@ -71,20 +73,21 @@ def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
 
 def start_gather(flat: Tensor, members: Members) -> dist.Work:
     """Start giving every rank the ranges of all the others."""
-    return _all_gather(flat, members.range_in(flat), group=members.communicator, async_op=True)
+    work: dist.Work = _all_gather(flat, members.range_in(flat), group=members.communicator, async_op=True)
+    return work
 
 
 class _Native:
     """The library's reduce-scatter, from the flat tensor into its own range."""
 
     def __init__(self, flat: Tensor, members: Members) -> None:
-        self._work = _reduce_scatter(members.range_in(flat), flat, group=members.communicator, async_op=True)
+        self.work = _reduce_scatter(members.range_in(flat), flat, group=members.communicator, async_op=True)
 
     def is_done(self) -> bool:
-        return self._work.is_completed()
+        return self.work.is_completed()
 
     def finish(self) -> None:
-        wait_for(self._work)
+        wait_for(self.work)
 
 
 class _Exchange:
@@ -99,12 +102,12 @@ class _Exchange:
         self._parts = torch.empty_like(flat).view(members.count, -1)
         work = dist.all_to_all_single(self._parts, flat, group=members.communicator, async_op=True)
         assert work is not None, "this rank is a member"
-        self._work = work
+        self.work: dist.Work = work
 
     def is_done(self) -> bool:
-        done: bool = self._work.is_completed()
+        done: bool = self.work.is_completed()
         return done
 
     def finish(self) -> None:
-        wait_for(self._work)
+        wait_for(self.work)
         torch.sum(self._parts, dim=0, out=self._own)

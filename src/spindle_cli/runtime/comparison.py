@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from statistics import median
 
 import torch
-import torch.distributed as dist
 
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured
+from spindle_cli.runtime.gathering import gather_json
 from spindle_cli.runtime.timing import Activity, Key
 
 RankTimes = dict[Key, float]  # median seconds per step
@@ -79,23 +78,12 @@ def _device_times(device: int, times: RankTimes) -> DeviceTimes:
     )
 
 
-def gather_times(mine: RankTimes, device: torch.device) -> list[RankTimes]:
-    """Every rank's times, on every rank; collective. They travel as bytes of JSON, padded to the longest."""
+def gather_times(mine: RankTimes, device: torch.device) -> list[RankTimes] | None:
+    """Every rank's times on rank 0; None on the others. Collective."""
     entries = [[activity.value, piece, seconds] for (activity, piece), seconds in mine.items()]
-    data = torch.frombuffer(bytearray(json.dumps(entries).encode()), dtype=torch.uint8).to(device)
-    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
-    sizes = [torch.empty_like(size) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, size)
-    longest = max(int(each.item()) for each in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
-    padded[: len(data)] = data
-    gathered = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(gathered, padded)
+    gathered = gather_json(entries, device)
+    if gathered is None:
+        return None
     return [
-        _from_json(bytes(each[: int(size.item())].cpu().numpy()))
-        for each, size in zip(gathered, sizes, strict=True)
+        {(Activity(activity), piece): seconds for activity, piece, seconds in entries} for entries in gathered
     ]
-
-
-def _from_json(data: bytes) -> RankTimes:
-    return {(Activity(activity), piece): seconds for activity, piece, seconds in json.loads(data)}

@@ -91,9 +91,11 @@ class Executor:
                 self._exchange.post_receive(action.transfer)
             case Kind.SEND:
                 assert action.transfer is not None
+                self._stopwatch.note_send(action.transfer)
                 self._exchange.post_send(action.transfer, self._outputs_of(action.transfer.producer))
             case Kind.SEND_GRAD:
                 assert action.transfer is not None
+                self._stopwatch.note_send(action.transfer)
                 self._exchange.post_send(action.transfer, self._gradients_from(action.transfer.consumer))
             case Kind.FORWARD:
                 assert action.piece is not None
@@ -105,7 +107,7 @@ class Executor:
                 if self._ends_step:
                     self._sums.reach(action)
             case Kind.STEP:
-                with self._stopwatch.timed(Activity.WAIT):
+                with self._stopwatch.timed(Activity.WAIT, cause="sum"):
                     self._exchange.finish()
                     if self._ends_step:
                         self._pool.finish()
@@ -113,7 +115,7 @@ class Executor:
     def _forward(self, local: LocalSlice, batch: StepBatch) -> None:
         wired = local.wired
         inputs: dict[str, Tensor] = {}
-        with self._stopwatch.timed(Activity.WAIT):
+        with self._stopwatch.timed(Activity.WAIT, wired.index, "activation"):
             self._pool.await_parameters(wired.index)
             for edge in wired.incoming:
                 held = self._outputs_of(edge.edge.producer)
@@ -130,7 +132,7 @@ class Executor:
 
     def _backward(self, local: LocalSlice) -> None:
         wired = local.wired
-        with self._stopwatch.timed(Activity.WAIT):
+        with self._stopwatch.timed(Activity.WAIT, wired.index, "gradient"):
             gradients = self._output_gradients(wired.outgoing)
         run = self._runs.pop(wired.index)
         if self._ends_step:

@@ -9,9 +9,10 @@ the parameters, which the others wait for only when they use them next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.costs.memory import SUM_BUFFER_BYTES
@@ -20,6 +21,7 @@ from spindle_cli.runtime.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.collectives import Members
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.pieces import Piece
+from spindle_cli.runtime.timing import Passing
 
 AnyBucket = Bucket | ShardedBucket
 
@@ -67,8 +69,14 @@ class GradientPool:
         )
         self._flags = [Flags(made, communicators.of(ranks)) for ranks, made in by_ranks.items()]
         self._flags_of = {bucket: flags for flags in self._flags for bucket in flags.buckets}
+        self._group_of = {bucket: group for group, made in self._buckets.items() for bucket in made}
+        self._watch: Callable[[Passing, int, dist.Work], None] | None = None
         self._waiting: deque[AnyBucket] = deque()
         self._under_way: deque[AnyBucket] = deque()
+
+    def watch_with(self, watch: Callable[[Passing, int, dist.Work], None]) -> None:
+        """Have `watch` called with every sum and gather that begins, and its group."""
+        self._watch = watch
 
     def start_sum(self, group: int) -> None:
         """Start the sum of a parameter group, or let it wait for its turn."""
@@ -100,7 +108,7 @@ class GradientPool:
         """
         for bucket in reversed(list(self._all())):
             if isinstance(bucket, ShardedBucket):
-                bucket.start_gather()
+                self._note(Passing.GATHER, bucket, bucket.start_gather())
 
     def await_parameters(self, piece: int) -> None:
         """Wait until the parameters of a slice are those that the last step made."""
@@ -132,10 +140,14 @@ class GradientPool:
             if taken > SUM_BUFFER_BYTES and self._under_way:
                 return
             bucket = self._waiting.popleft()
-            bucket.start_sum()
+            self._note(Passing.SUM, bucket, bucket.start_sum())
             self._under_way.append(bucket)
             if isinstance(bucket, ShardedBucket):
                 self._flags_of[bucket].bucket_complete()
+
+    def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
+        if self._watch is not None:
+            self._watch(kind, self._group_of[bucket], work)
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

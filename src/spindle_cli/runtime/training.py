@@ -86,13 +86,15 @@ class Trainer:
             self.board.ask_to_stop()
         batches = self.model.train.accumulate
         for number in range(step * batches, (step + 1) * batches):
+            self.stopwatch.begin_step()
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
             ends_step = number + 1 == (step + 1) * batches
             self.executor.run(batch, number, ends_step=ends_step)
             if not ends_step:
-                self.stopwatch.end_step()
-        losses = self.board.take()
+                self.stopwatch.end_step(step)
+        with self.stopwatch.timed(Activity.WAIT, cause="losses"):
+            losses = self.board.take()
         failure = loss_failure(losses, step + 1)
         if failure is not None:
             self._write_down(step, losses, time.perf_counter() - begin)
@@ -101,12 +103,12 @@ class Trainer:
             self.pool.gather_gradients()
             self._capture("gradients")
         self._update()
-        self.stopwatch.end_step()
+        self.stopwatch.end_step(step)
         self._write_down(step, losses, time.perf_counter() - begin)
 
     def _update(self) -> None:
         if self.clip is not None:
-            with self.stopwatch.timed(Activity.WAIT):
+            with self.stopwatch.timed(Activity.WAIT, cause="norm"):
                 self.clip.clip(self.board.device)
         with self.stopwatch.timed(Activity.OPTIMIZER):
             if self.optimizer is not None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from spindle_cli.artifact import write_json
+from spindle_cli.artifact import to_compact_json, write_json, write_text
 from spindle_cli.check.run import check_plan
 from spindle_cli.checkpoint_files import find_checkpoint, require_steps_left
 from spindle_cli.environment import WorkerEnvironment
@@ -24,6 +24,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import PREDICTED_FILE
+from spindle_cli.run_timeline import TIMELINE_FILE
 from spindle_cli.runtime.checkpoints import Checkpoints
 from spindle_cli.runtime.clip import GradientClip
 from spindle_cli.runtime.communicators import Communicators
@@ -36,6 +37,7 @@ from spindle_cli.runtime.losses import LossBoard
 from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
+from spindle_cli.runtime.timeline import gather_timeline
 from spindle_cli.runtime.timing import Stopwatch
 from spindle_cli.runtime.train_state import TrainState, require_same_settings, restore
 from spindle_cli.runtime.training import Trainer
@@ -182,7 +184,8 @@ def make_trainer(
     model, device = state.model, state.device
     program = model.program
     join_tensor_groups(model, request)
-    stopwatch = Stopwatch(device)
+    stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
+    pool.watch_with(stopwatch.watch)
     exchange = Exchange(model.wiring, rank, device)
     batches_per_step = model.train.accumulate
     board = LossBoard(model.graph.workload.tasks, device, batches_per_step)
@@ -228,13 +231,15 @@ def join_tensor_groups(model: LocalModel, request: RunRequest) -> None:
 def finish(trainer: Trainer, device: torch.device) -> None:
     """Gather what all ranks measured; rank 0 writes it against the plan's predictions. Collective."""
     trainer.stopwatch.close()
+    program, run_dir = trainer.model.program, trainer.request.run_dir
+    timeline = gather_timeline(trainer.stopwatch, program, device)
     times = gather_times(trainer.stopwatch.medians(), device)
     if trainer.log is not None:
+        assert times is not None and timeline is not None, "rank 0 has both"
         trainer.log.close()
-        model = trainer.model
-        iterations_s = [seconds / model.train.accumulate for seconds in trainer.iterations_s]
-        comparison = compare(model.program.plan, iterations_s, times)
-        write_json(trainer.request.run_dir / PREDICTED_FILE, comparison)
+        iterations_s = [seconds / trainer.model.train.accumulate for seconds in trainer.iterations_s]
+        write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
+        write_json(run_dir / PREDICTED_FILE, compare(program.plan, iterations_s, times))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,7 @@ from pathlib import Path
 
 from spindle_cli.artifact import write_text
 from spindle_cli.simulate.types import Activity, Cause, Passage, Simulation, Wait
-from spindle_cli.trace import Arrow, Bar, Details, Level, TraceEvent, stack, trace_text
-
-COMPUTE = "1 compute"
-SENDS = "2 sends"
-SUMS = "3 sums"
+from spindle_cli.trace import COMPUTE, SENDS, SUMS, Arrow, Bar, Details, Level, TraceEvent, stack, trace_text
 
 
 def trace_events(simulation: Simulation) -> tuple[TraceEvent, ...]:

@@ -5,6 +5,9 @@ const CAPTIONS = {
     + 'transfers and gradient sums take no time.',
   simulated: 'One iteration of every device’s program over the cluster’s links: forward, then backward, with '
     + 'transfers, gradient sums and waits. A second opinion, independent of the planner’s own prediction.',
+  measured: DATA.run && DATA.run.timeline && `Step ${DATA.run.timeline.step} of the run, as measured: of the steps that it has kept, the `
+    + `one of median length, ${seconds(DATA.run.timeline.iteration_s)}. A transfer lasts from when it is sent to when it is used. The `
+    + `devices’ clocks agree to ${seconds(DATA.run.timeline.clock_error_s)}.`,
 };
 
 function scheduleSection() {
@@ -20,7 +23,8 @@ function scheduleSection() {
     if (!isPlanned) state.rows = 'devices';
     controls.set(state);
     const colouring = colourings[state.colour] || null;
-    const scene = isPlanned ? plannedScene(state.rows, colouring) : simulatedScene(colouring);
+    const timeline = state.view === 'measured' ? DATA.run.timeline : DATA.timeline;
+    const scene = isPlanned ? plannedScene(state.rows, colouring) : happeningScene(timeline, colouring);
     scene.hidden = state.hidden;
     picture.category = null;
     caption.textContent = CAPTIONS[state.view];
@@ -40,14 +44,16 @@ function scheduleControls(state, change) {
     state[key] = value;
     change(keepView);
   });
-  const view = chooser('View', 'view', [['planned', 'Planned'], ['simulated', 'Simulated']], false);
+  const views = [['planned', 'Planned'], DATA.timeline ? ['simulated', 'Simulated'] : null,
+    DATA.run && DATA.run.timeline ? ['measured', 'Measured'] : null].filter(Boolean);
+  const view = chooser('View', 'view', views, false);
   const rows = chooser('Rows', 'rows', [['devices', 'Devices'], ['tasks', 'Tasks'], ['components', 'Components']], false);
   const colour = chooser('Colour', 'colour', [
     ['task', 'Task'], ['component', 'Component'], ['width', 'Devices used'], ['activity', 'Activity']], true);
   return {
-    groups: [DATA.timeline ? view : null, rows, colour],
+    groups: [views.length > 1 ? view : null, rows, colour],
     set(now) {
-      rows.hidden = now.view === 'simulated';
+      rows.hidden = now.view !== 'planned';
       colour.querySelector('[data-value=activity]').hidden = now.view === 'planned';
       rows.set(now.rows);
       colour.set(now.colour);
@@ -68,7 +74,7 @@ function zoomButtons(viewport) {
     button('Fit', 'Show everything', () => viewport.fit()));
 }
 
-// A button for each category, to show it alone; in the simulation also switches for what is not compute.
+// A button for each category, to show it alone; where not only slices are drawn, also switches for what is not compute.
 function fillLegend(legend, picture, state, colouring) {
   const activities = Object.entries(ACTIVITIES).map(([kind, colour]) => [kind, { colour, label: kind }]);
   const alone = (colouring ? [...colouring.entries] : activities).map(([category, { colour, label }]) =>
@@ -93,8 +99,10 @@ function fillLegend(legend, picture, state, colouring) {
     });
     return el('label', { class: 'legend-entry' }, box, swatch(null, kind), label);
   });
+  const optimizer = colouring
+    ? [el('span', { class: 'legend-note' }, swatch(ACTIVITIES.optimizer), 'optimizer')] : [];
   const note = colouring ? [el('span', { class: 'legend-note' }, 'backward: darker')] : [];
-  legend.replaceChildren(...alone, ...note, ...switches);
+  legend.replaceChildren(...alone, ...note, ...optimizer, ...switches);
 }
 
 function swatch(colour, kind) {

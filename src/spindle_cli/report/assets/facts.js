@@ -1,7 +1,8 @@
-// What is said about a slice, or about something that happens in the simulated iteration.
+// What is said about a slice, or about something that happens in an iteration.
 
 const CAUSES = {
-  activation: 'the output of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums',
+  activation: 'the output of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums', losses: 'the losses',
+  norm: 'the norm of all gradients',
 };
 
 function sliceFacts(piece) {
@@ -41,13 +42,16 @@ function happeningFacts(what) {
     facts.push(['From', label(what.source_slice)], ['To', label(what.slice)]);
     return { title: `Transfer of ${what.is_gradient ? 'a gradient' : 'an activation'}`, facts };
   }
-  if (what.kind === 'sum') {
+  if (what.kind === 'sum' || what.kind === 'gather') {
     facts.push(['Size', bytes(what.num_bytes)]);
-    return { title: 'Gradient sum', facts };
+    return { title: what.kind === 'sum' ? 'Gradient sum' : 'Gather of new parameters', facts };
   }
   if (what.kind === 'optimizer') return { title: 'Optimizer step', facts };
+  if (what.kind === 'data') return { title: 'Wait for data', facts };
   const source = what.source_slice === null ? '' : ` ${label(what.source_slice)}`;
-  facts.push(['For', `${CAUSES[what.cause]}${source}`]);
+  // Measured waits do not say whose output it is that comes last.
+  const causes = { ...CAUSES, ...(what.slice !== null && !source ? { activation: 'what it takes', gradient: 'its gradient' } : {}) };
+  facts.push(['For', `${causes[what.cause]}${source}`]);
   return { title: `Wait before ${label(what.slice)}`, facts };
 }
 

@@ -38,9 +38,12 @@ function waveStarts() {
 // What is left out of the data where it is this.
 const DEFAULTS = { slice: null, source_slice: null, cause: null, is_gradient: false, num_bytes: 0, count: 1 };
 
-// What happens in the simulated iteration. colouring: null colours by what is done.
-function simulatedScene(colouring) {
-  const items = DATA.timeline.happenings.map((given) => {
+// How what happens is drawn, where that is not by its own kind.
+const DRAWN_AS = { gather: 'sum', data: 'wait' };
+
+// What happens in an iteration, simulated or measured. colouring: null colours by what is done.
+function happeningScene(timeline, colouring) {
+  const items = timeline.happenings.map((given) => {
     const happening = { ...DEFAULTS, ...given };
     const computes = happening.kind === 'forward' || happening.kind === 'backward';
     const piece = computes ? DATA.slices[happening.slice] : null;
@@ -49,7 +52,7 @@ function simulatedScene(colouring) {
     const arrow = happening.kind === 'forward' ? '▸' : '◂';
     const ops = piece && `[${piece.ops[0]}:${piece.ops[1]}]`;
     return {
-      x0: happening.start_s, x1: happening.end_s, kind: happening.kind, happening, category,
+      x0: happening.start_s, x1: happening.end_s, kind: DRAWN_AS[happening.kind] || happening.kind, happening, category,
       slice: happening.slice, metaop: piece ? piece.metaop : null,
       rows: happening.runs.map(([from, to]) => [from, to + 1]),
       colour: piece && colouring ? colouring.entries.get(category).colour : ACTIVITIES[happening.kind] || null,
@@ -59,7 +62,7 @@ function simulatedScene(colouring) {
   return {
     items, hasTraffic: true, shadesBackward: colouring !== null, bands: null, nodeStarts: DATA.cluster.node_starts,
     numRows: DATA.cluster.num_devices, waves: [],
-    end_s: Math.max(DATA.timeline.iteration_s, DATA.predicted.iteration_s),
+    end_s: Math.max(timeline.iteration_s, DATA.predicted.iteration_s),
     marks: [{ at_s: DATA.predicted.iteration_s, label: `iteration as the plan predicts it, ${seconds(DATA.predicted.iteration_s)}` }],
   };
 }

@@ -1,0 +1,75 @@
+"""A measured iteration for the report: of the steps that a run has kept, the one that is most like the
+others.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import median
+
+from spindle_cli.errors import InputError
+from spindle_cli.plan.types import Plan
+from spindle_cli.report.runs import runs_of
+from spindle_cli.report.types import Happening, MeasuredIteration
+from spindle_cli.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+
+# The order in which they are drawn: computes on top.
+_LAYERS = ("wait", "data", "sum", "gather", "transfer", "optimizer", "forward", "backward")
+
+
+def measured_iteration(plan: Plan, run_dir: Path) -> MeasuredIteration | None:
+    """The kept step of median length; None where the run has left no timeline.
+
+    Raises:
+        InputError: the timeline is malformed, or of another plan's run.
+    """
+    path = run_dir / TIMELINE_FILE
+    if not path.exists():
+        return None
+    timeline = MeasuredTimeline.read(path)
+    if timeline.plan_sha256 != plan.sha256():
+        raise InputError(
+            f"{path}: it is of a run by another plan ({timeline.plan_sha256[:19]}..., "
+            f"this one is {plan.sha256()[:19]}...)",
+            hint="Give the folder of a run by this plan.",
+        )
+    if not timeline.steps:
+        return None
+    usual_s = median(_length_s(step) for step in timeline.steps)
+    step = min(timeline.steps, key=lambda step: abs(_length_s(step) - usual_s))
+    return MeasuredIteration(
+        step=step.step,
+        iteration_s=_length_s(step),
+        clock_error_s=timeline.clock_error_s,
+        happenings=_happenings(step),
+    )
+
+
+def _length_s(step: MeasuredStep) -> float:
+    return step.end_s - step.start_s
+
+
+def _happenings(step: MeasuredStep) -> tuple[Happening, ...]:
+    """Of all devices, from the beginning of the step; what began before it is cut off there."""
+    found = [
+        _happening(span, device, step.start_s)
+        for device, spans in enumerate(step.devices)
+        for span in spans
+        if span.end_s > step.start_s
+    ]
+    return tuple(sorted(found, key=lambda happening: _LAYERS.index(happening.kind)))
+
+
+def _happening(span: MeasuredSpan, device: int, zero_s: float) -> Happening:
+    devices = {device} if span.peer is None else {device, span.peer}
+    return Happening(
+        kind=span.kind,
+        start_s=max(span.start_s - zero_s, 0.0),
+        end_s=span.end_s - zero_s,
+        runs=runs_of(devices),
+        slice=span.slice,
+        source_slice=span.source_slice,
+        cause=span.cause,
+        is_gradient=span.is_gradient,
+        num_bytes=span.num_bytes,
+    )

@@ -1,0 +1,56 @@
+"""Every rank's times on one clock."""
+
+from __future__ import annotations
+
+import torch
+
+from helpers.plans import two_towers
+from helpers.timelines import simulated_timeline
+from spindle_cli.runtime.clocks import offset_of
+from spindle_cli.runtime.timing import Activity, Stopwatch
+from spindle_cli.simulate.run import simulate
+
+
+def test_an_answer_is_halfway_between_question_and_arrival_or_half_of_it_off() -> None:
+    offset = offset_of(asked_s=10.0, theirs_s=25.5, answered_s=11.0)
+    assert (offset.ahead_s, offset.error_s) == (15.0, 0.5)
+
+
+def test_clocks_that_differ_give_the_same_timeline() -> None:
+    _, plan = two_towers()
+    together = simulated_timeline(plan, {}, (1.0, 2.0))
+    assert simulated_timeline(plan, {1: 7.0, 2: -3.0}, (1.0, 2.0)) == together
+    assert together.clock_error_s == 1e-5
+    assert [step.step for step in together.steps] == [1, 2]
+
+
+def test_a_transfer_lasts_until_the_slice_that_takes_it_begins() -> None:
+    _, plan = two_towers()
+    simulation = simulate(plan)
+    (step,) = simulated_timeline(plan, {3: 5.0}).steps
+    started = {(span.device, span.activity.value, span.piece): span.start_s for span in simulation.spans}
+    found = [span for spans in step.devices for span in spans if span.kind == "transfer"]
+    assert len(found) == len(simulation.passages) > 0
+    for span in found:
+        assert span.peer is not None and span.slice is not None
+        activity = "backward" if span.is_gradient else "forward"
+        assert abs(span.end_s - started[span.peer, activity, span.slice]) < 1e-6
+
+
+def test_waits_for_nothing_are_left_out() -> None:
+    _, plan = two_towers()
+    (step,) = simulated_timeline(plan, {}).steps
+    assert not [span for spans in step.devices for span in spans if span.cause == "losses"]
+
+
+def test_a_stopwatch_keeps_its_last_steps() -> None:
+    stopwatch = Stopwatch(torch.device("cpu"), keep_steps=2)
+    for step in range(4):
+        stopwatch.begin_step()
+        with stopwatch.timed(Activity.FORWARD, 1):
+            pass
+        stopwatch.end_step(step)
+    assert [kept.step for kept in stopwatch.steps] == [2, 3]
+    kept = stopwatch.steps[0]
+    times = [stopwatch.clock_s(mark) for mark in (kept.begin, kept.laps[0].begin, kept.laps[0].end, kept.end)]
+    assert times == sorted(times)
