@@ -8,8 +8,9 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of
 from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.costs.device_memory import device_memory
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, transfer_s
-from spindle_cli.costs.memory import activation_bytes, device_memory
+from spindle_cli.costs.memory import activation_bytes
 from spindle_cli.plan.types import Slice
 
 MIB = 2**20
@@ -161,6 +162,34 @@ def test_on_cpus_sums_of_sharded_state_take_buffers() -> None:
         sharded = device_memory([metaop], slices, cluster_of(2), Optimizer(2.0, True))[0]
         assert sharded.buffer_bytes - whole.buffer_bytes == expected
         assert sharded.optimizer_bytes == whole.optimizer_bytes / 2
+
+
+def test_sums_take_the_place_of_activations_that_have_been_let_go_of() -> None:
+    """Backward goes through one op of 1 MiB activations after the other, each then sums 4 MiB."""
+    metaop = metaop_of("a/m", 3, {2: 1.0}, activation_bytes_per_op=2 * MIB, param_bytes_per_op=4 * MIB)
+    slices = [slice_of("a/m", (0, 3), [0, 1], 2)]
+    whole = device_memory([metaop], slices, cluster_of(2), Optimizer(2.0))[0]
+    sharded = device_memory([metaop], slices, cluster_of(2), Optimizer(2.0, True))[0]
+    assert sharded.activation_bytes == 3 * MIB
+    assert sharded.buffer_bytes - whole.buffer_bytes == 3 * (4 - 1) * MIB
+
+
+def test_a_share_that_is_on_the_device_already_is_not_received() -> None:
+    """A consumer on the same devices, in another order, on one of them and another, on one alone."""
+    a = metaop_of("a/m", 1, {2: 1.0}, param_bytes_per_op=0, activation_bytes_per_op=0)
+    b = a.model_copy(update={"name": "a/n", "inputs": ("a/m",)})
+    first = slice_of("a/m", (0, 1), [0, 1], 2)
+
+    def received(devices: list[int]) -> list[int]:
+        slices = [first, slice_of("a/n", (0, 1), devices, len(devices))]
+        needs = device_memory([a, b], slices, cluster_of(3), Optimizer(2.0))
+        passing = 2 * 2**16 // len(devices)
+        return [needs[device].buffer_bytes - passing for device in devices]
+
+    assert received([0, 1]) == [0, 0]
+    assert received([1, 0]) == [2**15, 2**15]
+    assert received([0, 2]) == [0, 2**15]
+    assert received([1]) == [2**16]
 
 
 def test_recomputing_keeps_inputs_and_one_op_at_a_time() -> None:

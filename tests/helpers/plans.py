@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.costs.memory import device_memory
+from spindle_cli.costs.device_memory import device_memory
 from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, Profile, WorkloadRef
 

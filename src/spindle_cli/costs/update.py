@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spindle_cli.costs.memory import DeviceMemory
+from spindle_cli.costs.device_memory import DeviceMemory
 
 
 def optimizer_steps_s(devices: Iterable[DeviceMemory], s_per_byte: float) -> tuple[float, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.costs.memory import DeviceMemory, device_memory
+from spindle_cli.costs.device_memory import DeviceMemory, device_memory
 from spindle_cli.costs.update import optimizer_steps_s
 from spindle_cli.plan.arrange import arrange
 from spindle_cli.plan.assemble import exact_slices

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spindle_cli.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
-from spindle_cli.costs.memory import DeviceMemory
+from spindle_cli.costs.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound import lower_bound
 from spindle_cli.plan.judge import best_placed

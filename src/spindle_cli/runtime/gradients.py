@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.costs.memory import SUM_BUFFER_BYTES
+from spindle_cli.costs.device_memory import SUM_BUFFER_BYTES
 from spindle_cli.program.types import ParameterGroup
 from spindle_cli.runtime.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.collectives import Members
