@@ -45,6 +45,10 @@ class RunFailedError(SpindleError):
     exit_code = ExitCode.FAILED
 
 
+class WorkerLostError(RunFailedError):
+    """A worker is gone, hangs, or was cut off: to start again from the last checkpoint may help."""
+
+
 class PeerLostError(RunFailedError):
     """Another worker is gone or does not answer: what ended or holds up that one is the cause, not this."""
 

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from spindle_cli.artifact import Artifact
 
+STOP_FILE = "stop"
 CaptureStage = Literal["initial", "gradients", "final"]
 # Of a run that is not traced: enough to take one that is like the others.
 TIMELINE_STEPS = 3
@@ -72,6 +73,9 @@ class WorkerError(Artifact):
         place: 'file:line in function' of the innermost frame in the user's own code, else of all frames.
         traceback: the whole of it, for the log; None where `self_explaining`.
         lost_peer: it lost its connection to another worker, so that one's error is what matters.
+        timed_out: and that because the other did not answer in time.
+        may_pass: what failed is outside of the program (a disk, a network, a device), so that to start again
+            may help.
         self_explaining: the exception is a `SpindleError`: its message stands without a traceback.
         exit_code: what the command should end with.
         time_s: seconds since the epoch, to tell the first error from those that follow from it.
@@ -87,6 +91,8 @@ class WorkerError(Artifact):
     place: str | None = None
     traceback: str | None = None
     lost_peer: bool = False
+    timed_out: bool = False
+    may_pass: bool = False
     self_explaining: bool = False
     exit_code: int = 1
     time_s: Annotated[float, Field(ge=0)]
@@ -99,7 +105,7 @@ def workers_dir(run_dir: Path) -> Path:
 
 def stop_path(run_dir: Path) -> Path:
     """A file that asks the workers to save a checkpoint and end, once it is there."""
-    return workers_dir(run_dir) / "stop"
+    return workers_dir(run_dir) / STOP_FILE
 
 
 def log_path(run_dir: Path, rank: int) -> Path:
@@ -110,6 +116,16 @@ def log_path(run_dir: Path, rank: int) -> Path:
 def error_path(run_dir: Path, rank: int) -> Path:
     """Where a dying worker writes its `WorkerError`."""
     return workers_dir(run_dir) / f"rank-{rank:05d}.error.json"
+
+
+def pid_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker writes its process id."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.pid"
+
+
+def stack_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker writes the stack of its threads when it gets SIGUSR1."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.stack"
 
 
 def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:

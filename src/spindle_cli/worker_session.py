@@ -5,7 +5,6 @@ Any worker module runs its work inside `worker_session`, so that `launch` can sh
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -20,9 +19,8 @@ from typing import NoReturn
 
 from spindle_cli.artifact import write_json
 from spindle_cli.errors import PeerLostError, SpindleError
-from spindle_cli.request import WorkerError, error_path, log_path
-
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+from spindle_cli.parent_death import die_with_parent
+from spindle_cli.request import WorkerError, error_path, log_path, pid_path, stack_path
 
 
 @contextmanager
@@ -30,10 +28,11 @@ def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
     """A worker's whole life: its output goes to its log, and the process ends with the block.
 
     It ends with code 0, or after an exception with its `WorkerError` written and its exit code. It also dies
-    with its parent (Linux), so that no run outlives its launcher.
+    with its parent (Linux), so that no run outlives its launcher; and SIGUSR1 lets it write where it is.
     """
     redirect_output(log_path(run_dir, rank))
-    die_with_parent(signal.SIGKILL)
+    die_with_parent()
+    show_stack_when_asked(run_dir, rank)
     try:
         yield
     except KeyboardInterrupt:
@@ -64,10 +63,14 @@ def redirect_output(path: Path) -> None:
     faulthandler.enable()  # a crash in native code leaves the Python stack in the log
 
 
-def die_with_parent(signal_number: signal.Signals) -> None:
-    """Ask the kernel to send this process `signal_number` when its parent ends; does nothing but on Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
+def show_stack_when_asked(run_dir: Path, rank: int) -> None:
+    """From now on SIGUSR1 writes every thread's Python stack to `stack_path`, also while native code hangs.
+
+    The process id is written last: whoever finds it may send the signal.
+    """
+    stack = os.open(stack_path(run_dir, rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    pid_path(run_dir, rank).write_text(str(os.getpid()))
 
 
 def describe_error(error: Exception, rank: int) -> WorkerError:
@@ -83,6 +86,8 @@ def describe_error(error: Exception, rank: int) -> WorkerError:
         place=None if known else _place_of(error),
         traceback=None if known else "".join(traceback.format_exception(error)),
         lost_peer=is_lost_peer(error),
+        timed_out=is_lost_peer(error) and _any_text(error, _TIMED_OUT_SIGNS),
+        may_pass=may_pass(error),
         self_explaining=known,
         exit_code=int(error.exit_code) if isinstance(error, SpindleError) else 1,
         time_s=time.time(),
@@ -94,16 +99,34 @@ def is_lost_peer(error: BaseException) -> bool:
 
     torch raises plain RuntimeErrors for these; only their text tells them apart.
     """
+    return any(isinstance(seen, ConnectionError | PeerLostError) for seen in _chain(error)) or _any_text(
+        error, _LOST_PEER_SIGNS
+    )
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an exception comes from outside of the program, so that it may not come again."""
+    if isinstance(error, SpindleError) and not isinstance(error, PeerLostError):
+        return False
+    return is_lost_peer(error) or any(
+        isinstance(seen, OSError) or type(seen).__name__ == "AcceleratorError"  # torch's, of a broken device
+        for seen in _chain(error)
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it follows from, and so on."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, ConnectionError | PeerLostError):
-            return True
-        if any(sign in str(seen) for sign in _LOST_PEER_SIGNS):
-            return True
+        yield seen
         seen = seen.__cause__ or seen.__context__
-    return False
 
 
+def _any_text(error: BaseException, signs: tuple[str, ...]) -> bool:
+    return any(sign in str(seen) for seen in _chain(error) for sign in signs)
+
+
+_TIMED_OUT_SIGNS = ("imed out", "imeout")
 _LOST_PEER_SIGNS = (
     "Connection closed by peer",
     "Connection reset by peer",

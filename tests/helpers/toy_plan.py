@@ -17,11 +17,18 @@ HERE = Path(__file__).parent
 DEVICES = {"large": (0, 1), "small": (1,)}
 
 
-def write_toy(folder: Path, *, devices_per_node: int = 2, **args: float) -> Path:
+def write_toy(
+    folder: Path,
+    *,
+    devices_per_node: int = 2,
+    module: str = "toy_workload.py",
+    steps: int = 4,
+    **args: float,
+) -> Path:
     """Write toy.yaml and plan.yaml: the large task over both devices, then the small one on device 1."""
     source = folder / "toy.yaml"
-    model = f"{HERE / 'toy_workload.py'}:build"
-    content = {"schema": "spindle.workload/1", "model": model, "args": args, "train": {"steps": 4}}
+    model = f"{HERE / module}:build"
+    content = {"schema": "spindle.workload/1", "model": model, "args": args, "train": {"steps": steps}}
     source.write_text(yaml.safe_dump(content))
     graph = analyse(load(str(source)).workload)
     metaops: list[MetaOpProfile] = []

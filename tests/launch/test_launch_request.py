@@ -76,6 +76,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
         ],
         "log": str(run_dir / "workers" / "node-0.log"),
         "exits_file": exits_file,
+        "restarts": 3,
     }
     assert (ended.code, ended.err) == (0, "")
     assert not (tmp_path / "runs").exists()

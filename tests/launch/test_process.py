@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from helpers.plans import two_towers
-from spindle_cli.errors import RunFailedError
+from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.network import LOOPBACK, interface_of, listen
@@ -34,9 +35,11 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
-def launch_of(run_dir: Path, deed: str, *, steps: int = 3, share: NodeShare | None = None) -> Launch:
+def launch_of(
+    run_dir: Path, deed: str, *, steps: int = 3, share: NodeShare | None = None, timeout_s: float = 60
+) -> Launch:
     share = share or NodeShare(0, 1, WORKERS, Address(LOOPBACK, 0), interface_of(LOOPBACK))
-    options = LaunchOptions(steps=steps, worker_module="fake_worker", timeout_s=60)
+    options = LaunchOptions(steps=steps, worker_module="fake_worker", timeout_s=timeout_s)
     _, plan = two_towers()
     launch = build_launch(plan, Path("plan.yaml"), deed, run_dir, share, options)
     prepare_run_dir(launch.run_dir)
@@ -51,10 +54,11 @@ def fail(launch: Launch) -> tuple[RunFailedError, float]:
         if not first_line[0] and any(read_metrics(launch.run_dir)):
             first_line[0] = time.monotonic()
 
-    assert run_launch(launch, poll) != 0
+    ending = run_launch(launch, poll)
+    assert ending.code != 0
     took = time.monotonic() - first_line[0]
     assert living_workers(launch) == []
-    return failure_of(launch), took
+    return failure_of(launch, ending.stuck), took
 
 
 def living_workers(launch: Launch) -> list[int]:
@@ -80,7 +84,7 @@ def test_a_good_run_leaves_metrics_and_logs_and_never_listens_beyond_loopback(tm
                     if connection.status == psutil.CONN_LISTEN:
                         listened.add(connection.laddr.ip)
 
-    assert run_launch(launch, poll) == 0
+    assert run_launch(launch, poll).code == 0
     assert listened == {LOOPBACK}
     assert [metrics.step for metrics in read_metrics(launch.run_dir)] == list(range(1, 11))
     for rank in range(WORKERS):
@@ -101,6 +105,16 @@ def test_a_killed_worker_is_named_although_the_other_lost_its_connection(tmp_pat
     error, took = fail(launch_of(tmp_path / "run", "kill:1", steps=1000))
     assert error.message == "worker 1 was killed by signal 9 (out of memory?)"
     assert took < 10
+
+
+def test_a_worker_that_hangs_is_named_with_its_line_after_the_timeout(tmp_path: Path) -> None:
+    error, took = fail(launch_of(tmp_path / "run", "hang:1", steps=1000, timeout_s=2))
+    assert isinstance(error, WorkerLostError)
+    assert re.fullmatch(
+        r"worker 1 hangs at .*fake_worker.py:\d+ in misbehave: no answer within the run's timeout of 2 s",
+        error.message,
+    )
+    assert 2 < took < 15
 
 
 def test_ctrl_c_ends_every_worker_within_seconds_even_one_that_ignores_it(tmp_path: Path) -> None:

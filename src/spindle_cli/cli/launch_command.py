@@ -52,6 +52,24 @@ def launch(
     trace_steps: Annotated[
         int, typer.Option("--trace-steps", metavar="N", min=1, help="How many steps --trace writes.")
     ] = 3,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--restarts",
+            metavar="N",
+            min=0,
+            help="How often to start again by itself, from the newest checkpoint, after a worker was lost.",
+        ),
+    ] = 3,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=1,
+            help="How long a worker may give no answer before it is taken to hang.",
+        ),
+    ] = 600,
     workload: WorkloadOption = None,
     node_rank: Annotated[
         int | None,
@@ -66,8 +84,9 @@ def launch(
     """Train by a plan.
 
     One worker process per device. Where the plan's cluster has several nodes, run the same command on each,
-    with --node-rank and --master. A worker's failure ends the run at once with that worker's error. SIGTERM
-    ends it with a checkpoint and exit code 143.
+    with --node-rank and --master. After a worker is lost the run goes on by itself from its newest
+    checkpoint; any other failure ends it at once with the worker's error. SIGTERM ends it with a checkpoint
+    and exit code 143.
     """
     from spindle_cli.launch import run
     from spindle_cli.launch.report import render_report
@@ -89,6 +108,8 @@ def launch(
             checkpoint_every=checkpoint_every,
             keep=keep,
             traced_steps=None if trace is None else trace_steps,
+            timeout_s=timeout,
+            restarts=restarts,
         ),
     )
     if dry_run:
@@ -104,7 +125,7 @@ def launch(
     started = prepared.launch
     workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
     output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")
-    report = run.start(prepared, output.err())
+    report = run.start(prepared, output.err(), output.note)
     if trace is not None:
         written = write_run_trace(trace, prepared.plan, started.run_dir)
         output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")

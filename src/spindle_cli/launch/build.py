@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from spindle_cli.request import TIMELINE_STEPS, RunRequest, workers_dir
 
 # Seconds that a worker has to end by itself once it is asked to; after that it is killed.
 SHUTDOWN_S = 3
+# Seconds that starting the workers may take longer on one node than on another.
+START_S = 60
 
 
 def build_launch(
@@ -49,7 +52,21 @@ def build_launch(
         argv=_argv(share, options.worker_module, request_file, exits_file),
         log=folder / f"node-{share.rank}.log",
         exits_file=exits_file,
+        restarts=options.restarts,
     )
+
+
+def build_again(launch: Launch, *, resume: bool) -> Launch:
+    """The same launch once more, after a worker was lost. Other nodes notice the loss later, within the run's
+    timeout: so long they are waited for, and as long again as it takes to start.
+
+    `resume`: there is a checkpoint to go on from.
+    """
+    before = f"--rdzv-conf=rank={launch.node_rank}"
+    wait_s = math.ceil(launch.request.timeout_s + START_S)
+    argv = tuple(f"{before},join_timeout={wait_s}" if word == before else word for word in launch.argv)
+    request = launch.request.model_copy(update={"resume": resume})
+    return launch.model_copy(update={"argv": argv, "request": request})
 
 
 def _environment(request: RunRequest, share: NodeShare) -> dict[str, str]:

@@ -6,28 +6,40 @@ import contextlib
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import psutil
 
 from spindle_cli.artifact import write_json
 from spindle_cli.environment import child_environment
 from spindle_cli.launch.build import SHUTDOWN_S
+from spindle_cli.launch.stuck import StuckWorker, find_stuck
 from spindle_cli.launch.types import Launch
-from spindle_cli.request import workers_dir
+from spindle_cli.request import WorkerError, workers_dir
 
 POLL_S = 0.1
 # After the first worker's error: time for the others' errors and torchrun's own end to come in.
-AFTERMATH_S = 2.0
+AFTERMATH_S = SHUTDOWN_S + 1.5
+# A kill takes effect at once, but for a process that waits for a disk.
+KILLED_S = 3.0
 
 
-def run_launch(launch: Launch, on_poll: Callable[[], None]) -> int:
-    """Run the command to its end; its exit code. `on_poll` is called every `POLL_S` seconds and at the end.
+@dataclass(frozen=True)
+class Ending:
+    """How a run's command ended. `stuck`: the workers that did not move when the others gave them up."""
 
-    A worker's error file ends everything within `AFTERMATH_S`. On any exception, Ctrl-C among them,
-    everything that was started is ended before it passes on.
+    code: int
+    stuck: tuple[StuckWorker, ...] = ()
+
+
+def run_launch(launch: Launch, on_poll: Callable[[], None]) -> Ending:
+    """Run the command to its end. `on_poll` is called every `POLL_S` seconds and at the end.
+
+    A worker's error file ends everything within `AFTERMATH_S`. On any exception, `StuckError` and Ctrl-C
+    among them, everything that was started is ended before it passes on.
     """
     write_json(launch.request_file, launch.request)
-    with launch.log.open("wb") as log:
+    with launch.log.open("ab") as log:
         command = subprocess.Popen(
             launch.argv,
             env=child_environment(launch.environment),
@@ -38,28 +50,29 @@ def run_launch(launch: Launch, on_poll: Callable[[], None]) -> int:
         )
     tree = ProcessTree(command)
     try:
-        code = _wait(launch, command, tree, on_poll)
-    except BaseException:
-        tree.end(patience_s=SHUTDOWN_S)
-        raise
-    tree.end(patience_s=0)
+        ending = _wait(launch, command, tree, on_poll)
+    finally:
+        tree.end()
     on_poll()
-    return code
+    return ending
 
 
 def _wait(
     launch: Launch, command: subprocess.Popen[bytes], tree: ProcessTree, on_poll: Callable[[], None]
-) -> int:
+) -> Ending:
     give_up_at: float | None = None
+    stuck: tuple[StuckWorker, ...] = ()
     while (code := command.poll()) is None:
         tree.look()
         on_poll()
-        if give_up_at is None and any(workers_dir(launch.run_dir).glob("rank-*.error.json")):
+        if give_up_at is None and (errors := list(workers_dir(launch.run_dir).glob("rank-*.error.json"))):
             give_up_at = time.monotonic() + AFTERMATH_S
+            if any(WorkerError.read(path).timed_out for path in errors):
+                stuck = find_stuck(launch.run_dir)
         if give_up_at is not None and time.monotonic() > give_up_at:
-            return 1
+            return Ending(1, stuck)
         time.sleep(POLL_S)
-    return code
+    return Ending(code, stuck)
 
 
 class ProcessTree:
@@ -86,26 +99,8 @@ class ProcessTree:
             for child in psutil.Process(self._root.pid).children(recursive=True):
                 self._seen.setdefault(child.pid, child)
 
-    def end(self, *, patience_s: float) -> None:
-        """Ask the root to end what it has started, give that up to `patience_s`, then kill whatever is left.
-
-        Ctrl-C cuts the wait short.
-        """
-        self._remember()
-        try:
-            if self._root.poll() is None and patience_s > 0:
-                self._root.terminate()
-                give_up_at = time.monotonic() + patience_s
-                while self._any_left() and time.monotonic() < give_up_at:
-                    time.sleep(POLL_S)
-        finally:
-            self._kill()
-
-    def _any_left(self) -> bool:
-        """Whether anything that the root has started still runs."""
-        return any(_runs(process) for process in self._seen.values())
-
-    def _kill(self) -> None:
+    def end(self) -> None:
+        """Kill whatever is left: workers have nothing to tidy up, and one that hangs would not be asked."""
         self._remember()
         if self._root.poll() is None:
             self._root.kill()
@@ -113,12 +108,4 @@ class ProcessTree:
         for process in self._seen.values():
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()  # psutil makes sure that it is still the same process
-        psutil.wait_procs(list(self._seen.values()), timeout=SHUTDOWN_S)
-
-
-def _runs(process: psutil.Process) -> bool:
-    """Whether a process is still there and has not ended; a zombie has."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        psutil.wait_procs(list(self._seen.values()), timeout=KILLED_S)

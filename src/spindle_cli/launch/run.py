@@ -8,21 +8,18 @@ from pathlib import Path
 from rich.console import Console
 
 from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint, require_steps_left
+from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.follow import MetricsFollower
 from spindle_cli.launch.network import require_address, share_of_node
-from spindle_cli.launch.process import run_launch
-from spindle_cli.launch.progress import live_progress
 from spindle_cli.launch.report import RunReport, report_run
 from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
-from spindle_cli.launch.stop import stop_on_sigterm
+from spindle_cli.launch.signals import heeding_signals
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.run_files import StepMetrics, forget_metrics_after
+from spindle_cli.run_files import forget_metrics_after
 
 
 @dataclass(frozen=True)
@@ -37,6 +34,12 @@ class Prepared:
     plan: Plan
     total_steps: int
     samples_per_step: int
+
+    @property
+    def ranks(self) -> range:
+        """Of this node's workers."""
+        first = sum(self.plan.cluster.node_sizes[: self.share.rank])
+        return range(first, first + self.share.processes)
 
 
 def prepare(
@@ -98,7 +101,7 @@ def resume_point(prepared: Prepared) -> FoundCheckpoint | None:
     return found
 
 
-def start(prepared: Prepared, console: Console) -> RunReport:
+def start(prepared: Prepared, console: Console, say: Say) -> RunReport:
     """Run this node's workers to their end, with progress on `console` where it is a terminal.
 
     Raises:
@@ -112,17 +115,8 @@ def start(prepared: Prepared, console: Console) -> RunReport:
     if launch.request.resume:
         forget_errors(launch.run_dir)
         forget_metrics_after(launch.run_dir, find_checkpoint(launch.run_dir).checkpoint.step)
-    follower = MetricsFollower(launch.run_dir)
-    steps: list[StepMetrics] = []
-    with live_progress(console, prepared.total_steps, prepared.samples_per_step) as show:
-
-        def poll() -> None:
-            for metrics in follower.new():
-                steps.append(metrics)
-                show(metrics)
-
-        with stop_on_sigterm(launch.run_dir):
-            code = run_launch(launch, poll)
-    if code != 0:
-        raise failure_of(launch)
-    return report_run(launch, steps, prepared.samples_per_step)
+    progress = (prepared.total_steps, prepared.samples_per_step)
+    with heeding_signals(launch.run_dir) as signals:
+        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress)
+        attempts.run()
+    return report_run(launch, attempts.steps, prepared.samples_per_step)

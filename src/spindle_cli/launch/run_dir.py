@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.request import stop_path, workers_dir
+from spindle_cli.request import error_path, pid_path, stack_path, stop_path, workers_dir
 
 RUNS = Path("runs")
 
@@ -73,10 +73,17 @@ def prepare_run_dir(run_dir: Path) -> None:
         ) from error
 
 
+def forget_attempt(run_dir: Path, ranks: range, node_rank: int) -> None:
+    """Remove what this node's workers left behind when the run was tried before: errors, exits, stacks."""
+    for rank in ranks:
+        for path in (error_path(run_dir, rank), pid_path(run_dir, rank), stack_path(run_dir, rank)):
+            path.unlink(missing_ok=True)
+    (workers_dir(run_dir) / f"node-{node_rank}.exits.json").unlink(missing_ok=True)
+
+
 def forget_errors(run_dir: Path) -> None:
-    """Remove the error files of an earlier part of a resumed run, and what asked it to stop: they are not
-    this one's.
-    """
-    for pattern in ("rank-*.error.json", "node-*.exits.json", stop_path(run_dir).name):
+    """Remove what an earlier part of a resumed run has left behind, and what asked it to stop."""
+    for pattern in ("rank-*.error.json", "rank-*.pid", "rank-*.stack", "node-*.exits.json"):
         for path in workers_dir(run_dir).glob(pattern):
             path.unlink(missing_ok=True)
+    stop_path(run_dir).unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from spindle_cli.artifact import Artifact, Model
 from spindle_cli.request import DtypeName, RunRequest
 
 RUNTIME_WORKER = "spindle_cli.runtime.worker"
+DEFAULT_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,10 @@ class NodeShare:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the user, or `verify`, asks of a run beyond its plan. See `RunRequest` for the shared fields."""
+    """What the user, or `verify`, asks of a run beyond its plan. See `RunRequest` for the shared fields.
+
+    `restarts`: how often the run is started again by itself after a worker was lost.
+    """
 
     steps: int | None = None
     resume: bool = False
@@ -46,7 +50,8 @@ class LaunchOptions:
     keep: int = 3
     traced_steps: int | None = None
     threads: int = 1
-    timeout_s: float = 600.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    restarts: int = 0
     dtype: DtypeName | None = None
     capture_dir: Path | None = None
     worker_module: str = RUNTIME_WORKER
@@ -63,6 +68,7 @@ class Launch(Artifact):
         environment: variables added to the launcher's own.
         argv: the command; its output goes to `log`, each worker's to a log of its own beside it.
         exits_file: where the command tells which workers died, and how.
+        restarts: how often this is started again, from the newest checkpoint, after a worker was lost.
     """
 
     KIND: ClassVar[str] = "launch"
@@ -78,6 +84,7 @@ class Launch(Artifact):
     argv: tuple[str, ...]
     log: Path
     exits_file: Path
+    restarts: Annotated[int, Field(ge=0)] = 0
 
 
 class WorkerExit(Model):
@@ -89,9 +96,13 @@ class WorkerExit(Model):
 
 
 class WorkerExits(Artifact):
-    """Every worker of this node that ended badly; written by the command that starts them."""
+    """Every worker of this node that ended badly; written by the command that starts them.
+
+    `problem`: why none was started.
+    """
 
     KIND: ClassVar[str] = "worker-exits"
 
     schema_: Annotated[Literal["spindle.worker-exits/1"], Field(alias="schema")] = "spindle.worker-exits/1"
     exits: tuple[WorkerExit, ...]
+    problem: str | None = None

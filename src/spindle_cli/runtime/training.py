@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from spindle_cli.errors import StoppedError
-from spindle_cli.request import CaptureStage, RunRequest, stop_path
+from spindle_cli.request import CaptureStage, RunRequest
 from spindle_cli.run_files import StepMetrics
 from spindle_cli.runtime.capture import capture
 from spindle_cli.runtime.checkpoints import Checkpoints
@@ -21,6 +21,7 @@ from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.localise import LocalModel
 from spindle_cli.runtime.losses import LossBoard, loss_failure
 from spindle_cli.runtime.metrics import MetricsLog
+from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timing import Activity, Stopwatch
 
 
@@ -34,6 +35,7 @@ class Trainer:
 
     rank: int
     request: RunRequest
+    stop: StopRequest
     model: LocalModel
     feed: Feed
     executor: Executor
@@ -82,7 +84,7 @@ class Trainer:
         )
 
     def _step(self, step: int, begin: float, *, is_first: bool) -> None:
-        if stop_path(self.request.run_dir).exists():
+        if self.stop.asked():
             self.board.ask_to_stop()
         batches = self.model.train.accumulate
         for number in range(step * batches, (step + 1) * batches):

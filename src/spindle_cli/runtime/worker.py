@@ -37,6 +37,7 @@ from spindle_cli.runtime.losses import LossBoard
 from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
+from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timeline import gather_timeline
 from spindle_cli.runtime.timing import Stopwatch
 from spindle_cli.runtime.train_state import TrainState, require_same_settings, restore
@@ -65,12 +66,16 @@ def run(request: RunRequest, environment: WorkerEnvironment) -> None:
         RunFailedError: training failed: a loss that is not finite, a lost worker.
     """
     torch.set_num_threads(request.threads)
+    stop = StopRequest(request.run_dir)
+    stop.heed_sigterm()
     device = select_device(request, environment)
     with connected(request, environment, device):
-        train_plan(request, environment, device)
+        train_plan(request, environment, device, stop)
 
 
-def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> None:
+def train_plan(
+    request: RunRequest, environment: WorkerEnvironment, device: torch.device, stop: StopRequest | None = None
+) -> None:
     """Train as one of the connected workers; raises what `run` raises."""
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
@@ -83,7 +88,8 @@ def train_plan(request: RunRequest, environment: WorkerEnvironment, device: torc
     state = TrainState(model, pool.pieces, optimizer, make_schedule(model.train, optimizer), device)
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
-    trainer = make_trainer(request, state, pool, environment.rank, steps)
+    stop = stop or StopRequest(request.run_dir)
+    trainer = make_trainer(request, state, pool, environment.rank, steps, stop)
     try:
         trainer.train(steps)
     finally:
@@ -178,7 +184,12 @@ def make_pool(model: LocalModel, rank: int, timeout_s: float) -> GradientPool:
 
 
 def make_trainer(
-    request: RunRequest, state: TrainState, pool: GradientPool, rank: int, steps: range
+    request: RunRequest,
+    state: TrainState,
+    pool: GradientPool,
+    rank: int,
+    steps: range,
+    stop: StopRequest,
 ) -> Trainer:
     """Put a rank's parts together; collective."""
     model, device = state.model, state.device
@@ -193,6 +204,7 @@ def make_trainer(
     return Trainer(
         rank=rank,
         request=request,
+        stop=stop,
         model=model,
         feed=Feed(
             batches,

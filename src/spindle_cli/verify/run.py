@@ -136,8 +136,9 @@ def train(launch: Launch, name: str) -> None:
     """
     prepare_run_dir(launch.run_dir)
     capture_dir_of(launch).mkdir()
-    if run_launch(launch, lambda: None) != 0:
-        failure = failure_of(launch)
+    ending = run_launch(launch, lambda: None)
+    if ending.code != 0:
+        failure = failure_of(launch, ending.stuck)
         said = failure.message.removeprefix("worker 0: ") if launch.processes == 1 else failure.message
         failed = RunFailedError(f"{name} failed: {said}", hint=failure.hint)
         failed.exit_code = failure.exit_code

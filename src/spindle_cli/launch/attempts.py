@@ -1,0 +1,108 @@
+"""A run from its start to its end, over as many attempts as lost workers make necessary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.console import Console
+
+from spindle_cli.checkpoint_files import find_checkpoint
+from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
+from spindle_cli.launch.build import build_again
+from spindle_cli.launch.cause import failure_of
+from spindle_cli.launch.follow import MetricsFollower
+from spindle_cli.launch.process import run_launch
+from spindle_cli.launch.progress import live_progress
+from spindle_cli.launch.run_dir import forget_attempt
+from spindle_cli.launch.signals import Signals
+from spindle_cli.launch.types import Launch
+from spindle_cli.launch.watch import Watch
+from spindle_cli.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after
+
+Say = Callable[[str], None]
+
+
+class Attempts:
+    """Tries a launch until it ends well, at most `launch.restarts` times more after lost workers.
+
+    `steps`: what was trained, also in attempts that failed.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        ranks: range,
+        signals: Signals,
+        console: Console,
+        say: Say,
+        progress: tuple[int, int],
+    ) -> None:
+        """`ranks`: this node's workers. `progress`: the run's steps, and the samples of each."""
+        self._launch = launch
+        self._ranks = ranks
+        self._signals = signals
+        self._console = console
+        self._say = say
+        self._progress = progress
+        self._failures = 0
+        self.steps: list[StepMetrics] = []
+
+    def run(self) -> None:
+        """Raises RunFailedError: the attempt that was the last one failed, with its cause."""
+        launch, furthest = self._launch, 0
+        while (failure := self._try(launch)) is not None:
+            reached = self.steps[-1].step if self.steps else 0
+            if not isinstance(failure, WorkerLostError) or self._signals.stop:
+                raise self._final(failure)
+            if self._failures == launch.restarts:
+                raise self._final(failure)
+            if self._failures and reached <= furthest and self._sees_steps():
+                raise self._final(failure, f"it came no further than step {furthest} again")
+            self._failures += 1
+            furthest = max(furthest, reached)
+            launch = self._again(failure)
+
+    def _try(self, launch: Launch) -> RunFailedError | None:
+        total_steps, samples_per_step = self._progress
+        follower = MetricsFollower(launch.run_dir)
+        with live_progress(self._console, total_steps, samples_per_step) as show:
+            watch = Watch(launch, follower, self._signals, show, self._say, self.steps)
+            try:
+                ending = run_launch(launch, watch.poll)
+            except WorkerLostError as stuck:
+                return stuck
+        return None if ending.code == 0 else failure_of(launch, ending.stuck)
+
+    def _again(self, failure: RunFailedError) -> Launch:
+        launch = self._launch
+        self._say(failure.message)
+        forget_attempt(launch.run_dir, self._ranks, launch.node_rank)
+        start = "from the beginning: there is no checkpoint"
+        done = 0
+        if any((launch.run_dir / CHECKPOINTS_DIR).glob("step-*")):
+            try:
+                found = find_checkpoint(launch.run_dir)
+            except InputError as none:
+                self._say(none.message)
+            else:
+                done = found.checkpoint.step
+                start = f"from {found.folder}"
+                for skipped in found.skipped:
+                    self._say(f"warning: {skipped}")
+        if launch.node_rank == 0:
+            forget_metrics_after(launch.run_dir, done)
+        self._say(f"starting again {start} ({self._failures} of {launch.restarts} restarts)")
+        return build_again(launch, resume=done > 0)
+
+    def _sees_steps(self) -> bool:
+        """Whether this node can tell that steps were made: only rank 0's, or with a shared folder."""
+        return self._launch.num_nodes == 1 or bool(self.steps)
+
+    def _final(self, failure: RunFailedError, reason: str | None = None) -> RunFailedError:
+        """The failure that ends the run, with what was tried before."""
+        if self._failures == 0:
+            return failure
+        times = "once" if self._failures == 1 else f"{self._failures} times"
+        why = "" if reason is None else f", and {reason}"
+        failure.message += f"\n  The run was started again {times}{why}."
+        return failure

@@ -1,0 +1,64 @@
+"""Signals to the launcher while a run goes on: SIGTERM asks the workers to save and end, Ctrl-C ends them.
+
+Schedulers send SIGTERM some time before they kill. It reaches no worker through the launcher: a file asks
+them, which they look for once a step.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from spindle_cli.errors import ExitCode
+from spindle_cli.request import stop_path
+
+
+@dataclass
+class Signals:
+    """What this process was asked so far. An exception raised in a handler can get lost in the code that it
+    interrupts (an import, a callback from C), so the loop that waits for the run looks here.
+    """
+
+    stop: bool = False
+    interrupt: bool = False
+
+    def look(self) -> None:
+        """Raises KeyboardInterrupt: Ctrl-C was pressed."""
+        if self.interrupt:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def heeding_signals(run_dir: Path) -> Iterator[Signals]:
+    """Inside the block SIGTERM asks the run's workers to stop, and a second one ends them at once; Ctrl-C is
+    noted, for `Signals.look`.
+
+    Python gives signals to the main thread alone; in another one nothing changes.
+    """
+    seen = Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        if seen.stop:
+            raise SystemExit(ExitCode.STOPPED)
+        seen.stop = True
+        stop_path(run_dir).touch()
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        seen.interrupt = True
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a parent wants it ignored
+        before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield seen
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

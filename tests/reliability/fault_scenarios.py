@@ -1,0 +1,195 @@
+"""What can go wrong, and what a run then does: these are the rows of docs/reliability.md, and the tests that
+hold them true.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from helpers.faulty_workload import Fault
+
+STEPS = 6
+KILLED = r"worker 1 was killed by signal 9"
+EVERY_STEP = ("--checkpoint-every", "1")
+
+# How the run comes to its end.
+Ending = Literal["by itself", "with --resume"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: the fault, what happens, and what is kept of the work."""
+
+    fault: str
+    happens: str
+    kept: str
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Faults injected into one launch, and how it has to end.
+
+    `code`: its exit code. `said`: regular expressions, all of which its messages match. `ending`: how the
+    run then reaches the parameters of a run that was not disturbed, bit for bit.
+    """
+
+    name: str
+    rows: tuple[Row, ...]
+    faults: tuple[Fault, ...]
+    code: int
+    said: tuple[str, ...]
+    ending: Ending
+    options: tuple[str, ...] = field(default=EVERY_STEP)
+
+
+NEWEST = "everything up to the newest checkpoint"
+AGAIN = "starts again from the newest checkpoint"
+SAVED = "everything: a checkpoint is saved first"
+
+SCENARIOS = (
+    Scenario(
+        "killed",
+        tuple(
+            Row(f"a worker is killed (`kill -9`, out of memory) {where}", f"the run {AGAIN}", NEWEST)
+            for where in (
+                "in a forward pass",
+                "in a backward pass",
+                "in a gradient sum",
+                "while it writes a checkpoint",
+            )
+        ),
+        tuple(Fault("kill", place) for place in ("forward", "backward", "sum", "checkpoint")),
+        0,
+        (
+            KILLED,
+            r"starting again from .*step-000001 \(1 of 4",
+            r"starting again from .* \(4 of 4 restarts\)",
+        ),
+        "by itself",
+        (*EVERY_STEP, "--restarts", "4"),
+    ),
+    Scenario(
+        "killed-early",
+        (
+            Row(
+                "a worker is killed before the first checkpoint",
+                "the run starts again from the beginning",
+                "nothing was saved",
+            ),
+        ),
+        (Fault("kill"),),
+        0,
+        (KILLED, r"starting again from the beginning: there is no checkpoint \(1 of 3 restarts\)"),
+        "by itself",
+        (),
+    ),
+    Scenario(
+        "killed-in-place",
+        (
+            Row(
+                "a worker is killed twice at the same step",
+                "the run ends: it would come no further",
+                NEWEST,
+            ),
+        ),
+        (Fault("kill", step=2), Fault("kill", step=1)),
+        1,
+        (KILLED, r"started again once, and it came no further than step 1 again"),
+        "with --resume",
+    ),
+    Scenario(
+        "hanging",
+        (
+            Row(
+                "a worker hangs",
+                f"after `--timeout` it is named, with the line that it is at, and the run {AGAIN}",
+                NEWEST,
+            ),
+        ),
+        (Fault("hang"),),
+        0,
+        (
+            r"worker 1 hangs at .*faulty_workload\.py:\d+ in hang: no answer within the run's timeout of 4 s",
+            r"starting again from .*step-000001",
+        ),
+        "by itself",
+        (*EVERY_STEP, "--timeout", "4"),
+    ),
+    Scenario(
+        "stopped",
+        (Row("a worker's process is stopped (`kill -STOP`)", "the same", NEWEST),),
+        (Fault("stop", "backward"),),
+        1,
+        (r"worker 1 hangs at the process is stopped \(SIGSTOP\)",),
+        "with --resume",
+        (*EVERY_STEP, "--timeout", "4", "--restarts", "0"),
+    ),
+    Scenario(
+        "sigterm-to-the-launcher",
+        (
+            Row(
+                "SIGTERM to the launcher",
+                "the workers save after the step they are at, or the next, and end",
+                SAVED,
+            ),
+        ),
+        (Fault("term-launcher"),),
+        143,
+        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        "with --resume",
+        (),
+    ),
+    Scenario(
+        "sigterm-to-a-worker",
+        (Row("SIGTERM to a worker, or to every process", "the same", SAVED),),
+        (Fault("term", rank=0),),
+        143,
+        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        "with --resume",
+        (),
+    ),
+    Scenario(
+        "out-of-memory",
+        (
+            Row(
+                "a worker cannot get memory",
+                "the run ends with the allocation's error and its place: it would come again",
+                NEWEST,
+            ),
+        ),
+        (Fault("memory"),),
+        1,
+        (r"worker 1 failed: RuntimeError: .*allocate", r"at .*faulty_workload\.py:\d+ in use_up_memory"),
+        "with --resume",
+    ),
+    Scenario(
+        "own-error",
+        (
+            Row(
+                "the workload's code raises an error",
+                "the run ends with it and its place, not tried again; but an error of a disk, a network or a "
+                "device (`OSError`, torch's `AcceleratorError`) is",
+                NEWEST,
+            ),
+        ),
+        (Fault("raise", "backward"),),
+        1,
+        (r"worker 1 failed: ValueError: the layer's own error", r"at .*faulty_workload\.py:\d+ in fail"),
+        "with --resume",
+    ),
+    Scenario(
+        "nan",
+        (
+            Row(
+                "a loss is not finite",
+                "the run ends before the update, naming the step and the task; not tried again",
+                NEWEST,
+            ),
+        ),
+        (Fault("nan"),),
+        1,
+        (r"step 2: the loss of large is nan; training stopped before this step's update",),
+        "with --resume",
+    ),
+)

@@ -1,0 +1,64 @@
+"""Faults in real workers: the run goes on by itself or ends with one clear cause, and nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from fault_scenarios import SCENARIOS, STEPS, Scenario
+from safetensors.torch import load_file
+
+from helpers.cli import Ended, run_spindle
+from helpers.faulty_workload import write_faults
+from helpers.toy_plan import write_toy
+from spindle_cli.run_files import newest_model, read_metrics
+
+pytestmark = pytest.mark.processes
+PATH = str(Path(__file__).parent.parent)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run in which nothing goes wrong."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        assert launch(patch, folder).code == 0
+    return folder / "run"
+
+
+def launch(patch: pytest.MonkeyPatch, folder: Path, *options: str, env: Mapping[str, str] = {}) -> Ended:
+    """`spindle launch` of the toy workload in a folder; its workers import the helpers."""
+    if not (folder / "plan.yaml").exists():
+        write_toy(folder, module="faulty_workload.py", steps=STEPS)
+    patch.chdir(folder)
+    patch.setenv("PYTHONPATH", PATH, prepend=":")
+    for name, value in env.items():
+        patch.setenv(name, value)
+    return run_spindle("launch", "plan.yaml", "--run-dir", "run", *options)
+
+
+def require_same_model(run_dir: Path, expected: Path) -> None:
+    found, wanted = load_file(newest_model(run_dir)), load_file(newest_model(expected))
+    assert newest_model(run_dir).parent.name == f"step-{STEPS:06d}"
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    assert [line.step for line in read_metrics(run_dir)] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_nothing_is_lost(
+    scenario: Scenario, undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = write_faults(tmp_path, *scenario.faults)
+    ended = launch(monkeypatch, tmp_path, *scenario.options, env=faults)
+    assert ended.code == scenario.code, ended.err
+    for pattern in scenario.said:
+        assert re.search(pattern, ended.err), f"{pattern!r} is not in:\n{ended.err}"
+    assert ended.err.count("error: ") == (ended.code != 0)
+    if scenario.ending == "with --resume":
+        again = launch(monkeypatch, tmp_path, "--resume")
+        assert again.code == 0, again.err
+    require_same_model(tmp_path / "run", undisturbed)
