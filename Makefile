@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo test check format schemas bench bench-plan bench-runtime clean
+.PHONY: help demo test check format schemas reliability bench bench-plan bench-runtime clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ bench-plan: $(SETUP)  ## plan every workload on every cluster by every strategy;
 
 bench-runtime: $(SETUP)  ## train by a plan against DDP and FSDP2 on two hosts with a shaped link (as root); about 10 minutes
 	$(PYTHON) scripts/bench_runtime.py $(BENCH_ARGS)
+
+reliability: $(SETUP)  ## write the table of docs/reliability.md from the faults that tests inject
+	PYTHONPATH=tests $(PYTHON) tests/reliability/fault_table.py
 
 schemas: $(SETUP)  ## write schemas/*.json from the code's types
 	$(PYTHON) scripts/make_schemas.py

@@ -29,8 +29,9 @@ from helpers.toy_workload import Block, Head
 from spindle_cli.request import STOP_FILE
 from spindle_cli.workload.types import Workload
 
+# How gradients may be summed; the toy plan sends no activations, and losses are not summed in float32.
+SUMS = ("allreduce", "reduce_scatter", "alltoall", "all_to_all", "send")
 VARIABLE = "SPINDLE_TEST_FAULTS"
-SUMS = ("all_reduce", "reduce_scatter_tensor", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ class FaultyHead(Head):
 
 def wrap_others() -> None:
     """Strike in gradient sums, once one is under way, and when a checkpoint's file is made safe."""
-    for name in SUMS:
-        setattr(dist, name, _striking_in_sum(getattr(dist, name)))
+    for name in dir(dist.ProcessGroup):
+        if name.lstrip("_").startswith(SUMS):
+            setattr(dist.ProcessGroup, name, _striking_in_sum(getattr(dist.ProcessGroup, name)))
     fsync = os.fsync
 
     def striking_fsync(descriptor: int) -> None:
@@ -156,9 +158,10 @@ def wrap_others() -> None:
 
 def _striking_in_sum(collective: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(collective)
-    def striking(tensor: Tensor, *arguments: Any, **settings: Any) -> Any:
-        work = collective(tensor, *arguments, **settings)
-        if tensor.dtype is torch.float32:  # losses are summed in float64
+    def striking(group: dist.ProcessGroup, tensors: Any, *arguments: Any, **settings: Any) -> Any:
+        work = collective(group, tensors, *arguments, **settings)
+        first = tensors if isinstance(tensors, Tensor) else tensors[0]
+        if first.dtype is torch.float32:
             INJECTOR.strike("sum")
         return work
 

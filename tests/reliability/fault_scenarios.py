@@ -45,6 +45,7 @@ class Scenario:
 
 NEWEST = "everything up to the newest checkpoint"
 AGAIN = "starts again from the newest checkpoint"
+STOPS = "the workers save after the step they are at, or the next, and end"
 SAVED = "everything: a checkpoint is saved first"
 
 SCENARIOS = (
@@ -118,7 +119,13 @@ SCENARIOS = (
     ),
     Scenario(
         "stopped",
-        (Row("a worker's process is stopped (`kill -STOP`)", "the same", NEWEST),),
+        (
+            Row(
+                "a worker's process is stopped (`kill -STOP`), with `--restarts 0`",
+                "after `--timeout` the run ends and names it",
+                NEWEST,
+            ),
+        ),
         (Fault("stop", "backward"),),
         1,
         (r"worker 1 hangs at the process is stopped \(SIGSTOP\)",),
@@ -142,7 +149,7 @@ SCENARIOS = (
     ),
     Scenario(
         "sigterm-to-a-worker",
-        (Row("SIGTERM to a worker, or to every process", "the same", SAVED),),
+        (Row("SIGTERM to a worker, or to every process", STOPS, SAVED),),
         (Fault("term", rank=0),),
         143,
         (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
