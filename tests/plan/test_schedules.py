@@ -7,6 +7,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.bound import lower_bound
 from spindle_cli.plan.dispatch import Dispatcher, Guide
+from spindle_cli.plan.judge import judge
 from spindle_cli.plan.listing import time_jobs, to_pieces, turned_round
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Problem, make_problem
@@ -14,6 +15,7 @@ from spindle_cli.plan.random_profiles import SHAPES, Shape, random_profile
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.strategies.together import together
 from spindle_cli.profile.types import MetaOpProfile
 
 LINEAR = {1: 8.0, 2: 4.0, 4: 2.0}
@@ -136,3 +138,55 @@ def test_an_op_too_short_to_measure_can_be_planned() -> None:
     tiny = metaop_of("a/n", 3, {1: 1e-9, 2: 0.0}, inputs=("a/m",))
     plan = make_plan(profile_of(metaop_of("a/m", 3, LINEAR), tiny), cluster_of(4))
     assert plan.predicted.compute_s == pytest.approx(6.0)
+
+
+def slow_link(problem: Problem) -> Problem:
+    """The same on devices that are a node each, behind links of 10 MB/s."""
+    count = problem.num_devices
+    cluster = cluster_of(count, devices_per_node=1, memory_gib=4000)
+    link = cluster.links.inter_node.model_copy(update={"bandwidth_gb_per_s": 0.01})
+    links = cluster.links.model_copy(update={"inter_node": link})
+    return make_problem(problem.profile, cluster.model_copy(update={"links": links}))
+
+
+def test_what_shares_parameters_stays_together_where_sums_are_slow() -> None:
+    """Two encoders serve two tasks each: any split into halves computes for 4 s, one has nothing to sum."""
+    halves = {1: 2.0, 2: 1.0}
+    problem = slow_link(
+        problem_of(
+            2,
+            metaop_of("a/see", 1, halves, parameters="see"),
+            metaop_of("a/hear", 1, halves, parameters="hear"),
+            metaop_of("b/see", 1, halves, parameters="see"),
+            metaop_of("b/hear", 1, halves, parameters="hear"),
+        )
+    )
+    plan = make_plan(problem.profile, problem.cluster)
+    assert plan.predicted.gradient_sum_s == 0
+    assert plan.predicted.iteration_s == pytest.approx(4.0)
+    devices = {piece.metaop: piece.devices for piece in plan.slices}
+    assert devices["a/see"] == devices["b/see"] != devices["a/hear"] == devices["b/hear"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("num_devices", [2, 8, 12])
+def test_drafts_that_keep_shared_parameters_together_are_schedules(shape: Shape, num_devices: int) -> None:
+    problem = slow_link(make_problem(random_profile(1, shape), cluster_of(num_devices)))
+    for draft in together(problem):
+        assert draft.devices is not None
+        ran = sum(piece.num_ops for piece in draft.pieces)
+        assert ran == sum(node.num_ops for node in problem.nodes)
+        end_s = {piece.node: piece.end_s for piece in draft.pieces}
+        free_s = [0.0] * num_devices
+        for piece, devices in zip(draft.pieces, draft.devices, strict=True):
+            inputs_s = [end_s[j] for j in problem.nodes[piece.node].inputs]
+            assert piece.start_s >= max([*inputs_s, *(free_s[d] for d in devices)], default=0.0)
+            for device in devices:
+                free_s[device] = piece.end_s
+
+
+def test_a_plan_is_no_worse_than_any_draft_that_keeps_shared_parameters_together() -> None:
+    problem = slow_link(make_problem(random_profile(2, SHAPES[0]), cluster_of(4, memory_gib=4000)))
+    judged = [judge(problem, draft) for draft in together(problem)]
+    best_s = min(found.prediction.iteration_s for found in judged if found is not None)
+    assert make_plan(problem.profile, problem.cluster).predicted.iteration_s <= best_s

@@ -24,6 +24,7 @@ from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
+from spindle_cli.plan.strategies.together import together
 from spindle_cli.plan.thrift import STEPS, Thrifty, describe, recomputing, splits
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
@@ -96,8 +97,12 @@ def best_judged(
             if number == 1 and not any(placed):
                 break  # nothing of a whole search fits: a longer one will not help
     fitting = [judged for judged in found if judged is not None]
+    all_fit = len(fitting) == len(found)
+    if strategy == "spindle" and effort != NO_SEARCH:
+        kept_together = [judge(problem, draft) for draft in together(problem)]
+        fitting += [judged for judged in kept_together if judged is not None]
     best = min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
-    return best, len(fitting) == len(found)
+    return best, all_fit
 
 
 def _with_thrift(

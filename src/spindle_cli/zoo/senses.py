@@ -168,6 +168,11 @@ def build(tasks: int = 6, batch_sizes: Mapping[str, int] | None = None) -> Workl
     sizes = choose_batch_sizes("senses", {name: TASKS[name].batch_size for name in names}, batch_sizes)
     encoders = {sense: SenseEncoder(SENSES[sense]) for sense in dict.fromkeys(TASKS[n].sense for n in names)}
     writer, words = Writer(), TokenLoss(WIDTH, VOCABULARY)
+    operators: list[type[nn.Module]] = [EncoderLayer]
+    if any(TASKS[name].writes for name in names):
+        operators += [DecoderLayer, TokenLoss]
+    if not all(TASKS[name].writes for name in names):
+        operators.append(ClassLoss)
     return Workload(
         name=f"senses-{tasks}",
         tasks=[
@@ -181,7 +186,7 @@ def build(tasks: int = 6, batch_sizes: Mapping[str, int] | None = None) -> Workl
             )
             for name, spec in ((name, TASKS[name]) for name in names)
         ],
-        operators=(EncoderLayer, DecoderLayer, TokenLoss, ClassLoss),
+        operators=tuple(operators),
     )
 
 
