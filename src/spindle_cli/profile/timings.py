@@ -37,6 +37,11 @@ class Limits:
         """Seconds of running before anything is timed; a first run is always made."""
         return self.max_s / 10
 
+    @property
+    def copies_s(self) -> float:
+        """Seconds that one run over all copies of an op may take, so that enough of them fit `max_s`."""
+        return self.max_s / (2 * self.min_repeats)
+
 
 # Several turns of the scheduler: Linux gives a process about 3 ms at a time.
 SHARED_CORES_BLOCK_S = 0.025

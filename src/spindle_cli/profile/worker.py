@@ -132,9 +132,11 @@ class _Worker:
         module = op_module(task, op).to(self._device)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
         self._run.repeat(1)
+        once_s = self._run.repeat(1).total_s
         # After a first run, which may have allocated what the libraries then keep.
         kept_bytes = self._run.kept_bytes()
-        self._run.spread(WORKING_SET_BYTES[self._device.type], MOST_COPIES)
+        most = min(MOST_COPIES, int(request.limits.copies_s / max(once_s, 1e-9)))
+        self._run.spread(WORKING_SET_BYTES[self._device.type], most)
         return Prepared(self._run.warm_up(request.limits), kept_bytes)
 
     def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
