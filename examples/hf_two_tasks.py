@@ -27,6 +27,15 @@ COLOURS, QUARTERS = 3, 4
 START, END = COLOURS + QUARTERS, COLOURS + QUARTERS + 1  # after the words of colours and quarters
 WORDS = END + 1
 CAPTION = 4  # start, colour, quarter, end
+# How tensor parallelism splits a ViT's layer.
+VIT_PLAN = {
+    "attention.q_proj": "colwise",
+    "attention.k_proj": "colwise",
+    "attention.v_proj": "colwise",
+    "attention.o_proj": "rowwise",
+    "mlp.fc1": "colwise",
+    "mlp.fc2": "rowwise",
+}
 
 
 class Squares(Dataset[dict[str, Tensor]]):
@@ -127,4 +136,5 @@ def build(width: int = 32, depth: int = 3, samples: int = 256) -> Workload:
             ),
         ],
         operators=(ViTLayer, LlamaDecoderLayer),
+        tp_plans={ViTLayer: VIT_PLAN},  # Llama's configuration brings a plan of its own
     )

@@ -20,8 +20,7 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.tensor_parallel import layer_split
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.zoo.layers import EncoderLayer
-from spindle_cli.zoo.qwen_val import TP_PLANS
+from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
 
 CONFIGS = Path(__file__).parent.parent.parent / "configs"
 NOBODY = Audience(Console(file=io.StringIO()), lambda _: None)

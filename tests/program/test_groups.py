@@ -107,3 +107,13 @@ def test_with_tensor_parallelism_only_holders_of_the_same_part_are_summed() -> N
         ((0, 2, 4), (0, 2), 2 * MIB),
         ((1, 3, 4), (1, 2), 2 * MIB),
     ]
+
+
+def test_parameters_that_are_not_split_are_summed_over_all_devices_of_their_slices() -> None:
+    split = Slice(metaop="a", ops=(0, 1), devices=(0, 1), dp=1, tp=2, start_s=0, end_s=1)
+    whole = Slice(metaop="b", ops=(0, 1), devices=(2,), dp=1, tp=1, start_s=0, end_s=1)
+    norm = (ParameterBlock("norm", 0, 4 * MIB, split=False),)
+    groups = parameter_groups((split, whole), (0, 1), {("a", 0): norm, ("b", 0): norm}, cluster_of(3))
+    assert [(group.devices, group.fragment, group.num_bytes) for group in groups] == [
+        ((0, 1, 2), (0, 1), 4 * MIB)
+    ]

@@ -13,6 +13,7 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, 
 from helpers.random_plans import plans
 from spindle_cli.errors import ExitCode
 from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.faults import ProgramError
 from spindle_cli.program.link import link
 from spindle_cli.program.proof import prove
@@ -164,3 +165,19 @@ def test_devices_that_wait_for_ever_are_shown_where_they_stand() -> None:
     assert raised.value.exit_code == ExitCode.FAILED
     assert "device 0, from step 0: F 0  SEND#0>1  RECV_GRAD#1<1  >>B 0<<  STEP" in str(raised.value)
     assert "device 1, from step 0: >>F 1<<  RECV#0<0  B 1" in str(raised.value)
+
+
+def test_devices_that_run_split_slices_in_different_orders_are_caught() -> None:
+    """Two MetaOps, both split over devices 0 and 1, which begin with different ones."""
+    halves = CurvePoint(num_devices=2, dp=1, tp=2, forward_s=0.2, backward_s=0.4, source="measured")
+    nets = [metaop_of(f"task/{name}", 1, {1: 1.0}) for name in ("left", "right")]
+    nets = [net.model_copy(update={"curve": (*net.curve, halves)}) for net in nets]
+    waves = [
+        [slice_of(net, (0, 1), (0, 1), start_s, tp=2)] for net, start_s in zip(nets, (0.0, 0.6), strict=True)
+    ]
+    program = link(plan_of(profile_of(*nets), cluster_of(2), waves))
+    prove(program)
+    forward, backward = (steps_of(program, 1, kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
+    turned = changed(changed(program, 1, swap(*forward)), 1, swap(*backward))
+    with pytest.raises(ProgramError, match="2 of 2 devices wait for ever"):
+        prove(turned)

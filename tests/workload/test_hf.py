@@ -9,12 +9,19 @@ import torch
 
 pytest.importorskip("transformers", reason="transformers is not installed (pip install 'spindle-cli[hf]')")
 
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+
 from spindle_cli.workload.abstract import load_abstract
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.load import LoadedWorkload, load
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.tensor_parallel import layer_split
+from spindle_cli.workload.tp_plans import plan_of
+from spindle_cli.workload.types import Workload
 
 from .shares import gradients_of, run_plain, run_shares
 
@@ -74,3 +81,28 @@ def test_the_example_learns(loaded: LoadedWorkload) -> None:
         optimizer.step()
         losses.append(float(total.detach()))
     assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize(("metaop", "maps"), [("classify/vision", 6), ("describe/language", 7)])
+def test_layers_are_split_by_their_own_plans_and_by_those_of_their_configurations(
+    metaop: str, maps: int, loaded: LoadedWorkload
+) -> None:
+    graph = analyse(loaded.workload)
+    found = graph.by_name[metaop]
+    task = graph.tasks[found.task]
+    halves = layer_split(graph.workload, task, task.ops[found.ops[1]], 2)
+    assert halves is not None
+    assert sum(name.endswith("weight") for name in halves.dims) == maps
+    assert layer_split(graph.workload, task, task.ops[found.ops[1]], 8) is None  # it has 2 or 4 heads
+
+
+def test_a_plan_of_a_whole_model_is_taken_as_it_is() -> None:
+    config = LlamaConfig(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, intermediate_size=32)
+    layer = LlamaDecoderLayer(config, layer_idx=0)
+    given = Workload("given", [], tp_plans={LlamaDecoderLayer: LlamaConfig.base_model_tp_plan})
+    own = {f"self_attn.{name}_proj": "rowwise" if name == "o" else "colwise" for name in ("q", "k", "v", "o")}
+    mlp = {f"mlp.{name}_proj": "rowwise" if name == "down" else "colwise" for name in ("gate", "up", "down")}
+    assert plan_of(given, layer) == plan_of(Workload("none", []), layer) == {**own, **mlp}
+    assert plan_of(Workload("whole", [], tp_plans={LlamaDecoderLayer: {}}), layer) is None
+    norms = Qwen3DecoderLayer(Qwen3Config(hidden_size=16, num_attention_heads=4, head_dim=4), layer_idx=0)
+    assert plan_of(Workload("none", []), norms)["self_attn.q_norm"] == "partial"

@@ -9,9 +9,8 @@ pairs every device of the group computes alike.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -106,21 +105,20 @@ def _heads_divide(layer: nn.Module, degree: int) -> bool:
 
 
 def _used_once(task: TaskGraph, op: Op, dims: Mapping[str, int]) -> bool:
-    """Whether the op uses what is split under the split names alone: not tied to anything that is whole."""
+    """Whether the op uses what is split in its layer alone, and there under the split names alone."""
     split = {id(task.root.get_parameter(name)) for name in dims}
-    return all(name in dims for name, parameter in _uses(task.root, op) if id(parameter) in split)
-
-
-def _uses(root: nn.Module, op: Op) -> Iterator[tuple[str, Any]]:
-    """Every parameter under every name by which the op uses it."""
     for node in op.graph.nodes:
-        if node.op == "call_module":
-            module = root.get_submodule(str(node.target))
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                yield f"{node.target}.{name}", parameter
-        elif node.op == "get_attr":
+        if node.op == "get_attr":
             owner, _, name = str(node.target).rpartition(".")
-            yield str(node.target), getattr(root.get_submodule(owner), name)
+            if id(getattr(task.root.get_submodule(owner), name)) in split:
+                return False
+        elif node.op == "call_module":
+            for name, parameter in task.root.get_submodule(str(node.target)).named_parameters(
+                prefix=str(node.target), remove_duplicate=False
+            ):
+                if id(parameter) in split and (node.target != op.target or name not in dims):
+                    return False
+    return True
 
 
 def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:

@@ -176,3 +176,17 @@ class TokenLoss(nn.Module):
         """[B, S, W] and token numbers [B, S] -> scalar."""
         logits = self.head(self.norm(x))
         return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _attention(name: str) -> dict[str, str]:
+    maps = {f"{name}.{part}": "colwise" for part in ("query", "key", "value")}
+    return {**maps, f"{name}.out": "rowwise"}
+
+
+_MLP = {"mlp.up": "colwise", "mlp.down": "rowwise"}
+# Megatron's way: each pair of colwise and rowwise maps needs one sum per direction. Losses stay whole.
+TP_PLANS: dict[type[nn.Module], dict[str, str]] = {
+    EncoderLayer: {**_attention("attention"), **_MLP},
+    DecoderLayer: {**_attention("attention"), **_attention("cross_attention"), **_MLP},
+    LanguageLayer: {**_attention("attention"), "gate": "colwise", "up": "colwise", "down": "rowwise"},
+}

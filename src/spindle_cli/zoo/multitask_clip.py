@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.imagebind import GridSpec, MotionSpec, Spec, TextSpec, make_encoder
-from spindle_cli.zoo.layers import ContrastiveLoss, EncoderLayer
+from spindle_cli.zoo.layers import TP_PLANS, ContrastiveLoss, EncoderLayer
 from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
 from spindle_cli.zoo.synthetic import SyntheticDataset
 
@@ -132,4 +132,5 @@ def build(tasks: int = 4, size: Size = "paper", batch_sizes: Mapping[str, int] |
         ],
         operators=(EncoderLayer, ContrastiveLoss),
         coupled=(ContrastiveLoss,),
+        tp_plans=TP_PLANS,
     )

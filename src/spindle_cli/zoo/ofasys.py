@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.zoo.layers import DecoderLayer, EncoderLayer, TokenLoss
+from spindle_cli.zoo.layers import TP_PLANS, DecoderLayer, EncoderLayer, TokenLoss
 from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
 from spindle_cli.zoo.synthetic import Field, FloatField, SyntheticDataset, TokenField
 
@@ -200,6 +200,7 @@ def build(tasks: int = 4, size: Size = "paper", batch_sizes: Mapping[str, int] |
             for name in names
         ],
         operators=(EncoderLayer, DecoderLayer, TokenLoss),
+        tp_plans=TP_PLANS,
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.zoo.layers import EncoderLayer, LanguageLayer, TokenLoss
+from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer, LanguageLayer, TokenLoss
 from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
 from spindle_cli.zoo.synthetic import Field, FloatField, SyntheticDataset, TokenField
 
@@ -78,18 +78,6 @@ MODELS: dict[Size, ModelSpec] = {
 BATCH_SIZES: dict[Size, dict[str, int]] = {
     "paper": {"vision_language": 48, "audio_language": 144, "vision_audio_language": 72},
     "laptop": {"vision_language": 16, "audio_language": 8, "vision_audio_language": 8},
-}
-
-# Megatron's way: each pair of colwise and rowwise maps needs one sum per direction.
-_ATTENTION = {
-    "attention.query": "colwise",
-    "attention.key": "colwise",
-    "attention.value": "colwise",
-    "attention.out": "rowwise",
-}
-TP_PLANS: dict[type[nn.Module], dict[str, str]] = {
-    EncoderLayer: {**_ATTENTION, "mlp.up": "colwise", "mlp.down": "rowwise"},
-    LanguageLayer: {**_ATTENTION, "gate": "colwise", "up": "colwise", "down": "rowwise"},
 }
 
 
@@ -215,5 +203,5 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
         ],
         operators=(EncoderLayer, LanguageLayer, TokenLoss),
         # Only at paper size no single device has the memory for all parameters.
-        tp_plans=TP_PLANS if size == "paper" else {},
+        tp_plans=TP_PLANS,
     )

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spindle_cli.workload.types import Task, Workload
-from spindle_cli.zoo.layers import DecoderLayer, EncoderLayer, TokenLoss
+from spindle_cli.zoo.layers import TP_PLANS, DecoderLayer, EncoderLayer, TokenLoss
 from spindle_cli.zoo.options import check_option, choose_batch_sizes
 from spindle_cli.zoo.synthetic import Field, FloatField, SyntheticDataset, TokenField
 
@@ -187,6 +187,7 @@ def build(tasks: int = 6, batch_sizes: Mapping[str, int] | None = None) -> Workl
             for name, spec in ((name, TASKS[name]) for name in names)
         ],
         operators=tuple(operators),
+        tp_plans=TP_PLANS,
     )
 
 

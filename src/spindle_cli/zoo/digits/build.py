@@ -17,7 +17,7 @@ from spindle_cli.zoo.digits.model import (
     SpeechText,
     TextEncoder,
 )
-from spindle_cli.zoo.layers import ContrastiveLoss, EncoderLayer
+from spindle_cli.zoo.layers import TP_PLANS, ContrastiveLoss, EncoderLayer
 from spindle_cli.zoo.options import choose_batch_sizes
 
 BATCH_SIZES = {"image_text": 48, "speech_text": 32, "image_speech": 24, "image_class": 16, "speech_class": 40}
@@ -55,4 +55,5 @@ def build(batch_sizes: Mapping[str, int] | None = None) -> Workload:
         tasks=[Task(name, modules[name], sizes[name], datasets[name]) for name in modules],
         operators=(EncoderLayer, ContrastiveLoss, Classifier),
         coupled=(ContrastiveLoss,),
+        tp_plans=TP_PLANS,
     )
