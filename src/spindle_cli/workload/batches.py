@@ -56,7 +56,11 @@ class Batches:
             WorkloadError: items cannot be collated into tensors whose first dimension is the sample, or a
                 sample's shape differs from those before.
         """
-        batch = collate(self.task, [self.task.dataset[index] for index in self.indices(step)[first:last]])
+        items = [self.task.dataset[index] for index in self.indices(step)[first:last]]
+        if fields is not None and self.task.collate is None:
+            # What nobody reads need not be put into a batch; a collate of the user's may need all of it.
+            items = [_only(item, fields) for item in items]
+        batch = collate(self.task, items)
         self._check_shapes(batch)
         return batch if fields is None else {name: batch[name] for name in fields}
 
@@ -69,6 +73,12 @@ class Batches:
                     f"{known} and {shape} per sample",
                     hint="Pad to one length in the dataset or in `collate`, with a mask for what is padding.",
                 )
+
+
+def _only(item: Any, fields: Collection[str]) -> Any:
+    if not isinstance(item, dict):
+        return item
+    return {name: value for name, value in item.items() if name in fields}
 
 
 def num_samples(task: Task | FlowTask) -> int:

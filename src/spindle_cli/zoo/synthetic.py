@@ -1,4 +1,4 @@
-"""Synthetic data sets: item i is always the same numbers, made when it is asked for."""
+"""Synthetic data sets: item i is always the same numbers."""
 
 from __future__ import annotations
 
@@ -36,12 +36,17 @@ class TokenField:
 Field = FloatField | TokenField
 
 
+# Samples that are drawn; later ones repeat them. Drawing each anew would take longer than training on it.
+_DISTINCT = 64
+
+
 class SyntheticDataset(Dataset[dict[str, Tensor]]):
-    """`size` samples with the given fields; costs nothing until an item is taken."""
+    """`size` samples with the given fields, some of them distinct; costs nothing until an item is taken."""
 
     def __init__(self, fields: Mapping[str, Field], size: int = 1_000_000) -> None:
         self.fields = dict(fields)
         self.size = size
+        self._drawn: dict[int, dict[str, Tensor]] = {}
 
     def __len__(self) -> int:
         return self.size
@@ -49,5 +54,8 @@ class SyntheticDataset(Dataset[dict[str, Tensor]]):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         if not 0 <= index < self.size:
             raise IndexError(f"sample {index} of a data set of {self.size}")
-        generator = torch.Generator().manual_seed(index)
-        return {name: field.draw(generator) for name, field in self.fields.items()}
+        number = index % _DISTINCT
+        if number not in self._drawn:
+            generator = torch.Generator().manual_seed(number)
+            self._drawn[number] = {name: field.draw(generator) for name, field in self.fields.items()}
+        return dict(self._drawn[number])
