@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -23,12 +24,21 @@ def write_toy(
     devices_per_node: int = 2,
     module: str = "toy_workload.py",
     steps: int = 4,
+    train: Mapping[str, object] | None = None,
     **args: float,
 ) -> Path:
-    """Write toy.yaml and plan.yaml: the large task over both devices, then the small one on device 1."""
+    """Write toy.yaml and plan.yaml: the large task over both devices, then the small one on device 1.
+
+    `train`: settings besides the number of steps.
+    """
     source = folder / "toy.yaml"
     model = f"{HERE / module}:build"
-    content = {"schema": "spindle.workload/1", "model": model, "args": args, "train": {"steps": steps}}
+    content = {
+        "schema": "spindle.workload/1",
+        "model": model,
+        "args": args,
+        "train": {"steps": steps, **(train or {})},
+    }
     source.write_text(yaml.safe_dump(content))
     graph = analyse(load(str(source)).workload)
     metaops: list[MetaOpProfile] = []

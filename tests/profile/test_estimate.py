@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from spindle_cli.errors import InputError, UsageError
@@ -41,6 +42,21 @@ def test_sizes_are_those_of_the_model(tiny: Profile) -> None:
     assert layers.output_bytes == 0
     assert tiny.by_name["spread/layers"].output_bytes == 8 * 8 * 2
     assert tiny.optimizer_state_per_param == 2.0
+
+
+def test_in_bf16_everything_has_half_the_bytes_and_masters_come_on_top(tiny: Profile, tmp_path: Path) -> None:
+    source = tmp_path / "tiny.yaml"
+    content = {"schema": "spindle.workload/1", "model": TINY, "train": {"precision": "bf16"}}
+    source.write_text(yaml.safe_dump(content))
+    made = estimate_profile(str(source), tmp_path / "tiny.json", NOBODY, device_name="cpu", num_devices=2)
+    assert made.workload.fingerprint == tiny.workload.fingerprint
+    layers, whole = made.by_name["classify/layers"], tiny.by_name["classify/layers"]
+    assert layers.param_bytes_per_op == whole.param_bytes_per_op / 2
+    # The estimate for an accelerator has bfloat16 activations in any case.
+    assert layers.activation_bytes_per_op <= whole.activation_bytes_per_op
+    assert layers.inner_output_bytes == whole.inner_output_bytes
+    # Of each two bytes: four of the master, and eight of AdamW's moments.
+    assert made.optimizer_state_per_param == 6.0
 
 
 def test_the_optimizer_step_is_memory_traffic(tiny: Profile) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -36,9 +36,11 @@ def world() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def run(folder: Path, steps: int = STEPS, **changes: object) -> RunRequest:
+def run(
+    folder: Path, steps: int = STEPS, train: Mapping[str, object] = TRAIN, **changes: object
+) -> RunRequest:
     """Train the moving workload in a folder, which may hold a run that is gone on with."""
-    case = Case("moving", (0,), function="build_moving", train=TRAIN, steps=steps, checkpoint_every=1)
+    case = Case("moving", (0,), function="build_moving", train=train, steps=steps, checkpoint_every=1)
     if folder.exists():
         request = RunRequest.read(folder / "request.json").model_copy(update={"steps": steps, **changes})
     else:
@@ -66,6 +68,26 @@ def test_chance_buffers_schedule_and_optimizer_go_on_bit_for_bit(whole: Path, tm
     assert expected.keys() == found.keys()
     before, after = (find_checkpoint(each).checkpoint for each in (whole, folder))
     assert (before.hyperparameters, before.schedule) == (after.hyperparameters, after.schedule)
+
+
+def test_masters_go_on_bit_for_bit(tmp_path: Path) -> None:
+    """The parameters are in bfloat16, and the rounded masters."""
+    train = {**TRAIN, "precision": "bf16"}
+    run(tmp_path / "whole", train=train, dtype=None)
+    run(tmp_path / "parts", steps=3, train=train, dtype=None)
+    run(tmp_path / "parts", resume=True, dtype=None)
+    expected, found = (
+        load_file(checkpoint_folder(tmp_path / name, STEPS) / "rank-00000.safetensors")
+        for name in ("whole", "parts")
+    )
+    assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
+    masters = {key: tensor for key, tensor in expected.items() if key.startswith("state:master:")}
+    assert len(masters) > 4
+    for key, master in masters.items():
+        parameter = expected[key.replace("state:master", "parameter")]
+        assert (parameter.dtype, master.dtype) == (torch.bfloat16, torch.float32)
+        assert torch.equal(parameter, master.bfloat16())
+        assert not torch.equal(parameter.float(), master)
 
 
 def test_only_the_last_checkpoints_are_kept(whole: Path) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.flow import run_flow
-from spindle_cli.verify.plain import backward, move_to, parameters_by_name, require_no_chance
+from spindle_cli.verify.plain import Arithmetic, backward, move_to, parameters_by_name, require_no_chance
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -66,7 +66,7 @@ def test_shared_parameters_are_named_once_and_take_the_gradients_of_weighted_los
     assert list(parameters) == ["plain.scale.by", "flow.scale_2.by"]
     move_to(workload, torch.device("cpu"), torch.float64)
     batches = {task.name: Batches(task, 0) for task in tasks}
-    losses = backward(workload, batches, 0, 1, torch.device("cpu"), torch.float64)
+    losses = backward(workload, batches, 0, 1, Arithmetic(torch.device("cpu"), torch.float64))
     assert losses == {"plain": 35.0, "flow": 27.0}
     assert shared.by.grad is not None
     assert shared.by.grad.dtype == torch.float64

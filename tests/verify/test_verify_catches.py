@@ -40,6 +40,7 @@ def defective(runs: Runs, name: str) -> Runs:
         runs.ours.model_copy(update={"run_dir": folder, "request": request}),
         runs.plain,
         runs.rounded,
+        runs.arithmetic,
     )
 
 

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from spindle_cli.profile.jobs import OpRef
 from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.precision import computing
 
 
 class ChainInputs:
@@ -26,13 +28,13 @@ class ChainInputs:
         graph: WorkloadGraph,
         stand_ins: Mapping[OpRef, OpRef],
         wanted: set[OpRef],
-        seed: int,
+        train: TrainSettings,
         device: torch.device,
     ) -> None:
         self._graph = graph
         self._stand_ins = stand_ins
         self._wanted = wanted
-        self._seed = seed
+        self._train = train
         self._device = device
         self._task: str | None = None
         self._values: dict[str, Tensor] = {}
@@ -55,8 +57,11 @@ class ChainInputs:
 
     def _run(self, task: TaskGraph) -> dict[str, Tensor]:
         """Every value that a wanted op of the task takes, whole batch; fields under `_field` names."""
-        batch = Batches(task.task, self._seed).rows(0, 0, task.task.batch_size)
-        values = {_field(name): batch[name].to(self._device) for name in task.fields}
+        batch = Batches(task.task, self._train.seed).rows(0, 0, task.task.batch_size)
+        values = {
+            _field(name): batch[name].to(self._device, spec.dtype if spec.dtype.is_floating_point else None)
+            for name, spec in task.fields.items()
+        }
         last = max((ref.op for ref in self._wanted if ref.task == task.task.name), default=-1)
         kept = {name for op in task.ops if self._is_wanted(task, op) for name in op.inputs}
         for op in task.ops[:last]:
@@ -71,7 +76,7 @@ class ChainInputs:
         equal_task = self._graph.tasks[stand_in.task]
         module = op_module(equal_task, equal_task.ops[stand_in.op]).to(self._device)
         inputs = [values[_field(name)] for name in op.fields] + [values[name] for name in op.inputs]
-        with torch.no_grad():
+        with torch.no_grad(), computing(self._train, self._device.type):
             outputs = module(*inputs)
         values.update(zip(op.outputs, outputs if isinstance(outputs, tuple) else (outputs,), strict=False))
 

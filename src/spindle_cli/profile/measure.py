@@ -22,6 +22,7 @@ from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.timings import SHARED_CORES_BLOCK_S, Limits, OpTiming, slowest_of, summarise
 from spindle_cli.profile.types import Device, Profile, Source
+from spindle_cli.workload.file import Precision as TrainPrecision
 from spindle_cli.workload.graph import WorkloadGraph
 
 
@@ -38,6 +39,7 @@ class MeasureSettings:
         max_devices: curves reach so far.
         max_points: at most about so many points of a curve are measured; those between are fitted.
         limits: when a measurement may stop.
+        precision: of the arithmetic, as the train settings have it.
     """
 
     device: DeviceType
@@ -47,6 +49,7 @@ class MeasureSettings:
     max_devices: int
     max_points: int
     limits: Limits
+    precision: TrainPrecision = "full"
 
     def environment(self) -> dict[str, Any]:
         """What the times depend on besides the workload, for the profile."""
@@ -56,7 +59,7 @@ class MeasureSettings:
             "processes": self.processes,
             "cores": usable_cores(),
             "cpu": cpu_model(),
-            "precision": "float32",
+            "precision": "float32" if self.precision == "full" else self.precision,
             "time_limit_s": self.limits.max_s,
             "spread_bound": self.limits.spread,
         }

@@ -49,9 +49,11 @@ class OptimizerRun:
         total = sum(shape.numel() * dtype.itemsize for shape, dtype in shapes)
         stride = max(1, round(total / _ENOUGH_BYTES))
         self._parameters = [
-            nn.Parameter(torch.randn(shape, device=device).to(dtype)) for shape, dtype in shapes[::stride]
+            # In bf16 the optimizer steps float32 masters.
+            nn.Parameter(torch.randn(shape, device=device).to(None if train.precision == "bf16" else dtype))
+            for shape, dtype in shapes[::stride]
         ]
-        self.num_bytes = sum(parameter.numel() * parameter.itemsize for parameter in self._parameters)
+        self.num_bytes = sum(shape.numel() * dtype.itemsize for shape, dtype in shapes[::stride])
         self._gradients: list[Tensor] = [torch.randn_like(parameter) for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient

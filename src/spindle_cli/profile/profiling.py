@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -85,6 +85,7 @@ def profile_workload(
         )
     folder = Path.cwd()
     analysed = load_analysed(source, folder)
+    settings = replace(settings, precision=analysed.loaded.train.precision)
     profile = measure(
         analysed, settings, folder=folder, out=out, console=audience.console, note=audience.note
     )
@@ -109,7 +110,8 @@ def estimate_profile(
     Args:
         cluster: gives the device and how many there are.
         device_name, num_devices: the same without a cluster; `device_name` goes before the cluster's.
-        precision: of the arithmetic; bfloat16 on accelerators and float32 on a CPU if None.
+        precision: of the arithmetic; if None, bfloat16 on accelerators and where the train settings have it,
+            else float32.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
@@ -125,8 +127,9 @@ def estimate_profile(
             hint="Give --cluster CLUSTER.yaml, or --device and --nproc.",
         )
     peak = device_peak(name)
-    chosen: Precision = precision or ("float32" if peak.name == "cpu" else "bfloat16")
     analysed = load_analysed(source, Path.cwd())
+    full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
+    chosen: Precision = precision or ("float32" if full else "bfloat16")
     profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
     write_json(out, profile)
     return profile

@@ -14,6 +14,7 @@ from spindle_cli.workload.abstract import load_abstract
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.load import LoadedWorkload
+from spindle_cli.workload.precision import in_dtype, number_format
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,13 @@ def load_analysed(source: str, folder: Path) -> Analysed:
         InputError, WorkloadError: as `load` and `analyse` do.
     """
     loaded = load_abstract(source, relative_to=folder)
-    return Analysed(loaded, analyse(loaded.workload))
+    graph = analyse(loaded.workload)
+    dtype = number_format(loaded.train)
+    if dtype is not None:
+        for task in graph.tasks.values():
+            task.root.to(dtype=dtype)
+        graph = in_dtype(graph, dtype)
+    return Analysed(loaded, graph)
 
 
 def give_parameters(graph: WorkloadGraph, ops: Iterable[OpRef]) -> None:

@@ -41,6 +41,7 @@ from spindle_cli.profile.stand_ins import Analysed, give_parameters, load_analys
 from spindle_cli.profile.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
 from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.precision import Computing
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
 # hold (a server's core has a few MiB of its own and of the last level; an H200 has 50 MB).
@@ -103,7 +104,7 @@ class _Worker:
         wanted = set(settings.stand_ins.values())
         give_parameters(self._graph, sorted(wanted))
         self._train = found.loaded.train
-        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train.seed, self._device)
+        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train, self._device)
         self._clock = _clock(settings)
         self._run: OpRun | None = None
 
@@ -129,7 +130,7 @@ class _Worker:
         ref = request.job.op
         task = self._graph.tasks[ref.task]
         op = task.ops[ref.op]
-        module = op_module(task, op).to(self._device)
+        module = Computing(op_module(task, op).to(self._device), self._train, self._device.type)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
         self._run.repeat(1)
         once_s = self._run.repeat(1).total_s

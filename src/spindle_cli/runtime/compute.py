@@ -122,7 +122,9 @@ def run_backward(
     Returns:
         A gradient for every input that requires one; zeros where the ops made no use of it.
     """
-    ends = [(run.outputs[name], gradient) for name, gradient in output_gradients.items()]
+    outputs = run.outputs
+    # What comes over a link has the value's own dtype; under autocast that made here may have another.
+    ends = [(outputs[name], gradient.to(outputs[name].dtype)) for name, gradient in output_gradients.items()]
     if run.loss is not None:
         ends.append((run.loss, torch.full_like(run.loss, loss_seed)))
     live = [(end, gradient) for end, gradient in ends if end.requires_grad]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spindle_cli.program.types import Action, Kind, Program
@@ -21,7 +22,9 @@ from spindle_cli.runtime.sums import SumStarter
 from spindle_cli.runtime.timing import Activity, Stopwatch
 from spindle_cli.runtime.transfers import Exchange, Held
 from spindle_cli.runtime.wiring import WiredEdge
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.precision import computing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -42,11 +45,9 @@ class Executor:
         pool: GradientPool,
         board: LossBoard,
         stopwatch: Stopwatch,
-        seed: int,
+        train: TrainSettings,
     ) -> None:
-        """`slices`: those that this rank runs, by index in the program. `seed`: of the run, for the random
-        numbers that several ranks draw alike.
-        """
+        """`slices`: those that this rank runs, by index in the program."""
         self._actions = program.actions[rank]
         self._labels = [piece.label for piece in program.slices]
         self._slices = slices
@@ -55,7 +56,8 @@ class Executor:
         self._sums = SumStarter(self._actions, pool.start_sum)
         self._board = board
         self._stopwatch = stopwatch
-        self._seed = seed
+        self._seed = train.seed  # of the random numbers that several ranks draw alike
+        self._computing = partial(computing, train, board.device.type)
         self._batch_number = 0
         self._runs: dict[int, ForwardRun] = {}
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
@@ -123,7 +125,7 @@ class Executor:
         task = wired.task.task
         fields = batch.fields(task.name, local.samples, wired.fields)
         stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
-        with self._stopwatch.timed(Activity.FORWARD, wired.index), stream:
+        with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
             run = run_forward(local, fields, inputs, watched)
         if run.loss is not None and local.is_first:

@@ -7,7 +7,7 @@ ever take memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -25,11 +25,12 @@ from spindle_cli.runtime.shards import Cuts, find_cuts
 from spindle_cli.runtime.wiring import Wiring, wire
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import ValueSpec, WorkloadGraph
+from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.optimizer import require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.plan_splits import plan_splits
+from spindle_cli.workload.precision import in_dtype, number_format
 
 
 @dataclass(frozen=True)
@@ -74,26 +75,28 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         return ops_of_rank(plan, graph, rank)
 
     loaded = load_local(request.workload, choose)
+    # A dtype that the request asks for is that of all arithmetic.
+    train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
     graph = analyse(loaded.workload)
     table = ParameterTable.of(graph)
     splits = plan_splits(plan, graph, str(request.plan))
     cuts = find_cuts(plan, graph, table, splits)
     if splits.by_op:
-        require_elementwise(loaded.train)
+        require_elementwise(train)
     program = link(plan, trained_parameters(graph, table, splits.split_names(plan)))
     prove(program)
-    dtype = requested_dtype(request)
+    dtype = dtype_of(request, train)
     wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
     own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
     ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype))
     slices = ops.slices()
     buffers = buffers_of(slices.values(), table)
-    return LocalModel(graph, loaded.train, program, wiring, slices, ops.leaves, buffers, cuts)
+    return LocalModel(graph, train, program, wiring, slices, ops.leaves, buffers, cuts)
 
 
-def requested_dtype(request: RunRequest) -> torch.dtype | None:
+def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
     """What everything floating-point is converted to; None: nothing is."""
-    return None if request.dtype is None else getattr(torch, request.dtype)
+    return number_format(train) if request.dtype is None else getattr(torch, request.dtype)
 
 
 def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest) -> None:
@@ -151,17 +154,3 @@ def buffers_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[st
                 if attribute not in module.get_submodule(owner)._non_persistent_buffers_set:
                     found[name] = module.get_buffer(dotted)
     return found
-
-
-def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
-    """The same graph with every floating-point value in another dtype."""
-
-    def converted(task_name: str) -> dict[str, ValueSpec]:
-        values = graph.tasks[task_name].values
-        return {
-            name: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
-            for name, spec in values.items()
-        }
-
-    tasks = {name: replace(task, values=converted(name)) for name, task in graph.tasks.items()}
-    return replace(graph, tasks=tasks)

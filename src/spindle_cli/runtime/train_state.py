@@ -18,16 +18,20 @@ from torch import Tensor
 from spindle_cli.checkpoint_files import Checkpoint, shard_name, state_key
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.localise import LocalModel
+from spindle_cli.runtime.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.pieces import Piece
 from spindle_cli.saved_tensors import SavedTensors
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """A rank's part of the model, and what changes it. `pieces`: what `optimizer` steps, in its order."""
+    """A rank's part of the model, and what changes it. `pieces`: what `optimizer` steps, in its order;
+    with `masters` it is those.
+    """
 
     model: LocalModel
     pieces: tuple[Piece, ...]
+    masters: Masters | None
     optimizer: torch.optim.Optimizer | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
     device: torch.device
@@ -47,6 +51,8 @@ def tensors_of(state: TrainState, names: Sequence[str]) -> dict[str, Tensor]:
     for piece in state.pieces:
         if state.optimizer is None or not piece.counted:
             continue
+        if state.masters is not None:
+            found[state_key(MASTER_KEY, piece.name, piece.part)] = piece.tensor
         for key, value in state.optimizer.state.get(piece.tensor, {}).items():
             if value is not None:  # SGD without momentum
                 found[state_key(key, piece.name, piece.part)] = torch.as_tensor(value)
@@ -134,9 +140,11 @@ def restore(folder: Path, checkpoint: Checkpoint, state: TrainState, rank: int) 
 
 def _restore_optimizer(state: TrainState, optimizer: torch.optim.Optimizer, saved: SavedTensors) -> None:
     content = optimizer.state_dict()
-    content["state"] = {
-        index: found for index, piece in enumerate(state.pieces) if (found := _saved_state(piece, saved))
-    }
+    found = [_saved_state(piece, saved) for piece in state.pieces]
+    for piece, values in zip(state.pieces, found, strict=True):
+        if (master := values.pop(MASTER_KEY, None)) is not None:
+            piece.tensor.detach().copy_(master)
+    content["state"] = {index: values for index, values in enumerate(found) if values}
     optimizer.load_state_dict(content)
     # It puts each tensor on the right device, but into the parameter's dtype, which is not that of every one.
     for index, piece in enumerate(state.pieces):

@@ -20,6 +20,7 @@ from spindle_cli.runtime.executor import Executor
 from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.localise import LocalModel
 from spindle_cli.runtime.losses import LossBoard, loss_failure
+from spindle_cli.runtime.masters import Masters
 from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timing import Activity, Stopwatch
@@ -42,6 +43,7 @@ class Trainer:
     pool: GradientPool
     board: LossBoard
     optimizer: torch.optim.Optimizer | None
+    masters: Masters | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
     clip: GradientClip | None
     checkpoints: Checkpoints
@@ -109,6 +111,9 @@ class Trainer:
         self._write_down(step, losses, time.perf_counter() - begin)
 
     def _update(self) -> None:
+        if self.masters is not None:
+            with self.stopwatch.timed(Activity.OPTIMIZER):
+                self.masters.take_gradients()
         if self.clip is not None:
             with self.stopwatch.timed(Activity.WAIT, cause="norm"):
                 self.clip.clip(self.board.device)
@@ -117,6 +122,8 @@ class Trainer:
                 self.optimizer.step()
             if self.schedule is not None:
                 self.schedule.step()
+            if self.masters is not None:
+                self.masters.hand_back()
             self.pool.start_gather()
             self.pool.reset()
 

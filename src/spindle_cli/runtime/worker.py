@@ -32,8 +32,9 @@ from spindle_cli.runtime.comparison import compare, gather_times
 from spindle_cli.runtime.data import Feed, portions
 from spindle_cli.runtime.executor import Executor
 from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.localise import LocalModel, localise, requested_dtype
+from spindle_cli.runtime.localise import LocalModel, dtype_of, localise
 from spindle_cli.runtime.losses import LossBoard
+from spindle_cli.runtime.masters import Masters
 from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
@@ -84,8 +85,10 @@ def train_plan(
     torch.manual_seed(model.train.seed + environment.rank)
     check_replicas(model.cuts.keys, model.parameters, device)
     pool = make_pool(model, environment.rank, request.timeout_s)
-    optimizer = make_optimizer(model.train, (piece.tensor for piece in pool.pieces))
-    state = TrainState(model, pool.pieces, optimizer, make_schedule(model.train, optimizer), device)
+    masters = Masters(pool.pieces) if model.train.precision == "bf16" else None
+    pieces = pool.pieces if masters is None else masters.pieces
+    optimizer = make_optimizer(model.train, (piece.tensor for piece in pieces))
+    state = TrainState(model, pieces, masters, optimizer, make_schedule(model.train, optimizer), device)
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
     stop = stop or StopRequest(request.run_dir)
@@ -211,15 +214,16 @@ def make_trainer(
             portions(model.slices.values()),
             steps,
             device,
-            requested_dtype(request),
+            dtype_of(request, model.train),
             batches_per_step,
         ),
-        executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch, model.train.seed),
+        executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch, model.train),
         pool=pool,
         board=board,
         optimizer=state.optimizer,
+        masters=state.masters,
         schedule=state.schedule,
-        clip=None if model.train.clip_norm is None else GradientClip(model.train.clip_norm, pool.pieces),
+        clip=None if model.train.clip_norm is None else GradientClip(model.train.clip_norm, state.pieces),
         checkpoints=Checkpoints(request, state, rank),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -23,6 +24,7 @@ from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.worker_session import worker_session
 from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.load import LoadedWorkload, load
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -38,11 +40,11 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     assert request.steps is not None and request.capture_dir is not None
     torch.set_num_threads(request.threads)
     loaded = load(request.workload)
-    device = torch.device(request.device_type)
-    dtype = None if request.dtype is None else getattr(torch, request.dtype)
-    move_to(loaded.workload, device, dtype)
+    arithmetic = Arithmetic.of(request, loaded.train)
+    move_to(loaded.workload, arithmetic.device, arithmetic.dtype)
     parameters = parameters_by_name(loaded.workload)
-    optimizer = make_optimizer(loaded, parameters)
+    stepped = float32_copies(parameters) if arithmetic.has_copies else parameters
+    optimizer = make_optimizer(loaded, stepped)
     schedule = make_schedule(loaded, optimizer)
     batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
     write_tensors(request.capture_dir, "initial", parameters)
@@ -53,7 +55,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
             before = torch.get_rng_state()
             losses = {task.name: 0.0 for task in loaded.workload.tasks}
             for index in range(step * count, (step + 1) * count):
-                for name, loss in backward(loaded.workload, batches, index, count, device, dtype).items():
+                for name, loss in backward(loaded.workload, batches, index, count, arithmetic).items():
                     losses[name] += loss
             require_no_chance(loaded.workload, before)
             if step == 0:
@@ -61,38 +63,87 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
                 write_tensors(request.capture_dir, "gradients", gradients)
             if noise is not None:
                 noise.add_to(parameters.values())
-            if loaded.train.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters.values(), loaded.train.clip_norm)
-            optimizer.step()
+            step_parameters(parameters, stepped, optimizer, loaded.train.clip_norm)
             if schedule is not None:
                 schedule.step()
-            optimizer.zero_grad()
             metrics.write(step_metrics(loaded.workload, step, losses, perf_counter() - began).to_line())
     write_tensors(request.capture_dir, "final", parameters)
 
 
+@dataclass(frozen=True)
+class Arithmetic:
+    """On which device and in which numbers to train.
+
+    Attributes:
+        dtype: what everything floating-point is converted to; None: nothing is.
+        autocast: forward passes run in torch.autocast with bfloat16.
+        has_copies: the optimizer steps float32 copies of the parameters, which are the copies rounded.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    autocast: bool = False
+    has_copies: bool = False
+
+    @classmethod
+    def of(cls, request: RunRequest, train: TrainSettings) -> Arithmetic:
+        """A dtype that the request asks for goes before the train settings' precision."""
+        device = torch.device(request.device_type)
+        if request.dtype is not None:
+            return cls(device, getattr(torch, request.dtype))
+        if train.precision == "bf16":
+            return cls(device, torch.bfloat16, has_copies=True)
+        return cls(device, autocast=train.precision == "bf16-autocast")
+
+
 def backward(
-    workload: Workload,
-    batches: Mapping[str, Batches],
-    index: int,
-    count: int,
-    device: torch.device,
-    dtype: torch.dtype | None,
+    workload: Workload, batches: Mapping[str, Batches], index: int, count: int, arithmetic: Arithmetic
 ) -> dict[str, float]:
     """Add the gradients of every task's weighted loss on its batch number `index`, one of `count` in a step.
 
     Returns:
         What the batch adds to the step's losses, unweighted: of a mean, a share.
     """
+    device, dtype = arithmetic.device, arithmetic.dtype
     losses: dict[str, float] = {}
     for task in workload.tasks:
         batch = batches[task.name].rows(index, 0, task.batch_size)
-        loss = loss_of(task, {name: convert(field, device, dtype) for name, field in batch.items()})
+        with torch.autocast(device.type, torch.bfloat16, enabled=arithmetic.autocast):
+            loss = loss_of(task, {name: convert(field, device, dtype) for name, field in batch.items()})
         if task.reduction == "mean":
             loss = loss / count
         losses[task.name] = float(loss.detach())
         (loss * task.weight).backward()  # type: ignore[no-untyped-call]
     return losses
+
+
+def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """A copy of each parameter, by its name."""
+    return {
+        name: nn.Parameter(parameter.detach().to(torch.float32, copy=True), parameter.requires_grad)
+        for name, parameter in parameters.items()
+    }
+
+
+def step_parameters(
+    parameters: Mapping[str, nn.Parameter],
+    stepped: Mapping[str, nn.Parameter],
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float | None,
+) -> None:
+    """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizer steps."""
+    if stepped is not parameters:
+        for name, parameter in parameters.items():
+            stepped[name].grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
+            parameter.grad = None
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(stepped.values(), clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    if stepped is not parameters:
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(stepped[name])
 
 
 def require_no_chance(workload: Workload, before: Tensor) -> None:

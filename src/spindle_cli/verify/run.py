@@ -33,7 +33,8 @@ from spindle_cli.verify.parameters import (
     largest_change,
 )
 from spindle_cli.verify.rounding import LARGEST_TOLERANCE, ROUNDING_FLAG, widened
-from spindle_cli.verify.types import NOISE_FLOOR, TOLERANCE, VerifyReport
+from spindle_cli.verify.types import NOISE_FLOOR, TOLERANCE, ArithmeticName, VerifyReport
+from spindle_cli.workload.file import Precision
 
 DEFAULT_STEPS = 3
 
@@ -56,6 +57,7 @@ class Runs:
     ours: Launch
     plain: Launch
     rounded: Launch  # plain PyTorch with rounding noise; run only where it decides
+    arithmetic: ArithmeticName
 
 
 def verify_plan(
@@ -77,7 +79,7 @@ def verify_plan(
     require_valid(plan, plan_path)
     found = find_workload(plan, plan_path, workload)
     with verify_folder(options.run_dir) as folder:
-        runs = build_runs(plan, plan_path, found.source, folder, options)
+        runs = build_runs(plan, plan_path, found.source, folder, options, found.train.precision)
         for line in missing_devices(plan, runs.ours.processes):
             say(line)
         require_disk(folder, needed_bytes=captured_bytes(plan))
@@ -102,7 +104,14 @@ def _rounding_may_explain(report: VerifyReport) -> bool:
     )
 
 
-def build_runs(plan: Plan, plan_path: Path, source: str, folder: Path, options: VerifyOptions) -> Runs:
+def build_runs(
+    plan: Plan,
+    plan_path: Path,
+    source: str,
+    folder: Path,
+    options: VerifyOptions,
+    precision: Precision = "full",
+) -> Runs:
     """Both launches below `folder`; the plain process is a launch of one worker without torchrun."""
     share = whole_cluster_here(plan.cluster)
 
@@ -120,7 +129,8 @@ def build_runs(plan: Plan, plan_path: Path, source: str, folder: Path, options: 
     ours = launch("plan", threads_per_worker(plan, share.processes))
     plain = launch("plain", usable_cores())
     rounded = launch("rounded", usable_cores())
-    return Runs(plan, ours, _plain_process(plain), _plain_process(rounded, ROUNDING_FLAG))
+    arithmetic: ArithmeticName = options.dtype or ("float32" if precision == "full" else precision)
+    return Runs(plan, ours, _plain_process(plain), _plain_process(rounded, ROUNDING_FLAG), arithmetic)
 
 
 def _plain_process(launch: Launch, *flags: str) -> Launch:
@@ -157,7 +167,7 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
     Raises:
         RunFailedError: one of them has not left everything.
     """
-    dtype = options.dtype or "float32"
+    dtype = runs.arithmetic
     tolerance, floor = TOLERANCE[dtype], NOISE_FLOOR[dtype]
     our_steps = list(read_metrics(runs.ours.run_dir))
     plain_steps = list(read_metrics(runs.plain.run_dir))

@@ -7,15 +7,27 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from spindle_cli.artifact import Artifact, Model
-from spindle_cli.request import DtypeName
+
+# The dtype asked for, or the precision of the train settings.
+ArithmeticName = Literal["float32", "float64", "bf16-autocast", "bf16"]
 
 # What the plan's run and the plain one may differ by, relative to the size of what is compared: rounding
 # alone.
-TOLERANCE: dict[DtypeName, float] = {"float32": 1e-5, "float64": 1e-9}
+TOLERANCE: dict[ArithmeticName, float] = {
+    "float32": 1e-5,
+    "float64": 1e-9,
+    "bf16-autocast": 3e-2,
+    "bf16": 3e-2,
+}
 # A tensor whose gradients are all below this share of the model's largest may hold rounding noise and nothing
 # else: a value that is zero by mathematics (an attention's key bias) comes out as the unit roundoff times
 # what cancelled.
-NOISE_FLOOR: dict[DtypeName, float] = {"float32": 1e-6, "float64": 1e-13}
+NOISE_FLOOR: dict[ArithmeticName, float] = {
+    "float32": 1e-6,
+    "float64": 1e-13,
+    "bf16-autocast": 1e-2,
+    "bf16": 1e-2,
+}
 
 # A small gradient within a tensor: below this share of the tensor's largest. Rounding, some 1e-7 of the
 # largest, is then more than 1e-4 of it, and of Adam's step.
@@ -99,7 +111,7 @@ class VerifyReport(Artifact):
     strategy: str
     workers: int
     steps: int
-    dtype: DtypeName
+    dtype: ArithmeticName
     checks: tuple[Check, ...]
     rounding: float | None = None
     noise_floor: float

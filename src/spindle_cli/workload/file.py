@@ -24,6 +24,9 @@ _STATE_PER_PARAM = {
 }
 
 
+Precision = Literal["full", "bf16-autocast", "bf16"]
+
+
 class Schedule(Model):
     """How the learning rate changes from step to step. `name`: a class of torch.optim.lr_scheduler; all other
     keys are its keyword arguments, counted in steps where the class says epochs.
@@ -49,6 +52,9 @@ class TrainSettings(Model):
     where theirs is larger; None: never. `schedule`: of the learning rate; None: it stays `lr`.
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
+    `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
+    with bfloat16. 'bf16': everything is bfloat16, but for float32 masters of the parameters, which the
+    optimizer steps and which start from the parameters as rounded.
     `accumulate`: batches of every task in one step, one after the other. The step's loss is that of a batch
     of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each batch.
     """
@@ -61,6 +67,7 @@ class TrainSettings(Model):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     schedule: Schedule | None = None
     shard_optimizer: bool = True
+    precision: Precision = "full"
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
 
     @model_validator(mode="before")
@@ -71,6 +78,10 @@ class TrainSettings(Model):
             raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
         return data
 
+    def in_full_precision(self) -> TrainSettings:
+        """The same settings for the workload's own numbers."""
+        return self.model_copy(update={"precision": "full"})
+
     @property
     def shards_optimizer_state(self) -> bool:
         """Whether each device keeps optimizer state for its range of its parameters alone."""
@@ -78,11 +89,17 @@ class TrainSettings(Model):
 
     @property
     def optimizer_state_per_param(self) -> float:
-        """Bytes of optimizer state per byte of trained parameter (AdamW 2, SGD 0, SGD with momentum 1)."""
-        if self.optimizer == "SGD":
-            return 1.0 if self.optimizer_args.get("momentum") else 0.0
-        extra = 1.0 if self.optimizer_args.get("amsgrad") else 0.0
-        return _STATE_PER_PARAM.get(self.optimizer, 2.0) + extra
+        """Bytes of optimizer state per byte of trained parameter, masters included.
+
+        AdamW 2, SGD 0, SGD with momentum 1; in bf16 6, 2 and 4.
+        """
+        state = _STATE_PER_PARAM.get(self.optimizer, 2.0)
+        if self.optimizer == "SGD" and self.optimizer_args.get("momentum"):
+            state = 1.0
+        if self.optimizer_args.get("amsgrad"):
+            state += 1.0
+        # Masters and their state have twice the bytes of the parameters.
+        return 2 * (1 + state) if self.precision == "bf16" else state
 
 
 class WorkloadFile(Artifact):

@@ -1,0 +1,55 @@
+"""In which floating-point numbers a workload is trained, as its train settings say."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
+
+
+def number_format(train: TrainSettings) -> torch.dtype | None:
+    """What parameters, buffers, activations and batch fields are converted to; None: nothing is."""
+    return torch.bfloat16 if train.precision == "bf16" else None
+
+
+def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[object]:
+    """What forward passes run in."""
+    if train.precision == "bf16-autocast":
+        return torch.autocast(device_type, torch.bfloat16)
+    return nullcontext()
+
+
+class Computing(nn.Module):
+    """A module whose forward pass runs as the train settings say."""
+
+    def __init__(self, module: nn.Module, train: TrainSettings, device_type: str) -> None:
+        super().__init__()
+        self.module = module
+        self._train = train
+        self._device_type = device_type
+
+    def forward(self, *inputs: Tensor) -> object:
+        """What the module makes of its inputs."""
+        with computing(self._train, self._device_type):
+            return self.module(*inputs)
+
+
+def in_dtype(graph: WorkloadGraph, dtype: torch.dtype) -> WorkloadGraph:
+    """The same graph with every floating-point field and value in another dtype; parameters stay."""
+    tasks = {name: _task_in_dtype(task, dtype) for name, task in graph.tasks.items()}
+    return replace(graph, tasks=tasks)
+
+
+def _task_in_dtype(task: TaskGraph, dtype: torch.dtype) -> TaskGraph:
+    def converted(specs: dict[str, ValueSpec]) -> dict[str, ValueSpec]:
+        return {
+            name: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
+            for name, spec in specs.items()
+        }
+
+    return replace(task, fields=converted(task.fields), values=converted(task.values))
