@@ -11,8 +11,11 @@ the worker, and of the optimizer `state:<key>:<name>`, or `piece:<key>:<first>:<
 
 from __future__ import annotations
 
+import hashlib
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -24,16 +27,18 @@ from spindle_cli.run_files import CHECKPOINTS_DIR, model_path
 from spindle_cli.workload.file import TrainSettings
 
 INDEX_FILE = "checkpoint.json"
+MAX_READERS = 8
 
 Part = tuple[int, int]  # elements [first, last) of a flattened parameter
 
 
 class Shard(Model):
-    """One worker's file in a checkpoint, with its size and its keys."""
+    """One worker's file in a checkpoint, with its size, its keys, and the SHA-256 of its bytes."""
 
     file: str
     num_bytes: Annotated[int, Field(ge=0)]
     keys: tuple[str, ...]
+    sha256: str | None = None  # in checkpoints of earlier versions there is none
 
 
 class Checkpoint(Artifact):
@@ -101,20 +106,27 @@ def shard_name(rank: int) -> str:
     return f"rank-{rank:05d}.safetensors"
 
 
-def find_checkpoint(run_dir: Path) -> FoundCheckpoint:
+def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool = False) -> FoundCheckpoint:
     """The newest checkpoint that is whole.
+
+    Args:
+        run_dir: the run's folder.
+        step: take the one after this step, and no other.
+        reads_all: compare every shard's checksum too, not only its size.
 
     Raises:
         InputError: there is none; says what is wrong with those that are there.
     """
     skipped: list[str] = []
-    for _, folder in reversed(_folders(run_dir)):
+    for number, folder in reversed(_folders(run_dir)):
+        if step is not None and number != step:
+            continue
         try:
             checkpoint = Checkpoint.read(folder / INDEX_FILE)
         except InputError as error:
             skipped.append(f"{folder.name} cannot be used: {error.message}")
             continue
-        problem = _damage(folder, checkpoint)
+        problem = _damage(folder, checkpoint, reads_all=reads_all)
         if problem is None:
             return FoundCheckpoint(folder, checkpoint, tuple(skipped))
         skipped.append(f"{folder.name} cannot be used: {problem}")
@@ -122,6 +134,16 @@ def find_checkpoint(run_dir: Path) -> FoundCheckpoint:
         "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *skipped)),
         hint="Start the run anew; with --checkpoint-every it saves one every so many steps.",
     )
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_steps_left(found: FoundCheckpoint, total_steps: int) -> None:
@@ -159,7 +181,7 @@ def _folders(run_dir: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def _damage(folder: Path, checkpoint: Checkpoint) -> str | None:
+def _damage(folder: Path, checkpoint: Checkpoint, *, reads_all: bool) -> str | None:
     """What is wrong with a checkpoint's shards; None: nothing."""
     for shard in checkpoint.shards:
         path = folder / shard.file
@@ -167,4 +189,19 @@ def _damage(folder: Path, checkpoint: Checkpoint) -> str | None:
             return f"{shard.file} is missing"
         if (size := path.stat().st_size) != shard.num_bytes:
             return f"{shard.file} has {size} bytes; {shard.num_bytes} were written"
-    return None
+    if not reads_all:
+        return None
+    # One thread each: hashing lets others run meanwhile.
+    with ThreadPoolExecutor(max_workers=MAX_READERS) as readers:
+        wrong = readers.map(partial(_wrong_checksum, folder), checkpoint.shards)
+        return next((problem for problem in wrong if problem is not None), None)
+
+
+def _wrong_checksum(folder: Path, shard: Shard) -> str | None:
+    try:
+        found = checksum(folder / shard.file)
+    except OSError as error:
+        return f"{shard.file} cannot be read: {error.strerror}"
+    if shard.sha256 is None or found == shard.sha256:
+        return None
+    return f"{shard.file} is not what was written: its checksum differs"

@@ -29,7 +29,7 @@ class RunRequest(Artifact):
         workload: source of the workload (file or function), as `workload.load` takes it.
         steps: iterations to train; None: as many as the workload's train settings say.
         run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
-        resume: go on from the newest checkpoint in `run_dir`.
+        resume: go on from the newest checkpoint in `run_dir`. `resume_step`: from the one after this step.
         checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
             kept.
         device_type: torch device type of every worker, 'cpu' or 'cuda'.
@@ -51,6 +51,7 @@ class RunRequest(Artifact):
     steps: Annotated[int, Field(ge=1)] | None = None
     run_dir: Path
     resume: bool = False
+    resume_step: Annotated[int, Field(ge=1)] | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     keep: Annotated[int, Field(ge=1)] = 3
     device_type: str = "cpu"

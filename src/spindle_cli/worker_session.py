@@ -22,6 +22,9 @@ from spindle_cli.errors import PeerLostError, SpindleError
 from spindle_cli.parent_death import die_with_parent
 from spindle_cli.request import WorkerError, error_path, log_path, pid_path, stack_path
 
+# Kept free on the disk, so that even the error of a full disk can be written down.
+RESERVED_BYTES = 64 * 1024
+
 
 @contextmanager
 def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
@@ -33,15 +36,19 @@ def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
     redirect_output(log_path(run_dir, rank))
     die_with_parent()
     show_stack_when_asked(run_dir, rank)
+    reserve = error_path(run_dir, rank).with_suffix(".room")
+    reserve.write_bytes(bytes(RESERVED_BYTES))
     try:
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except Exception as error:  # every error of a worker has to reach the user
+        reserve.unlink(missing_ok=True)
         traceback.print_exc()
         report = describe_error(error, rank)
         write_json(error_path(run_dir, rank), report)
         _leave(report.exit_code)
+    reserve.unlink(missing_ok=True)
     _leave(0)
 
 

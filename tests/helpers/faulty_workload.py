@@ -78,7 +78,8 @@ class Injector:
         faults = [Fault(**each) for each in json.loads(self._path.read_text())]
         if not faults or faults[0] != Fault(faults[0].deed, place, int(os.environ["RANK"]), self._step):
             return None
-        self._path.write_text(json.dumps([asdict(fault) for fault in faults[1:]]))
+        rest = json.dumps([asdict(fault) for fault in faults[1:]])
+        self._path.write_text(rest)
         return faults[0].deed
 
 
@@ -102,6 +103,16 @@ def use_up_memory() -> None:
     torch.empty(2**48)
 
 
+def fill_disk() -> None:
+    """Until not a byte more fits beside the file of the faults."""
+    try:
+        with Path(os.environ[VARIABLE]).with_name("filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+    except OSError:
+        return
+
+
 def cut_network() -> None:
     """Take the link of this network namespace away."""
     subprocess.run(["ip", "link", "set", os.environ["GLOO_SOCKET_IFNAME"], "down"], check=True)
@@ -122,6 +133,7 @@ DEEDS: dict[str, Callable[[], object]] = {
     "raise": fail,
     "memory": use_up_memory,
     "nan": lambda: None,
+    "fill": fill_disk,
     "cut": cut_network,
     "cut-5": cut_network_for_5_s,
 }

@@ -78,6 +78,21 @@ def test_a_taken_run_dir_is_refused_and_the_default_goes_on_counting(plan_path: 
     assert "--resume" in ended.err
 
 
+@pytest.mark.parametrize(
+    ("folder", "code", "said"),
+    [
+        ("toy.yaml", 2, "it is a file, not a folder"),
+        ("toy.yaml/run", 3, "toy.yaml is a file"),
+        ("/proc/run", 3, "the run's folder cannot be made: No such file or directory"),
+    ],
+)
+def test_a_run_dir_that_cannot_be_is_refused_with_the_reason(
+    plan_path: Path, folder: str, code: int, said: str
+) -> None:
+    ended = run_spindle("launch", plan_path, "--run-dir", folder)
+    assert (ended.code, said in ended.err) == (code, True), ended.err
+
+
 def test_nodes_of_one_run_choose_the_same_folder_on_a_shared_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -200,3 +200,102 @@ SCENARIOS = (
         "with --resume",
     ),
 )
+
+DAMAGED = Scenario(
+    "damaged-checkpoints",
+    tuple(
+        Row(
+            f"{what}",
+            "`--resume` uses the newest checkpoint that is whole, and says what is wrong with the others",
+            "everything up to that checkpoint",
+        )
+        for what in (
+            "a checkpoint's file is cut short",
+            "a checkpoint's file is missing",
+            "a bit of a checkpoint's file has flipped",
+            "a checkpoint's index is missing",
+        )
+    ),
+    (),
+    0,
+    (
+        "step-000005 cannot be used: rank-00001.safetensors has 100 bytes",
+        "step-000004 cannot be used: rank-00000.safetensors is missing",
+        "step-000003 cannot be used: rank-00001.safetensors is not what was written",
+        "step-000002 cannot be used",
+        "step-000001",
+    ),
+    "with --resume",
+)
+FULL_DISK = Scenario(
+    "full-disk",
+    (
+        Row(
+            "the disk is full",
+            "the run ends, naming the file that cannot be written; not tried again",
+            NEWEST,
+        ),
+    ),
+    (Fault("fill", rank=0),),
+    3,
+    ("cannot be written", "No space left on device"),
+    "with --resume",
+)
+PORT_TAKEN = Scenario(
+    "port-taken",
+    (
+        Row(
+            "the port of `--master` is taken",
+            "the launch is refused before anything starts",
+            "nothing was begun",
+        ),
+    ),
+    (),
+    2,
+    ("node 0 cannot listen there: Address already in use",),
+    "with --resume",
+)
+CUT_FOR_5_S = Scenario(
+    "cut-for-5-s",
+    (
+        Row(
+            "the network between two nodes is cut for 5 s",
+            "the run waits, and goes on where it was",
+            "everything",
+        ),
+    ),
+    (Fault("cut-5", rank=0),),
+    0,
+    (),
+    "by itself",
+)
+CUT_FOR_GOOD = Scenario(
+    "cut-for-good",
+    (
+        Row(
+            "the network between two nodes is cut for good, with `--restarts 0`",
+            "after `--timeout` every node's run ends: it lost its connection to another worker",
+            NEWEST,
+        ),
+    ),
+    (Fault("cut", rank=0),),
+    1,
+    ("lost its connection to another worker",),
+    "with --resume",
+    (*EVERY_STEP, "--timeout", "5", "--restarts", "0"),
+)
+LOST_NODE = Scenario(
+    "killed-on-a-node",
+    (
+        Row(
+            "a worker of one of several nodes is killed",
+            f"every node's launcher {AGAIN}, all together",
+            NEWEST,
+        ),
+    ),
+    (Fault("kill"),),
+    0,
+    ("(1 of 3 restarts)",),
+    "by itself",
+)
+ALL = (*SCENARIOS, DAMAGED, FULL_DISK, PORT_TAKEN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fault_scenarios import SCENARIOS
+from fault_scenarios import ALL
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reliability.md"
 BEGIN = "<!-- made by `make reliability` from tests/reliability/fault_scenarios.py -->\n"
@@ -14,7 +14,7 @@ END = "<!-- end -->\n"
 def table() -> str:
     """In Markdown, between its marks."""
     lines = ["| fault | what happens | exit code | what is kept | tested by |", "|---|---|---|---|---|"]
-    for scenario in SCENARIOS:
+    for scenario in ALL:
         for row in scenario.rows:
             lines.append(
                 f"| {row.fault} | {row.happens} | {scenario.code} | {row.kept} | `{scenario.name}` |"

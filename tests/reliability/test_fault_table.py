@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault_scenarios import SCENARIOS
+from fault_scenarios import ALL
 from fault_table import PAGE, page_with, table
 
 
@@ -11,6 +11,6 @@ def test_the_page_has_the_table() -> None:
 
 
 def test_every_row_is_a_fault_of_its_own() -> None:
-    faults = [row.fault for scenario in SCENARIOS for row in scenario.rows]
+    faults = [row.fault for scenario in ALL for row in scenario.rows]
     assert len(faults) == len(set(faults))
-    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
+    assert len({scenario.name for scenario in ALL}) == len(ALL)

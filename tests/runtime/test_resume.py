@@ -77,5 +77,20 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(
         find_checkpoint(run_dir)
 
 
+@pytest.mark.processes
+def test_a_flipped_bit_is_noticed_by_the_checksum(four_workers: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(four_workers / SAVED.name / "checkpoints", run_dir / "checkpoints")
+    shutil.rmtree(checkpoint_folder(run_dir, 3), ignore_errors=True)
+    path = checkpoint_folder(run_dir, 2) / "rank-00001.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert find_checkpoint(run_dir).checkpoint.step == 2
+    found = find_checkpoint(run_dir, reads_all=True)
+    assert found.checkpoint.step == 1
+    assert "rank-00001.safetensors is not what was written" in found.skipped[0]
+
+
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])

@@ -125,7 +125,7 @@ def launch(
     started = prepared.launch
     workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
     output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")
-    report = run.start(prepared, output.err(), output.note)
+    report = run.start(prepared, going_on, output.err(), output.note)
     if trace is not None:
         written = write_run_trace(trace, prepared.plan, started.run_dir)
         output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")

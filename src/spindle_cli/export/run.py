@@ -37,7 +37,7 @@ def export_run(run_dir: Path, output: Path, *, task: str | None, workload: str |
         WorkloadError: the workload cannot be built.
         UsageError: there is no such task.
     """
-    found = find_checkpoint(run_dir)
+    found = find_checkpoint(run_dir, reads_all=True)
     modules = trained_modules(found, workload or found.checkpoint.workload)
     if task is not None and task not in modules:
         raise UsageError(f"--task {task}: the tasks are {', '.join(modules)}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from spindle_cli.checkpoint_files import find_checkpoint
+from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.cause import failure_of
@@ -77,22 +77,26 @@ class Attempts:
         launch = self._launch
         self._say(failure.message)
         forget_attempt(launch.run_dir, self._ranks, launch.node_rank)
-        start = "from the beginning: there is no checkpoint"
-        done = 0
-        if any((launch.run_dir / CHECKPOINTS_DIR).glob("step-*")):
-            try:
-                found = find_checkpoint(launch.run_dir)
-            except InputError as none:
-                self._say(none.message)
-            else:
-                done = found.checkpoint.step
-                start = f"from {found.folder}"
-                for skipped in found.skipped:
-                    self._say(f"warning: {skipped}")
+        found = self._newest_checkpoint()
+        step = None if found is None else found.checkpoint.step
         if launch.node_rank == 0:
-            forget_metrics_after(launch.run_dir, done)
-        self._say(f"starting again {start} ({self._failures} of {launch.restarts} restarts)")
-        return build_again(launch, resume=done > 0)
+            forget_metrics_after(launch.run_dir, step or 0)
+        start = "the beginning: there is no checkpoint" if found is None else found.folder
+        self._say(f"starting again from {start} ({self._failures} of {launch.restarts} restarts)")
+        return build_again(launch, step)
+
+    def _newest_checkpoint(self) -> FoundCheckpoint | None:
+        run_dir = self._launch.run_dir
+        if not any((run_dir / CHECKPOINTS_DIR).glob("step-*")):
+            return None
+        try:
+            found = find_checkpoint(run_dir, reads_all=True)
+        except InputError as none:
+            self._say(f"warning: {none.message}")
+            return None
+        for skipped in found.skipped:
+            self._say(f"warning: {skipped}")
+        return found
 
     def _sees_steps(self) -> bool:
         """Whether this node can tell that steps were made: only rank 0's, or with a shared folder."""

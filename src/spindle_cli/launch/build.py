@@ -56,17 +56,22 @@ def build_launch(
     )
 
 
-def build_again(launch: Launch, *, resume: bool) -> Launch:
+def going_on(launch: Launch, step: int | None) -> Launch:
+    """The same launch from the checkpoint after `step`; None: from the beginning."""
+    update = {"resume": step is not None, "resume_step": step}
+    return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
+
+
+def build_again(launch: Launch, step: int | None) -> Launch:
     """The same launch once more, after a worker was lost. Other nodes notice the loss later, within the run's
     timeout: so long they are waited for, and as long again as it takes to start.
 
-    `resume`: there is a checkpoint to go on from.
+    `step`: see `going_on`.
     """
     before = f"--rdzv-conf=rank={launch.node_rank}"
     wait_s = math.ceil(launch.request.timeout_s + START_S)
     argv = tuple(f"{before},join_timeout={wait_s}" if word == before else word for word in launch.argv)
-    request = launch.request.model_copy(update={"resume": resume})
-    return launch.model_copy(update={"argv": argv, "request": request})
+    return going_on(launch.model_copy(update={"argv": argv}), step)
 
 
 def _environment(request: RunRequest, share: NodeShare) -> dict[str, str]:

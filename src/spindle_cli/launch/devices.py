@@ -69,17 +69,24 @@ def _require_memory(processes: int) -> None:
 
 
 def require_disk(run_dir: Path, needed_bytes: int = 0) -> None:
-    """Refuse to start a run that would fill the disk.
+    """Refuse to start a run that would fill the disk, or whose folder cannot be made.
 
     Raises:
-        InputError: less is free where the run's folder is, or will be, than the run's files need.
+        InputError: it cannot; or less is free there than the run's files need.
     """
     existing = run_dir.absolute()
     while not existing.exists():
         existing = existing.parent
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        why = "may not be written" if existing.is_dir() else "is a file"
+        raise InputError(
+            f"{run_dir}: the run's folder cannot be made: {existing} {why}",
+            hint="Choose a folder on a disk that can be written, with --run-dir.",
+        )
     needed = RUN_FILES_BYTES + needed_bytes
-    free = shutil.disk_usage(existing).free
-    if free < needed:
+    usage = shutil.disk_usage(existing)
+    free = usage.free
+    if usage.total and free < needed:  # no disk at all is behind /proc: making the folder will say so
         raise InputError(
             f"{run_dir}: {format_bytes(free)} are free on its disk; the run needs {format_bytes(needed)}",
             hint="Make room, or choose a folder on another disk with --run-dir.",

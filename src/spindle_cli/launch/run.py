@@ -9,7 +9,7 @@ from rich.console import Console
 
 from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.launch.attempts import Attempts, Say
-from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.build import build_launch, going_on
 from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.network import require_address, share_of_node
@@ -96,13 +96,15 @@ def resume_point(prepared: Prepared) -> FoundCheckpoint | None:
     """
     if not prepared.launch.request.resume:
         return None
-    found = find_checkpoint(prepared.launch.run_dir)
+    found = find_checkpoint(prepared.launch.run_dir, reads_all=True)
     require_steps_left(found, prepared.total_steps)
     return found
 
 
-def start(prepared: Prepared, console: Console, say: Say) -> RunReport:
+def start(prepared: Prepared, resumed: FoundCheckpoint | None, console: Console, say: Say) -> RunReport:
     """Run this node's workers to their end, with progress on `console` where it is a terminal.
+
+    `resumed`: the checkpoint that they go on from. `say`: takes lines for people.
 
     Raises:
         RunFailedError: a worker failed, with that worker's error; or SIGTERM has stopped the run, with the
@@ -112,9 +114,11 @@ def start(prepared: Prepared, console: Console, say: Say) -> RunReport:
     """
     launch = prepared.launch
     prepare_run_dir(launch.run_dir)
-    if launch.request.resume:
+    if resumed is not None:
+        step = resumed.checkpoint.step
+        launch = going_on(launch, step)
         forget_errors(launch.run_dir)
-        forget_metrics_after(launch.run_dir, find_checkpoint(launch.run_dir).checkpoint.step)
+        forget_metrics_after(launch.run_dir, step)
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals(launch.run_dir) as signals:
         attempts = Attempts(launch, prepared.ranks, signals, console, say, progress)

@@ -30,6 +30,8 @@ def choose_run_dir(workload: str, wanted: Path | None, *, resume: bool, node_ran
             )
         return found
     if wanted is not None:
+        if wanted.exists() and not wanted.is_dir():
+            raise UsageError(f"--run-dir {wanted}: it is a file, not a folder", hint="Choose another name.")
         if is_taken(wanted, node_rank):
             raise UsageError(
                 f"--run-dir {wanted}: there is a run in it already",
@@ -83,7 +85,7 @@ def forget_attempt(run_dir: Path, ranks: range, node_rank: int) -> None:
 
 def forget_errors(run_dir: Path) -> None:
     """Remove what an earlier part of a resumed run has left behind, and what asked it to stop."""
-    for pattern in ("rank-*.error.json", "rank-*.pid", "rank-*.stack", "node-*.exits.json"):
+    for pattern in ("rank-*.error.json", "rank-*.pid", "rank-*.stack", "rank-*.room", "node-*.exits.json"):
         for path in workers_dir(run_dir).glob(pattern):
             path.unlink(missing_ok=True)
     stop_path(run_dir).unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from spindle_cli.checkpoint_files import (
     Checkpoint,
     Shard,
     checkpoint_folder,
+    checksum,
     forget_old,
     shard_name,
 )
@@ -93,7 +94,12 @@ class Checkpoints:
         try:
             save_file(tensors, path)
             _sync(path)
-            shard = Shard(file=path.name, num_bytes=path.stat().st_size, keys=tuple(tensors))
+            shard = Shard(
+                file=path.name,
+                num_bytes=path.stat().st_size,
+                keys=tuple(tensors),
+                sha256=checksum(path),
+            )
         except (OSError, SafetensorError) as error:
             return Written(None, f"{path}: cannot be written: {error}", None)
         return Written(shard, None, numbers_of(self._state))

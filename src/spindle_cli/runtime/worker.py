@@ -167,7 +167,7 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     if not request.resume:
         return 0
     # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
-    chosen = [find_checkpoint(request.run_dir) if rank == 0 else None]
+    chosen = [find_checkpoint(request.run_dir, step=request.resume_step) if rank == 0 else None]
     dist.broadcast_object_list(chosen)
     (found,) = chosen
     assert found is not None
