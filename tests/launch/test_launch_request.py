@@ -43,6 +43,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "steps": 4,
             "run_dir": str(run_dir),
             "resume": False,
+            "resume_step": None,
             "checkpoint_every": None,
             "keep": 3,
             "device_type": "cpu",
