@@ -97,8 +97,7 @@ def _count(folder: Path) -> int:
 
 def outside_share(measured: PredictedVsMeasured) -> float:
     """Of the iteration, what the slowest device spends neither computing (the update included) nor
-    communicating.
+    communicating: waits for data, and all that its stopwatch counts as nothing.
     """
-    iteration_s = measured.iteration.measured_s
-    inside_s = min(each.compute_s + each.wait_s + each.optimizer_s for each in measured.devices)
-    return (iteration_s - inside_s) / iteration_s
+    outside_s = max(each.data_s + (each.other_s or 0.0) for each in measured.devices)
+    return outside_s / measured.iteration.measured_s

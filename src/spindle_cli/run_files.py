@@ -143,7 +143,8 @@ class DeviceTimes(Model):
     """Where one device's measured iteration went (medians over the measured steps).
 
     `compute_s`: in slices, forward and backward. `wait_s`: held up by transfers, gradient sums and losses of
-    other devices. `data_s`: held up by the input pipeline. `optimizer_s`: in the update.
+    other devices. `data_s`: held up by the input pipeline. `optimizer_s`: in the update. `other_s`: in none
+    of these, as measured step by step; None in files of older versions.
     """
 
     device: Annotated[int, Field(ge=0)]
@@ -151,6 +152,7 @@ class DeviceTimes(Model):
     wait_s: Annotated[float, Field(ge=0)]
     data_s: Annotated[float, Field(ge=0)]
     optimizer_s: Annotated[float, Field(ge=0)] = 0.0
+    other_s: Annotated[float, Field(ge=0)] | None = None
 
 
 class PredictedVsMeasured(Artifact):

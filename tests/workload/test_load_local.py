@@ -12,6 +12,7 @@ from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.load import load
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.rebind import rebind
 
 from . import shapes_of_models
 
@@ -87,3 +88,33 @@ def test_every_shape_of_model_can_be_built_abstractly_and_in_part(name: str) -> 
         assert parameter.is_meta == (last not in full.users[key]), key
         assert parameter.is_meta or torch.equal(parameter, full.parameters[key])
     assert asked[0] == graph.fingerprint
+
+
+@pytest.mark.parametrize("name", shapes_of_models.ALL)
+def test_a_graph_serves_another_build_of_the_same_workload(name: str) -> None:
+    where = f"{shapes_of_models.ALL[name].__module__}:{name}"
+    workload = load(where).workload
+    rebound = rebind(analyse(load_abstract(where).workload), workload)
+    analysed = analyse(workload)
+    if rebound is None:  # it needs what tracing has put into the modules
+        assert any(
+            "_tensor_constant" in str(n.target)
+            for t in analysed.tasks.values()
+            for o in t.ops
+            for n in o.graph.nodes
+        )
+        return
+    assert rebound.fingerprint == analysed.fingerprint
+    found, expected = ParameterTable.of(rebound), ParameterTable.of(analysed)
+    assert found.users == expected.users
+    assert all(found.parameters[key] is parameter for key, parameter in expected.parameters.items())
+    for task in analysed.tasks.values():
+        assert [op.parameters for op in rebound.tasks[task.task.name].ops] == [
+            op.parameters for op in task.ops
+        ]
+
+
+def test_a_graph_does_not_serve_another_workload() -> None:
+    graph = analyse(load_abstract(source("mixed")).workload)
+    for build in ("copied", "reading"):
+        assert rebind(graph, load(source(build)).workload) is None

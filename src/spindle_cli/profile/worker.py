@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from spindle_cli.allocator import keep_freed_memory
 from spindle_cli.errors import SpindleError
 from spindle_cli.profile.inputs import ChainInputs
 from spindle_cli.profile.link_speed import measure_link
@@ -93,6 +94,7 @@ class _Worker:
         self, rank: int, settings: WorkerSettings, analysed: Analysed | None, lockstep: Lockstep
     ) -> None:
         torch.set_num_threads(settings.threads)
+        keep_freed_memory()  # as the workers that train do
         self._lockstep = lockstep
         self._is_first = rank == 0
         self._device = torch.device("cpu")

@@ -75,6 +75,7 @@ def _device_times(device: int, times: RankTimes) -> DeviceTimes:
         wait_s=times.get((Activity.WAIT, None), 0.0),
         data_s=times.get((Activity.DATA, None), 0.0),
         optimizer_s=times.get((Activity.OPTIMIZER, None), 0.0),
+        other_s=max(0.0, times.get((Activity.OTHER, None), 0.0)),
     )
 
 

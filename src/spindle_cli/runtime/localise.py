@@ -23,7 +23,6 @@ from spindle_cli.runtime.compute import LocalSlice
 from spindle_cli.runtime.local_ops import LocalOps, Place
 from spindle_cli.runtime.shards import Cuts, find_cuts
 from spindle_cli.runtime.wiring import Wiring, wire
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local
@@ -77,7 +76,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     loaded = load_local(request.workload, choose)
     # A dtype that the request asks for is that of all arithmetic.
     train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
-    graph = analyse(loaded.workload)
+    graph = loaded.graph
     table = ParameterTable.of(graph)
     splits = plan_splits(plan, graph, str(request.plan))
     cuts = find_cuts(plan, graph, table, splits)

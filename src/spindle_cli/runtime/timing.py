@@ -28,6 +28,7 @@ class Activity(StrEnum):
     WAIT = "wait"  # for transfers, gradient sums, losses
     DATA = "data"  # for the input pipeline
     OPTIMIZER = "optimizer"  # the update of the parameters, and making the gradients ready for the next step
+    OTHER = "other"  # what is left of the step
 
 
 class Passing(StrEnum):
@@ -107,7 +108,7 @@ class Stopwatch:
         self._origin, self._origin_s = self._take_origin()
         self._begin = take_mark(device)
         self._open: list[Lap] = []
-        self._ended: list[Lap] = []
+        self._ended: KeptStep | None = None
 
     @contextmanager
     def timed(
@@ -140,16 +141,16 @@ class Stopwatch:
 
     def end_step(self, step: int) -> None:
         """Close a step. Its marks are read when the next one ends, when a device has surely passed them."""
-        self._read(self._ended)
-        self._ended, self._open = self._open, []
-        self.steps.append(KeptStep(step, self._begin, take_mark(self.device), self._ended))
+        self._read_ended()
+        laps, self._open = self._open, []
+        self._ended = KeptStep(step, self._begin, take_mark(self.device), laps)
+        self.steps.append(self._ended)
 
     def close(self) -> None:
         """Read what is left; waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self._read(self._ended)
-        self._ended = []
+        self._read_ended()
 
     def medians(self) -> dict[Key, float]:
         """Median seconds per step of each key, the first step (warm-up) left out where there are more."""
@@ -170,11 +171,16 @@ class Stopwatch:
         assert isinstance(origin, float)
         return origin, origin
 
-    def _read(self, laps: list[Lap]) -> None:
+    def _read_ended(self) -> None:
+        step, self._ended = self._ended, None
+        if step is None:
+            return
         totals: dict[Key, float] = {}
-        for lap in laps:
+        for lap in step.laps:
             if lap.key is not None:
                 totals[lap.key] = totals.get(lap.key, 0.0) + seconds_between(lap.begin, lap.end)
+        # Measured, not what is left of the medians: a median of sums is more than a sum of medians.
+        totals[Activity.OTHER, None] = seconds_between(step.begin, step.end) - sum(totals.values())
         for key, total in totals.items():
             self.seconds.setdefault(key, []).append(total)
 

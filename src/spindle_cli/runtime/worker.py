@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from spindle_cli.allocator import keep_freed_memory
 from spindle_cli.artifact import to_compact_json, write_json, write_text
 from spindle_cli.check.run import check_plan
 from spindle_cli.checkpoint_files import find_checkpoint, require_steps_left
@@ -67,6 +68,7 @@ def run(request: RunRequest, environment: WorkerEnvironment) -> None:
         RunFailedError: training failed: a loss that is not finite, a lost worker.
     """
     torch.set_num_threads(request.threads)
+    keep_freed_memory()
     stop = StopRequest(request.run_dir)
     stop.heed_sigterm()
     device = select_device(request, environment)

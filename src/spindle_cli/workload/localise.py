@@ -10,6 +10,7 @@ wanted ones.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import nn
@@ -20,8 +21,15 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.draws import drawing_as_if_real
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.load import LoadedWorkload, build
+from spindle_cli.workload.rebind import rebind
 from spindle_cli.workload.source import Source, resolve
-from spindle_cli.workload.types import Workload
+
+
+@dataclass(frozen=True)
+class LocalWorkload(LoadedWorkload):
+    """A workload of which only some parameters are real, and its graph."""
+
+    graph: WorkloadGraph
 
 
 class _UnlocalisableError(Exception):
@@ -36,7 +44,7 @@ def load_local(
     wanted: Wanted | Callable[[WorkloadGraph], Wanted],
     *,
     relative_to: Path | None = None,
-) -> LoadedWorkload:
+) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
     the meta device.
 
@@ -53,21 +61,22 @@ def load_local(
     """
     found = resolve(source, relative_to=relative_to)
     try:
-        workload = _build_in_part(found, wanted)
+        graph = _build_in_part(found, wanted)
     except _UnlocalisableError:
-        workload = build(found)
-        _keep_only(workload, wanted)
-    return LoadedWorkload(workload, found.train, source)
+        graph = analyse(build(found))
+        _keep_only(graph, wanted)
+    return LocalWorkload(graph.workload, found.train, source, graph)
 
 
-def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> Workload:
+def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> WorkloadGraph:
     first = Births()
     try:
         with parameters_born(first, keep=lambda _: False):
             abstract = build(source)
     except SpindleError as error:
         raise _UnlocalisableError from error
-    used = _used(abstract, wanted)
+    graph = analyse(abstract)
+    used = _used(graph, wanted)
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
     kept = {first.numbers[id(parameter)] for parameter in used.values()}
@@ -81,7 +90,7 @@ def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wa
     if second.describe() != first.describe() or any(second.parameters[number].is_meta for number in kept):
         raise _UnlocalisableError
     drop(second.parameters[number] for number in needed - kept)
-    return workload
+    return rebind(graph, workload) or analyse(workload)
 
 
 def _with_sources(kept: set[int], births: Births) -> set[int]:
@@ -94,9 +103,10 @@ def _with_sources(kept: set[int], births: Births) -> set[int]:
     return needed
 
 
-def _used(workload: Workload, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> dict[int, nn.Parameter]:
+def _used(
+    graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted]
+) -> dict[int, nn.Parameter]:
     """Parameters that the wanted ops use, by id."""
-    graph = analyse(workload)
     chosen = wanted(graph) if callable(wanted) else wanted
     return {
         id(parameter): parameter
@@ -110,7 +120,7 @@ def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
     return [task.root.get_parameter(name) for name in task.ops[index].parameters]
 
 
-def _keep_only(workload: Workload, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> None:
-    used = _used(workload, wanted)
-    for task_graph in analyse(workload).tasks.values():
+def _keep_only(graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> None:
+    used = _used(graph, wanted)
+    for task_graph in graph.tasks.values():
         drop(parameter for parameter in task_graph.root.parameters() if id(parameter) not in used)
