@@ -14,10 +14,14 @@ from spindle_cli.cluster import Cluster
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.counting import count_work
+from spindle_cli.profile.jobs import make_jobs
 from spindle_cli.profile.profiling import Audience, estimate_profile
+from spindle_cli.profile.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.tensor_parallel import degrees_on
+from spindle_cli.profile.timings import PhaseTimes
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.ops import op_module
 from spindle_cli.workload.tensor_parallel import layer_split
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
@@ -63,6 +67,31 @@ def test_a_split_layer_does_its_share_of_every_product(graph: WorkloadGraph) -> 
     # Behind attention and behind the MLP: [B, S, W] in float32 each.
     assert half.summed_bytes == (BATCH * TOKENS * WIDTH * 4.0,) * 2
     assert whole.summed_bytes == ()
+
+
+def test_one_part_runs_by_itself_and_counts_what_it_would_sum(graph: WorkloadGraph) -> None:
+    task = graph.tasks["task"]
+    op = task.ops[1]
+    split = layer_split(graph.workload, task, op, 2)
+    assert split is not None
+    whole, sums = op_module(task, op), SumCounter((0,), 0, torch.device("cpu"))
+    part = one_part(whole, split, sums)
+    (out,) = part(torch.zeros(BATCH, TOKENS, WIDTH, requires_grad=True))
+    out.sum().backward()
+    assert out.shape == (BATCH, TOKENS, WIDTH)
+    num_bytes = BATCH * TOKENS * WIDTH * 4
+    assert sums.take() == SplitSums((num_bytes,) * 2, (num_bytes,) * 2)
+    held = sum(parameter.numel() for parameter in part.parameters())
+    assert held < 0.52 * sum(parameter.numel() for parameter in whole.parameters())
+    times = sums.take().added_to(PhaseTimes(forward_s=1.0, backward_s=2.0), 2, a800())
+    assert times.communication_s == pytest.approx(4 * all_reduce_s(num_bytes, range(2), a800()))
+    assert times.forward_s + times.backward_s == pytest.approx(3.0 + times.communication_s)
+
+
+def test_jobs_have_the_parts_that_fit_the_devices(graph: WorkloadGraph) -> None:
+    table = make_jobs(graph, max_devices=4, max_points=8, degrees=(2, 4, 8))
+    found = {(BATCH // job.rows, job.tp) for job in table.jobs if job.op.op == 1}
+    assert found == {(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)}
 
 
 def test_heads_that_do_not_divide_are_not_split(graph: WorkloadGraph) -> None:

@@ -85,6 +85,15 @@ def profile(
             "--time-limit", min=0.01, metavar="SECONDS", help="At most this long for one op on one share."
         ),
     ] = 0.5,
+    tp: Annotated[
+        int,
+        typer.Option(
+            "--tp",
+            min=1,
+            metavar="N",
+            help="Also measure layers split 2, 4 and 8 ways, up to N; with --cluster.",
+        ),
+    ] = 1,
     write_cluster: Annotated[
         Path | None,
         typer.Option(
@@ -133,6 +142,7 @@ def profile(
             threads=threads,
             cluster_out=write_cluster,
             limits=limits,
+            max_tp=tp,
         )
     output.note(f"wrote {output_path}")
     if write_cluster is not None:
@@ -145,8 +155,8 @@ def _summary(path: Path, made: Profile) -> ProfileSummary:
         CurveSummary(
             name=metaop.name,
             num_ops=metaop.num_ops,
-            num_devices=[point.num_devices for point in metaop.curve],
-            op_s=[point.op_s for point in metaop.curve],
+            num_devices=[point.num_devices for point in metaop.best_points],
+            op_s=[point.op_s for point in metaop.best_points],
             spread=max((point.spread for point in metaop.curve if point.spread is not None), default=None),
             leave_one_out_error=metaop.fit.leave_one_out_error if metaop.fit else None,
             worst_error=metaop.fit.worst_error if metaop.fit else None,
@@ -183,7 +193,7 @@ def _table(made: Profile) -> Table:
     for column in ("ops", "batch", "op on 1", "on n", "n", "kept/op", "spread", "fit"):
         table.add_column(column, justify="right")
     for metaop in made.metaops:
-        first, last = metaop.curve[0], metaop.curve[-1]
+        first, last = metaop.best_points[0], metaop.best_points[-1]
         spreads = [point.spread for point in metaop.curve if point.spread is not None]
         error = metaop.fit.leave_one_out_error if metaop.fit else None
         table.add_row(

@@ -30,14 +30,14 @@ class Times:
     Attributes:
         by_key: of the jobs that could be timed.
         flops: forward floating-point operations of each op for its task's whole batch.
-        source_of: what a point of so many devices says about itself.
+        source_of: what a point of so many devices, and so much tensor parallelism, says about itself.
         value_bytes: bytes of a value between ops for the whole batch.
         by_tp: like `by_key` for ops split by tensor parallelism, by its degree.
     """
 
     by_key: Mapping[str, OpTiming]
     flops: Mapping[OpRef, float]
-    source_of: Callable[[int], Source]
+    source_of: Callable[[int, int], Source]
     value_bytes: Callable[[ValueSpec], int]
     by_tp: Mapping[int, Mapping[str, OpTiming]] = field(default_factory=dict)
 
@@ -154,7 +154,7 @@ class _MetaOpAssembly:
             for dp in valid:
                 timings = self._timings(dp, by_key)
                 if timings is not None and dp * tp <= self._extent.max_devices:
-                    points.append(self._point(dp, [timing.on(dp) for timing in timings], tp))
+                    points.append(self._point(dp, [timing.on(dp * tp) for timing in timings], tp))
         return points
 
     def _timings(self, dp: int, by_key: Mapping[str, OpTiming] | None = None) -> list[OpTiming] | None:
@@ -173,7 +173,7 @@ class _MetaOpAssembly:
             tp=tp,
             forward_s=sum(times.forward_s for times in ops) / len(ops),
             backward_s=sum(times.backward_s for times in ops) / len(ops),
-            source=self._times.source_of(dp),
+            source=self._times.source_of(dp * tp, tp),
             spread=max(spreads) if spreads else None,
             repeats=min(repeats) if repeats else None,
             communication_s=sum(times.communication_s for times in ops) / len(ops),

@@ -75,7 +75,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
         by_key=timings,
         by_tp=by_tp,
         flops=_whole_batch(graph, table, flops),
-        source_of=lambda _: "estimated",
+        source_of=lambda _, __: "estimated",
         value_bytes=partial(value_bytes, precision=settings.precision),
     )
     return assemble(

@@ -7,12 +7,13 @@ per batch share, and a share of 16 samples is the same work whether it is 64 ove
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.artifact import sha256_of
 from spindle_cli.profile.fit import choose_measured
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.tensor_parallel import layer_split
 
 
 @dataclass(frozen=True, order=True)
@@ -32,12 +33,14 @@ class Job:
         op: the op that stands for all equal ones.
         rows: samples of the share.
         label: for people.
+        tp: of how many devices, among which tensor parallelism splits the op, one is run.
     """
 
     key: str
     op: OpRef
     rows: int
     label: str
+    tp: int = 1
 
 
 @dataclass(frozen=True)
@@ -54,9 +57,9 @@ class JobTable:
     stand_ins: Mapping[OpRef, OpRef]
     class_of: Mapping[OpRef, str]
 
-    def key(self, op: OpRef, rows: int) -> str:
-        """Key of the job that times `op` on `rows` samples."""
-        return _key(self.class_of[op], rows)
+    def key(self, op: OpRef, rows: int, tp: int = 1) -> str:
+        """Key of the job that times `op` on `rows` samples, split `tp` ways."""
+        return _key(self.class_of[op], rows, tp)
 
 
 def valid_degrees(metaop: MetaOp, batch_size: int, max_devices: int) -> tuple[int, ...]:
@@ -69,8 +72,16 @@ def valid_degrees(metaop: MetaOp, batch_size: int, max_devices: int) -> tuple[in
     return tuple(n for n in range(1, min(batch_size, max_devices) + 1) if batch_size % n == 0)
 
 
-def make_jobs(graph: WorkloadGraph, max_devices: int, max_points: int) -> JobTable:
-    """The jobs of all MetaOps for up to `max_devices` devices, at most about `max_points` per batch."""
+def make_jobs(
+    graph: WorkloadGraph, max_devices: int, max_points: int, degrees: Sequence[int] = ()
+) -> JobTable:
+    """The jobs of all MetaOps for up to `max_devices` devices, at most about `max_points` per batch.
+
+    `degrees`: of tensor parallelism, for the ops that can be split so many ways.
+
+    Raises:
+        WorkloadError: the workload's `tp_plans` do not fit its layers.
+    """
     class_of = {
         OpRef(task.task.name, op.index): _op_class(task, op)
         for task in graph.tasks.values()
@@ -80,16 +91,17 @@ def make_jobs(graph: WorkloadGraph, max_devices: int, max_points: int) -> JobTab
     jobs: dict[str, Job] = {}
     for metaop in graph.metaops:
         batch_size = graph.tasks[metaop.task].task.batch_size
-        degrees = choose_measured(valid_degrees(metaop, batch_size, max_devices), max_points)
+        shares = choose_measured(valid_degrees(metaop, batch_size, max_devices), max_points)
         for index in metaop.ops:
             op = OpRef(metaop.task, index)
-            for dp in degrees:
-                rows = batch_size // dp
-                key = _key(class_of[op], rows)
-                if key not in jobs:
-                    jobs[key] = Job(key, stand_ins[op], rows, f"{metaop.name} on {rows} samples")
+            for tp in (1, *_possible(graph, op, degrees)):
+                for rows in (batch_size // dp for dp in shares if dp * tp <= max_devices):
+                    key = _key(class_of[op], rows, tp)
+                    part = f", one of {tp} parts" if tp > 1 else ""
+                    label = f"{metaop.name} on {rows} samples{part}"
+                    jobs.setdefault(key, Job(key, stand_ins[op], rows, label, tp))
     # By class, large shares first: what does not fit the memory shows early.
-    order = sorted(jobs.values(), key=lambda job: (job.op, -job.rows))
+    order = sorted(jobs.values(), key=lambda job: (job.op, -job.rows, job.tp))
     return JobTable(tuple(order), stand_ins, class_of)
 
 
@@ -101,8 +113,14 @@ def wanted_ops(table: JobTable) -> dict[str, set[int]]:
     return wanted
 
 
-def _key(op_class: str, rows: int) -> str:
-    return f"{op_class}/{rows}"
+def _key(op_class: str, rows: int, tp: int = 1) -> str:
+    return f"{op_class}/{rows}" if tp == 1 else f"{op_class}/{rows}/tp{tp}"
+
+
+def _possible(graph: WorkloadGraph, op: OpRef, degrees: Sequence[int]) -> list[int]:
+    """The degrees that an op can be split by."""
+    task = graph.tasks[op.task]
+    return [tp for tp in degrees if layer_split(graph.workload, task, task.ops[op.op], tp) is not None]
 
 
 def _stand_ins(graph: WorkloadGraph, class_of: Mapping[OpRef, str]) -> dict[OpRef, OpRef]:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from spindle_cli.artifact import sha256_of, write_json
+from spindle_cli.cluster import Cluster
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.counting import count_work
 from spindle_cli.profile.jobs import JobTable, OpRef, make_jobs
@@ -40,6 +41,7 @@ class MeasureSettings:
         max_points: at most about so many points of a curve are measured; those between are fitted.
         limits: when a measurement may stop.
         precision: of the arithmetic, as the train settings have it.
+        degrees: of tensor parallelism, on the links of `cluster`.
     """
 
     device: DeviceType
@@ -50,6 +52,8 @@ class MeasureSettings:
     max_points: int
     limits: Limits
     precision: TrainPrecision = "full"
+    degrees: tuple[int, ...] = ()
+    cluster: Cluster | None = None
 
     def environment(self) -> dict[str, Any]:
         """What the times depend on besides the workload, for the profile."""
@@ -67,9 +71,9 @@ class MeasureSettings:
             found["cuda"] = torch.version.cuda
         return found
 
-    def source_of(self, num_devices: int) -> Source:
-        """What a point says about itself."""
-        return "measured" if num_devices <= self.nproc else "composed"
+    def source_of(self, num_devices: int, tp: int) -> Source:
+        """What a point says about itself; one device's part of a split op is timed, its sums are not."""
+        return "measured" if num_devices <= self.nproc and tp == 1 else "composed"
 
 
 def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
@@ -103,7 +107,7 @@ def measure(
         RunFailedError: a process died, or an op fits the memory on no share.
     """
     loaded, graph = analysed.loaded, analysed.graph
-    table = make_jobs(graph, settings.max_devices, settings.max_points)
+    table = make_jobs(graph, settings.max_devices, settings.max_points, settings.degrees)
     device = describe_device(settings.device, settings.processes)
     kept = ResumeFile(out, _conditions(graph, settings, device))
     if kept.resumed:
@@ -122,6 +126,7 @@ def measure(
             note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
     times = Times(
         by_key=kept.timings,
+        by_tp={tp: _split(table, kept.timings, tp) for tp in settings.degrees},
         flops=_count_flops(graph, table),
         source_of=settings.source_of,
         value_bytes=lambda value: value.num_bytes,
@@ -177,17 +182,29 @@ class _Measuring:
             for job in self._todo:
                 steps.start(job.label)
                 try:
-                    self._kept.add_timing(job.key, self._timing(pool.run(job, self._settings.limits)))
+                    seen = pool.run(job, self._settings.limits)
+                    self._kept.add_timing(job.key, self._timing(seen, job.tp))
                 except DoesNotFitError:
                     self._kept.add_failed(job.key)
                 steps.done()
 
-    def _timing(self, seen: JobSamples) -> OpTiming:
+    def _timing(self, seen: JobSamples, tp: int) -> OpTiming:
         if self._settings.nproc > 1:
             slowest = slowest_of(seen.per_process[: self._settings.nproc])
         else:
             slowest = (summarise(seen.per_process[0]),)
+        if tp > 1 and self._settings.cluster is not None:
+            slowest = tuple(seen.sums.added_to(times, tp, self._settings.cluster) for times in slowest)
         return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes)
+
+
+def _split(table: JobTable, timings: Mapping[str, OpTiming], tp: int) -> dict[str, OpTiming]:
+    """Of the ops split so many ways, the timings by the key of the whole op."""
+    return {
+        table.key(job.op, job.rows): timings[job.key]
+        for job in table.jobs
+        if job.tp == tp and job.key in timings
+    }
 
 
 def _conditions(graph: WorkloadGraph, settings: MeasureSettings, device: Device) -> str:
@@ -198,6 +215,7 @@ def _conditions(graph: WorkloadGraph, settings: MeasureSettings, device: Device)
             "device": device.model_dump(),
             "environment": settings.environment(),
             "nproc": settings.nproc,
+            "links": None if settings.cluster is None else settings.cluster.links.model_dump(),
         }
     )
 

@@ -29,6 +29,7 @@ from spindle_cli.profile.messages import (
     Started,
     WorkerSettings,
 )
+from spindle_cli.profile.split_runs import SplitSums
 from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.timings import Limits, Sample, runs_per_repeat
 from spindle_cli.profile.types import MeasuredLink
@@ -40,10 +41,13 @@ _GOODBYE_S = 2.0
 
 @dataclass(frozen=True)
 class JobSamples:
-    """What the workers saw of one job: a sample per repeat, by worker; bytes that one share keeps."""
+    """What the workers saw of one job: a sample per repeat, by worker; bytes that one share keeps; what one
+    part of a split op has to sum with the others.
+    """
 
     per_process: tuple[tuple[Sample, ...], ...]
     activation_bytes: int
+    sums: SplitSums
 
 
 class DoesNotFitError(Exception):
@@ -117,7 +121,8 @@ class WorkerPool:
         runs = runs_per_repeat(max(reply.run_s for reply in prepared), limits)
         self._lockstep.num_repeats.value = 0
         measured = self._ask(Measure(runs, limits), Measured)
-        return JobSamples(tuple(reply.samples for reply in measured), prepared[0].activation_bytes)
+        samples = tuple(reply.samples for reply in measured)
+        return JobSamples(samples, prepared[0].activation_bytes, prepared[0].sums)
 
     def measure_link(self) -> MeasuredLink:
         """Time messages between neighbours (0 and 1, 2 and 3, ...), all at once as in training; the first's.

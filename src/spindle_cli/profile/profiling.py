@@ -18,6 +18,7 @@ from spindle_cli.profile.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
 from spindle_cli.profile.measure import MeasureSettings, measure, shared_limits
 from spindle_cli.profile.stand_ins import load_analysed
+from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.timings import Limits
 from spindle_cli.profile.types import Profile
 
@@ -48,6 +49,7 @@ def profile_workload(
     cluster_out: Path | None = None,
     limits: Limits = Limits(),  # noqa: B008 - frozen
     max_points: int = MAX_POINTS,
+    max_tp: int = 1,
 ) -> Profile:
     """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
     stopped.
@@ -57,12 +59,18 @@ def profile_workload(
         nproc: measure allocations of up to so many devices on as many processes.
         threads: of each process; the processes' share of this machine's cores if None.
         cluster_out: where to write this machine, as measured, as a cluster file.
+        max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
         UsageError: `nproc` or the cluster ask for devices that are not here.
         RunFailedError: a process died, or an op fits the memory on no share.
     """
+    if max_tp > 1 and cluster is None:
+        raise UsageError(
+            f"--tp {max_tp}: the sums of split layers come from the links of a cluster, and none is given",
+            hint="Name one with --cluster.",
+        )
     for path in (out, cluster_out):
         if path is not None:
             _check_writable(path)
@@ -77,6 +85,8 @@ def profile_workload(
         max_devices=processes if cluster is None else cluster.num_devices,
         max_points=max_points,
         limits=shared_limits(limits, device, processes, threads),
+        degrees=tuple(degree for degree in degrees_on(cluster) if degree <= max_tp),
+        cluster=cluster if max_tp > 1 else None,
     )
     if cluster_out is not None and processes == 1:
         raise UsageError(

@@ -16,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 
 from spindle_cli.allocator import keep_freed_memory
 from spindle_cli.errors import SpindleError
@@ -38,11 +39,13 @@ from spindle_cli.profile.messages import (
 )
 from spindle_cli.profile.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.optimizer_run import OptimizerRun, trained_shapes
+from spindle_cli.profile.split_runs import SumCounter, one_part
 from spindle_cli.profile.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
 from spindle_cli.workload.ops import op_module
 from spindle_cli.workload.precision import Computing
+from spindle_cli.workload.tensor_parallel import layer_split
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
 # hold (a server's core has a few MiB of its own and of the last level; an H200 has 50 MB).
@@ -132,15 +135,22 @@ class _Worker:
         ref = request.job.op
         task = self._graph.tasks[ref.task]
         op = task.ops[ref.op]
-        module = Computing(op_module(task, op).to(self._device), self._train, self._device.type)
+        module: nn.Module = op_module(task, op).to(self._device)
+        sums = SumCounter((0,), 0, self._device)
+        if request.job.tp > 1:
+            split = layer_split(self._graph.workload, task, op, request.job.tp)
+            assert split is not None, "a job is made only where the op can be split"
+            module = one_part(module, split, sums)
+        module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
         self._run.repeat(1)
+        counted = sums.take()
         once_s = self._run.repeat(1).total_s
         # After a first run, which may have allocated what the libraries then keep.
         kept_bytes = self._run.kept_bytes()
         most = min(MOST_COPIES, int(request.limits.copies_s / max(once_s, 1e-9)))
         self._run.spread(WORKING_SET_BYTES[self._device.type], most)
-        return Prepared(self._run.warm_up(request.limits), kept_bytes)
+        return Prepared(self._run.warm_up(request.limits), kept_bytes, counted)
 
     def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
         """A device's part of the model is not known yet, so as much of it as fits a limit stands for it."""

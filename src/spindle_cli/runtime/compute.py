@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from spindle_cli.runtime.random_streams import mix
 from spindle_cli.runtime.recompute import run_recomputed
 from spindle_cli.runtime.rows import Samples
-from spindle_cli.runtime.tensor_parallel import TensorGroup
 from spindle_cli.runtime.wiring import WiredSlice
+from spindle_cli.workload.random_streams import mix
+from spindle_cli.workload.split_op import TensorGroup
 
 if TYPE_CHECKING:
     from torch import Tensor

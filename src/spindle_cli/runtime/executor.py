@@ -16,7 +16,6 @@ from spindle_cli.runtime.compute import ForwardRun, LocalSlice, run_backward, ru
 from spindle_cli.runtime.data import StepBatch
 from spindle_cli.runtime.gradients import GradientPool
 from spindle_cli.runtime.losses import LossBoard
-from spindle_cli.runtime.random_streams import drawing_from
 from spindle_cli.runtime.rows import Samples, take_rows
 from spindle_cli.runtime.sums import SumStarter
 from spindle_cli.runtime.timing import Activity, Stopwatch
@@ -25,6 +24,7 @@ from spindle_cli.runtime.wiring import WiredEdge
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.precision import computing
+from spindle_cli.workload.random_streams import drawing_from
 
 if TYPE_CHECKING:
     from torch import Tensor

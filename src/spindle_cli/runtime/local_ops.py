@@ -10,11 +10,11 @@ from torch import nn
 
 from spindle_cli.runtime.compute import LocalSlice
 from spindle_cli.runtime.shards import Cuts, take_parts
-from spindle_cli.runtime.tensor_parallel import PartialOp, Region, TensorGroup, View
 from spindle_cli.runtime.wiring import WiredSlice
 from spindle_cli.workload.ops import op_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.plan_splits import PlanSplits
+from spindle_cli.workload.split_op import PartialOp, Region, TensorGroup, View
 from spindle_cli.workload.tensor_parallel import LayerSplit
 
 

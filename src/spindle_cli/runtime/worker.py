@@ -243,7 +243,7 @@ def join_tensor_groups(model: LocalModel, request: RunRequest) -> None:
     communicators = Communicators(rank_sets, request.timeout_s, shares_world=False)
     for local in model.slices.values():
         if local.group is not None:
-            local.group.join(communicators)
+            local.group.join(communicators.of(local.group.ranks))
 
 
 def finish(trainer: Trainer, device: torch.device) -> None:

@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.runtime.communicators import Communicators
-from spindle_cli.runtime.random_streams import RandomState, draw_seed, seed_generators
+from spindle_cli.workload.random_streams import RandomState, draw_seed, seed_generators
 from spindle_cli.workload.tensor_parallel import LayerSplit
 
 
@@ -28,7 +27,7 @@ from spindle_cli.workload.tensor_parallel import LayerSplit
 class TensorGroup:
     """The devices that hold one batch share of a slice, as one of them sees it.
 
-    `member`: its place among `ranks`. The communicator is made when all ranks' programs are known (`join`).
+    `member`: its place among `ranks`. The communicator comes when all ranks' programs are known (`join`).
     """
 
     ranks: tuple[int, ...]
@@ -36,12 +35,12 @@ class TensorGroup:
     device: torch.device
     _communicator: dist.ProcessGroup | None = None
 
-    def join(self, communicators: Communicators) -> None:
+    def join(self, communicator: dist.ProcessGroup | None) -> None:
         """Take the communicator of these ranks."""
-        self._communicator = communicators.of(self.ranks)
+        self._communicator = communicator
 
-    def sum_(self, tensor: Tensor) -> None:
-        """Sum a contiguous tensor over the group, in place."""
+    def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - for who counts sums
+        """Sum a contiguous tensor, an activation or a gradient, over the group, in place."""
         assert self._communicator is not None, "a group is joined before training"
         dist.all_reduce(tensor, group=self._communicator)
 
@@ -76,6 +75,7 @@ class PartialOp(nn.Module):
         """`views`: by the parameters' names in `op`; equal ones are taken once."""
         super().__init__()
         self.op = op
+        self.leaves = nn.ParameterList(dict.fromkeys(leaf for view in views.values() for leaf in view.leaves))
         self._views = dict(views)
         self._region = region
 
@@ -190,7 +190,7 @@ class _SumBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         summed = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.group.sum_(summed)
+        ctx.group.sum_(summed, is_gradient=True)
         return summed, None
 
 
@@ -201,7 +201,7 @@ class _SumForward(torch.autograd.Function):
     def forward(_: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
         # In place, as nobody else has a linear map's output: its backward pass does not need it.
         summed = tensor.detach().contiguous()
-        group.sum_(summed)
+        group.sum_(summed, is_gradient=False)
         return summed.view_as(summed)
 
     @staticmethod
