@@ -37,3 +37,8 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
     return f"{count:.0f} B"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: '1 device', '1,024 devices'."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -9,6 +9,7 @@ from pydantic import Field
 from spindle_cli.artifact import Artifact
 from spindle_cli.check.types import Violation
 from spindle_cli.plan.types import Plan
+from spindle_cli.units import counted
 
 
 class CheckReport(Artifact):
@@ -37,7 +38,10 @@ class CheckReport(Artifact):
         )
 
     def __str__(self) -> str:
-        size = f"{self.num_slices} slices in {self.num_waves} waves on {self.num_devices} devices"
+        size = (
+            f"{counted(self.num_slices, 'slice')} in {counted(self.num_waves, 'wave')} "
+            f"on {counted(self.num_devices, 'device')}"
+        )
         if self.valid:
             return f"{self.plan}: valid ({size})"
         count = len(self.violations)

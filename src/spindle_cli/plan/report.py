@@ -8,7 +8,7 @@ from pydantic import Field
 
 from spindle_cli.artifact import Artifact
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
-from spindle_cli.units import format_bytes, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 class PlanReport(Artifact):
@@ -43,7 +43,8 @@ class PlanReport(Artifact):
     def __str__(self) -> str:
         predicted = self.predicted
         lines = [
-            f"{self.plan}: {self.num_slices} slices in {self.num_waves} waves on {self.num_devices} devices",
+            f"{self.plan}: {counted(self.num_slices, 'slice')} in {counted(self.num_waves, 'wave')} "
+            f"on {counted(self.num_devices, 'device')}",
             f"  iteration   {format_seconds(predicted.iteration_s)}",
             f"    compute   {format_seconds(predicted.compute_s)}, {self.gap:.1%} above the lower bound",
             f"    transfers {format_seconds(predicted.transfer_s)}",

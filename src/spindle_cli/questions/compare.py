@@ -14,7 +14,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
-from spindle_cli.units import format_bytes, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 class StrategyOutcome(Model):
@@ -101,21 +101,21 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each strategy, in the contract's order."""
     table = Table(
-        title=f"{comparison.workload} on {comparison.cluster}: {comparison.num_devices} devices",
+        title=f"{comparison.workload} on {comparison.cluster}: {counted(comparison.num_devices, 'device')}",
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("strategy")
+    table.add_column("strategy", no_wrap=True)
     for name in (
         "iteration",
         "speed-up",
         "compute",
         "above bound",
         "transfers",
-        "gradient sums",
+        "sums",
         "optimizer",
-        "peak memory",
+        "memory",
         "slices",
     ):
         table.add_column(name, justify="right", no_wrap=True)

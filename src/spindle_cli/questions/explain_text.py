@@ -8,7 +8,7 @@ from rich.table import Table
 from spindle_cli.questions.chain import Cause, Link
 from spindle_cli.questions.explain import Explanation
 from spindle_cli.questions.worth import Choice, OtherSize, Reason, Worth
-from spindle_cli.units import format_seconds
+from spindle_cli.units import counted, format_seconds
 
 _CAUSES = {
     Cause.START: "starts the chain",
@@ -23,7 +23,7 @@ def headline(explanation: Explanation) -> str:
     e = explanation
     over = e.compute_s / e.lower_bound_s - 1 if e.lower_bound_s else 0.0
     return (
-        f"{e.plan}: strategy {e.strategy} on {e.num_devices} devices\n"
+        f"{e.plan}: strategy {e.strategy} on {counted(e.num_devices, 'device')}\n"
         f"iteration {format_seconds(e.iteration_s)} = schedule {format_seconds(e.compute_s)} + transfers "
         f"{format_seconds(e.transfer_s)} + gradient sums {format_seconds(e.gradient_sum_s)} "
         f"+ optimizer {format_seconds(e.optimizer_s)}\n"
@@ -76,11 +76,11 @@ def worth_text(worth: Worth | None) -> str:
 
 def _other(other: OtherSize, bound_s: float) -> str:
     if other.lower_bound_s is None or other.iteration_s is None:
-        return f"{other.num_devices} devices: no plan"
+        return f"{counted(other.num_devices, 'device')}: no plan"
     change_s = other.lower_bound_s - bound_s
     sign = "+" if change_s >= 0 else ""
     return (
-        f"{other.num_devices} devices: bound {format_seconds(other.lower_bound_s)} "
+        f"{counted(other.num_devices, 'device')}: bound {format_seconds(other.lower_bound_s)} "
         f"({sign}{format_seconds(change_s)}), planned iteration {format_seconds(other.iteration_s)}"
     )
 

@@ -9,7 +9,7 @@ from rich.text import Text
 from spindle_cli.plan.types import Plan
 from spindle_cli.show.summary import Allocation, ShowReport
 from spindle_cli.show.symbols import Symbols
-from spindle_cli.units import format_bytes, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 def headline(report: ShowReport) -> str:
@@ -18,8 +18,9 @@ def headline(report: ShowReport) -> str:
     if report.gap is not None:
         gap = f", {report.gap:.1%} above the lower bound {format_seconds(report.lower_bound_s)}"
     return (
-        f"{report.workload} on {report.cluster}: {report.num_devices} devices, strategy {report.strategy}, "
-        f"{report.num_slices} slices in {report.num_waves} waves\n"
+        f"{report.workload} on {report.cluster}: {counted(report.num_devices, 'device')}, "
+        f"strategy {report.strategy}, "
+        f"{counted(report.num_slices, 'slice')} in {counted(report.num_waves, 'wave')}\n"
         f"iteration {format_seconds(report.iteration_s)} predicted; "
         f"compute {format_seconds(report.compute_s)}{gap}"
     )

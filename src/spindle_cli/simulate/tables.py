@@ -9,7 +9,7 @@ from rich.table import Table
 
 from spindle_cli.simulate.report import DeviceUse, SimulationReport, Waiting
 from spindle_cli.simulate.types import Cause
-from spindle_cli.units import format_bytes, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 MAX_DEVICES = 16
 MAX_WAITS = 10
@@ -20,7 +20,7 @@ def headline(report: SimulationReport) -> str:
     planned_s = report.planned_iteration_s
     against = f", {report.iteration_s / planned_s - 1:+.1%} against the plan's" if planned_s > 0 else ""
     return (
-        f"{report.plan} on {report.num_devices} devices, strategy {report.strategy}\n"
+        f"{report.plan} on {counted(report.num_devices, 'device')}, strategy {report.strategy}\n"
         f"iteration {format_seconds(report.iteration_s)} simulated{against} {format_seconds(planned_s)}; "
         f"devices compute {report.mean_utilisation:.0%} of it; "
         f"{format_bytes(report.transferred_bytes)} transferred, {format_bytes(report.summed_bytes)} summed"
