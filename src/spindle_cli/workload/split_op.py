@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from spindle_cli.errors import WorkloadError
+from spindle_cli.errors import PeerLostError, WorkloadError
 from spindle_cli.workload.random_streams import RandomState, draw_seed, seed_generators
 from spindle_cli.workload.tensor_parallel import LayerSplit
 
@@ -40,9 +40,16 @@ class TensorGroup:
         self._communicator = communicator
 
     def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - for who counts sums
-        """Sum a contiguous tensor, an activation or a gradient, over the group, in place."""
+        """Sum a contiguous tensor, an activation or a gradient, over the group, in place.
+
+        Raises:
+            PeerLostError: another device is gone, or did not answer within the timeout.
+        """
         assert self._communicator is not None, "a group is joined before training"
-        dist.all_reduce(tensor, group=self._communicator)
+        try:
+            dist.all_reduce(tensor, group=self._communicator)
+        except RuntimeError as error:  # torch raises DistBackendError and plain RuntimeErrors alike
+            raise PeerLostError(f"lost contact with another worker: {error}") from error
 
 
 @dataclass(frozen=True)
