@@ -115,8 +115,8 @@ def test_a_device_keeps_its_share_of_the_activations_and_of_what_it_received() -
     needs = device_memory([a, b], slices, cluster_of(3), Optimizer(2.0))
     assert [need.activation_bytes for need in needs] == [6 * MIB, 6 * MIB, 0]
     # The output of 64 KiB: half of it handed on by each of two; received, and its gradient beside a gradient
-    # of its own.
-    assert [need.buffer_bytes for need in needs] == [2**15, 2**15, 3 * 2**16]
+    # of its own. And the gradients inside of one op.
+    assert [need.buffer_bytes for need in needs] == [MIB + 2**15, MIB + 2**15, 3 * 2**16]
 
 
 def test_shards_of_tensor_parallelism_are_held_as_their_union() -> None:

@@ -20,6 +20,7 @@ from spindle_cli.costs.memory import (
     op_param_bytes,
     parameter_block,
     recomputed_bytes,
+    working_bytes,
 )
 from spindle_cli.units import MIB
 
@@ -74,8 +75,8 @@ def device_memory(
     Gradients take the bytes of the trained parameters; optimizer state `optimizer_state_per_param` times
     that, where it is sharded divided by the number of devices that hold the same parameters. Buffers: what
     each slice received from other devices stays until its backward pass; on top, of the largest slice, the
-    gradients of its output and its inputs; and what gradient sums take beyond the activations that have been
-    let go of when they start (`SUM_BUFFER_BYTES`).
+    gradients of its output and its inputs and those on their way through one op; and what gradient sums take
+    beyond the activations that have been let go of when they start (`SUM_BUFFER_BYTES`).
     """
     by_name = {metaop.name: metaop for metaop in metaops}
     in_order = sorted(slices, key=lambda piece: piece.start_s)
@@ -113,7 +114,8 @@ class _Part:
         )
         self.recomputed = recomputed_bytes(metaop, piece.dp, piece.tp, recompute=piece.recompute)
         taken = sum(num_bytes for num_bytes, _ in _inputs(piece, by_name))
-        self.passing = (taken + max(metaop.output_bytes, inner_bytes(metaop))) / piece.dp
+        handed = max(metaop.output_bytes, inner_bytes(metaop))
+        self.passing = (taken + handed) / piece.dp + working_bytes(metaop, piece.dp, piece.tp)
         # (identity, bytes unsharded, bytes that are trained) of the parameters of each op that has any
         self.blocks = {
             op - first: (parameter_block(metaop, op), num_bytes, num_bytes * metaop.trainable_fraction)

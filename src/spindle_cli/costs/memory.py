@@ -9,6 +9,9 @@ from typing import Protocol
 # channel (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation
 # 2, without scores).
 UNSPLIT_ACTIVATION_SHARE = 10 / 34
+# Of what an op has kept, the gradients that its backward pass holds at once before it lets go of the rest: in
+# a transformer layer two of the width between its linear layers, of some four that wide and a few narrower.
+WORKING_SHARE = 0.5
 
 
 class MetaOpSizes(Protocol):
@@ -88,6 +91,11 @@ def activation_bytes(
 def recomputed_bytes(metaop: MetaOpSizes, dp: int, tp: int, *, recompute: bool) -> float:
     """Bytes that one device needs while it recomputes an op in the backward pass, one op at a time."""
     return _op_activation_bytes(metaop, dp, tp) if recompute else 0.0
+
+
+def working_bytes(metaop: MetaOpSizes, dp: int, tp: int) -> float:
+    """Bytes of the gradients on their way through the backward pass of one op, on one device."""
+    return WORKING_SHARE * _op_activation_bytes(metaop, dp, tp)
 
 
 def _op_activation_bytes(metaop: MetaOpSizes, dp: int, tp: int) -> float:

@@ -11,6 +11,7 @@ from spindle_cli.costs.memory import (
     op_param_bytes,
     parameter_block,
     recomputed_bytes,
+    working_bytes,
 )
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Piece
@@ -38,7 +39,7 @@ class Footprint:
         activations = activation_bytes(metaop, piece.num_ops, point.dp, point.tp, recompute=point.recompute)
         self.kept = activations + taken
         recomputed = recomputed_bytes(metaop, point.dp, point.tp, recompute=point.recompute)
-        self.passing = taken + handed + recomputed
+        self.passing = taken + handed + recomputed + working_bytes(metaop, point.dp, point.tp)
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
         owners = point.dp if problem.profile.optimizer_state_sharded else 1
