@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "show": {"program"},
     "runtime": {"workload", "program", "check", "costs"},  # it keeps to the buffers that memory counts
     "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
+    "elastic": {"launch", "plan", "check", "questions"},
     "export": {"workload", "runtime"},
     "verify": {"launch", "runtime", "workload", "check"},
     "simulate": {"program", "costs"},

@@ -8,6 +8,7 @@ from pathlib import Path
 import yaml
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.artifact import write_json
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, WorkloadRef
@@ -27,7 +28,7 @@ def write_toy(
     train: Mapping[str, object] | None = None,
     **args: float,
 ) -> Path:
-    """Write toy.yaml and plan.yaml: the large task over both devices, then the small one on device 1.
+    """Write toy.yaml, profile.json and plan.yaml: the large task over both devices, then the small one on 1.
 
     `train`: settings besides the number of steps.
     """
@@ -57,8 +58,10 @@ def write_toy(
         slices.append(slice_of(profiled, (0, profiled.num_ops), DEVICES[metaop.task], start_s))
         metaops.append(profiled)
     cluster = cluster_of(2, devices_per_node=devices_per_node)
-    plan = plan_of(profile_of(*metaops), cluster, [(piece,) for piece in slices])
     made_for = WorkloadRef(name="toy", fingerprint=graph.fingerprint, source=source.name)
+    profile = profile_of(*metaops).model_copy(update={"workload": made_for})
+    write_json(folder / "profile.json", profile)
+    plan = plan_of(profile, cluster, [(piece,) for piece in slices])
     path = folder / "plan.yaml"
     write_plan(path, plan.model_copy(update={"workload": made_for}))
     return path

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fault_scenarios import SCENARIOS, STEPS, Scenario
+from fault_scenarios import LOST_DEVICE, SCENARIOS, STEPS, Scenario
 from safetensors.torch import load_file
 
 from helpers.cli import Ended, run_spindle
 from helpers.faulty_workload import write_faults
 from helpers.toy_plan import write_toy
+from spindle_cli.plan.file import read_plan
 from spindle_cli.run_files import newest_model, read_metrics
 
 pytestmark = pytest.mark.processes
@@ -32,7 +33,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def launch(patch: pytest.MonkeyPatch, folder: Path, *options: str, env: Mapping[str, str] = {}) -> Ended:
     """`spindle launch` of the toy workload in a folder; its workers import the helpers."""
     if not (folder / "plan.yaml").exists():
-        write_toy(folder, module="faulty_workload.py", steps=STEPS)
+        write_toy(folder, module="faulty_workload.py", steps=STEPS, dropout=0.3)
     patch.chdir(folder)
     patch.setenv("PYTHONPATH", PATH, prepend=":")
     for name, value in env.items():
@@ -62,3 +63,25 @@ def test_nothing_is_lost(
         again = launch(monkeypatch, tmp_path, "--resume")
         assert again.code == 0, again.err
     require_same_model(tmp_path / "run", undisturbed)
+
+
+def test_after_a_loss_for_good_training_goes_on_with_fewer_devices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without dropout: other devices draw other random numbers. By SGD: Adam makes steps of rounding."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+        sgd = {"optimizer": "SGD", "lr": 0.1}
+        write_toy(folder, module="faulty_workload.py", steps=STEPS, train=sgd, dropout=0.0)
+    assert launch(monkeypatch, whole, "--elastic", "--nproc", "1").code == 0
+    assert read_plan(whole / "plan-on-1.yaml").cluster.num_devices == 1
+    faults = write_faults(cut, *LOST_DEVICE.faults)
+    ended = launch(monkeypatch, cut, *LOST_DEVICE.options, env=faults)
+    assert ended.code == LOST_DEVICE.code, ended.err
+    assert all(text in ended.err for text in LOST_DEVICE.said), ended.err
+    found, wanted = load_file(newest_model(cut / "run")), load_file(newest_model(whole / "run"))
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+    assert [line.step for line in read_metrics(cut / "run")] == list(range(1, STEPS + 1))

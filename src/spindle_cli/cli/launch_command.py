@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, PlanArgument, WorkloadOption
+from spindle_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from spindle_cli.launch.report import RunReport
+    from spindle_cli.launch.run import Prepared
 
 
 def launch(
@@ -70,6 +77,26 @@ def launch(
             help="How long a worker may give no answer before it is taken to hang.",
         ),
     ] = 600,
+    elastic: Annotated[
+        bool,
+        typer.Option(
+            "--elastic",
+            help="Where starting again does not help, plan again for one device fewer and go on.",
+        ),
+    ] = False,
+    nproc: Annotated[
+        int | None,
+        typer.Option("--nproc", metavar="N", min=1, help="With --elastic: begin on N devices of the plan's."),
+    ] = None,
+    profile: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile",
+            metavar="PROFILE.json",
+            help="With --elastic: what the plan was made from. [default: found beside the plan]",
+            show_default=False,
+        ),
+    ] = None,
     workload: WorkloadOption = None,
     node_rank: Annotated[
         int | None,
@@ -88,6 +115,7 @@ def launch(
     checkpoint; any other failure ends it at once with the worker's error. SIGTERM ends it with a checkpoint
     and exit code 143.
     """
+    from spindle_cli.elastic.run import Elastic
     from spindle_cli.launch import run
     from spindle_cli.launch.report import render_report
     from spindle_cli.launch.shell import shell_script
@@ -96,28 +124,52 @@ def launch(
 
     if trace is not None:
         require_writable(trace)
-    prepared = run.prepare(
-        plan,
-        workload=workload,
-        run_dir=run_dir,
-        node_rank=node_rank,
-        master=master,
-        options=LaunchOptions(
-            steps=steps,
-            resume=resume,
-            checkpoint_every=checkpoint_every,
-            keep=keep,
-            traced_steps=None if trace is None else trace_steps,
-            timeout_s=timeout,
-            restarts=restarts,
-        ),
+    options = LaunchOptions(
+        steps=steps,
+        resume=resume,
+        checkpoint_every=checkpoint_every,
+        keep=keep,
+        traced_steps=None if trace is None else trace_steps,
+        timeout_s=timeout,
+        restarts=restarts,
     )
+
+    def prepare(path: Path, goes_on: bool = False) -> Prepared:
+        return run.prepare(
+            path,
+            workload=workload,
+            run_dir=prepared.launch.run_dir if goes_on else run_dir,
+            node_rank=node_rank,
+            master=master,
+            options=replace(options, resume=resume or goes_on),
+        )
+
+    if (nproc is not None or profile is not None) and not elastic:
+        raise UsageError("--nproc and --profile are for --elastic")
+    if trace is not None and elastic:
+        raise UsageError("--trace is of one plan, and --elastic may make others")
+    prepared = prepare(plan)
+    fewer = Elastic.of(prepared, plan, profile, prepare, output.note) if elastic else None
+    if fewer is not None and nproc is not None and nproc < prepared.plan.cluster.num_devices:
+        prepared = fewer.on_fewer(prepared, nproc, goes_on=False)
     if dry_run:
         output.report(as_json, prepared.launch, shell_script(prepared.launch))
         return
+    start = partial(train, or_anew=elastic and not resume)
+    report = start(prepared) if fewer is None else fewer.train(prepared, start)
+    if trace is not None:
+        written = write_run_trace(trace, prepared.plan, prepared.launch.run_dir)
+        output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")
+    output.report(as_json, report, render_report(report))
+
+
+def train(prepared: Prepared, *, or_anew: bool) -> RunReport:
+    """Train to the end, and say on standard error where it begins; `or_anew`: see `run.resume_point`."""
+    from spindle_cli.launch import run
+
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")
-    going_on = run.resume_point(prepared)
+    going_on = run.resume_point(prepared, or_anew=or_anew)
     if going_on is not None:
         for skipped in going_on.skipped:
             output.note(f"warning: {skipped}")
@@ -125,8 +177,4 @@ def launch(
     started = prepared.launch
     workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
     output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")
-    report = run.start(prepared, going_on, output.err(), output.note)
-    if trace is not None:
-        written = write_run_trace(trace, prepared.plan, started.run_dir)
-        output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")
-    output.report(as_json, report, render_report(report))
+    return run.start(prepared, going_on, output.err(), output.note)

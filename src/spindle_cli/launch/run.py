@@ -19,7 +19,7 @@ from spindle_cli.launch.signals import heeding_signals
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.run_files import forget_metrics_after
+from spindle_cli.run_files import CHECKPOINTS_DIR, forget_metrics_after
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,16 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     return missing_devices(prepared.plan, launch.processes)
 
 
-def resume_point(prepared: Prepared) -> FoundCheckpoint | None:
+def resume_point(prepared: Prepared, *, or_anew: bool = False) -> FoundCheckpoint | None:
     """The checkpoint from which the run will go on; None where it starts anew.
+
+    `or_anew`: it starts anew also where it was to go on, but has saved none.
 
     Raises:
         InputError: there is none, or it is at the run's end already.
     """
-    if not prepared.launch.request.resume:
+    folder = prepared.launch.run_dir / CHECKPOINTS_DIR
+    if not prepared.launch.request.resume or (or_anew and not any(folder.glob("step-*"))):
         return None
     found = find_checkpoint(prepared.launch.run_dir, reads_all=True)
     require_steps_left(found, prepared.total_steps)
@@ -114,11 +117,11 @@ def start(prepared: Prepared, resumed: FoundCheckpoint | None, console: Console,
     """
     launch = prepared.launch
     prepare_run_dir(launch.run_dir)
-    if resumed is not None:
-        step = resumed.checkpoint.step
+    if launch.request.resume:
+        step = None if resumed is None else resumed.checkpoint.step
         launch = going_on(launch, step)
         forget_errors(launch.run_dir)
-        forget_metrics_after(launch.run_dir, step)
+        forget_metrics_after(launch.run_dir, step or 0)
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals(launch.run_dir) as signals:
         attempts = Attempts(launch, prepared.ranks, signals, console, say, progress)
