@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo test test-gpu check format schemas reliability bench bench-plan bench-runtime bench-gpu clean
+.PHONY: help demo test test-gpu check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -35,7 +35,7 @@ format: $(SETUP)  ## format the code and sort its imports
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
 
-bench: bench-plan bench-runtime bench-gpu  ## every benchmark
+bench: bench-plan bench-predictions bench-runtime bench-gpu  ## every benchmark
 
 bench-plan: $(SETUP)  ## plan every workload on every cluster by every strategy; about 15 minutes
 	$(PYTHON) scripts/bench_plan.py $(BENCH_ARGS)
@@ -45,6 +45,9 @@ bench-runtime: $(SETUP)  ## train by a plan against DDP and FSDP2 on two hosts w
 
 reliability: $(SETUP)  ## write the table of docs/reliability.md from the faults that tests inject
 	PYTHONPATH=tests $(PYTHON) tests/reliability/fault_table.py
+
+bench-predictions: $(SETUP)  ## simulated against measured iterations on this CPU; about 5 minutes
+	$(PYTHON) scripts/bench_predictions.py $(BENCH_ARGS)
 
 bench-gpu: $(SETUP)  ## measure the paper's workloads at full size on one GPU; says so where there is none
 	$(PYTHON) scripts/bench_gpu.py $(BENCH_ARGS)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
+from spindle_cli.artifact import write_text
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.units import GIB
 
@@ -60,10 +61,14 @@ class Row:
 
 def write_page(page: Path, rows: Sequence[Row]) -> None:
     """Replace what is between the page's markers."""
+    put_between_markers(page, "\n\n".join(_sections(rows)))
+
+
+def put_between_markers(page: Path, text: str) -> None:
+    """Replace what is between a page's markers."""
     before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
-    text = "\n\n".join([BEGIN, *_sections(rows), END])
-    page.write_text(before + text + after, encoding="utf-8")
+    write_text(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
 
 
 def _sections(rows: Sequence[Row]) -> Iterator[str]:
