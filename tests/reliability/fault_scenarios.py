@@ -270,4 +270,48 @@ LOST_DEVICE = Scenario(
     "by itself",
     (*EVERY_STEP, "--restarts", "0", "--elastic"),
 )
-ALL = (*SCENARIOS, DAMAGED, FULL_DISK, PORT_TAKEN, LOST_DEVICE)
+CUT_FOR_5_S = Scenario(
+    "cut-for-5-s",
+    (
+        Row(
+            "the network between two nodes is cut for 5 s",
+            "the run waits, and goes on where it was",
+            "everything",
+        ),
+    ),
+    (Fault("cut-5", rank=0),),
+    0,
+    (),
+    "by itself",
+)
+CUT_FOR_GOOD = Scenario(
+    "cut-for-good",
+    (
+        Row(
+            "the network between two nodes is cut for good, with `--restarts 0`",
+            "after `--timeout` every node's run ends: it lost its connection to another worker",
+            NEWEST,
+        ),
+    ),
+    (Fault("cut", rank=0),),
+    1,
+    ("lost its connection to another worker",),
+    "with --resume",
+    (*EVERY_STEP, "--timeout", "5", "--restarts", "0"),
+)
+LOST_NODE = Scenario(
+    "killed-on-a-node",
+    (
+        Row(
+            "a worker of one of several nodes is killed",
+            f"every node's launcher {AGAIN}, all together",
+            NEWEST,
+        ),
+    ),
+    (Fault("kill"),),
+    0,
+    ("(1 of 3 restarts)",),
+    "by itself",
+)
+BETWEEN_HOSTS = (CUT_FOR_5_S, CUT_FOR_GOOD, LOST_NODE)
+ALL = (*SCENARIOS, DAMAGED, FULL_DISK, PORT_TAKEN, LOST_DEVICE, *BETWEEN_HOSTS)

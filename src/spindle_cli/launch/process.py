@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -39,6 +40,7 @@ def run_launch(launch: Launch, on_poll: Callable[[], None]) -> Ending:
     among them, everything that was started is ended before it passes on.
     """
     write_json(launch.request_file, launch.request)
+    earlier = _error_files(launch.run_dir)
     with launch.log.open("ab") as log:
         command = subprocess.Popen(
             launch.argv,
@@ -50,7 +52,7 @@ def run_launch(launch: Launch, on_poll: Callable[[], None]) -> Ending:
         )
     tree = ProcessTree(command)
     try:
-        ending = _wait(launch, command, tree, on_poll)
+        ending = _wait(launch, command, tree, on_poll, earlier)
     finally:
         tree.end()
     on_poll()
@@ -58,14 +60,21 @@ def run_launch(launch: Launch, on_poll: Callable[[], None]) -> Ending:
 
 
 def _wait(
-    launch: Launch, command: subprocess.Popen[bytes], tree: ProcessTree, on_poll: Callable[[], None]
+    launch: Launch,
+    command: subprocess.Popen[bytes],
+    tree: ProcessTree,
+    on_poll: Callable[[], None],
+    earlier: Mapping[Path, int],
 ) -> Ending:
+    """`earlier`: error files that are not of this attempt; another node may not have removed its own yet."""
     give_up_at: float | None = None
     stuck: tuple[StuckWorker, ...] = ()
     while (code := command.poll()) is None:
         tree.look()
         on_poll()
-        if give_up_at is None and (errors := list(workers_dir(launch.run_dir).glob("rank-*.error.json"))):
+        errors = _error_files(launch.run_dir) if give_up_at is None else {}
+        errors = {path: written for path, written in errors.items() if earlier.get(path) != written}
+        if errors:
             give_up_at = time.monotonic() + AFTERMATH_S
             if any(WorkerError.read(path).timed_out for path in errors):
                 stuck = find_stuck(launch.run_dir)
@@ -73,6 +82,15 @@ def _wait(
             return Ending(1, stuck)
         time.sleep(POLL_S)
     return Ending(code, stuck)
+
+
+def _error_files(run_dir: Path) -> dict[Path, int]:
+    """The workers' error files, with when they were written (nanoseconds)."""
+    found: dict[Path, int] = {}
+    for path in workers_dir(run_dir).glob("rank-*.error.json"):
+        with contextlib.suppress(FileNotFoundError):  # another node removes its own when it starts again
+            found[path] = path.stat().st_mtime_ns
+    return found
 
 
 class ProcessTree:
