@@ -167,7 +167,7 @@ def _random(rows: Sequence[Row]) -> str:
     lines = []
     for workload in dict.fromkeys(row.workload for row in rows):
         cell = {row.num_devices: row for row in rows if row.workload == workload}
-        lines.append([workload, *(_gaps(cell[n]) for n in devices)])
+        lines.append([workload, *(_gaps(cell[n]) if n in cell else "" for n in devices)])
     return table(["workload", *(str(n) for n in devices)], lines)
 
 
