@@ -79,7 +79,9 @@ class Injector:
         if not faults or faults[0] != Fault(faults[0].deed, place, int(os.environ["RANK"]), self._step):
             return None
         rest = json.dumps([asdict(fault) for fault in faults[1:]])
-        self._path.write_text(rest)
+        whole = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        whole.write_text(rest)
+        whole.replace(self._path)  # others read it at every step
         return faults[0].deed
 
 

@@ -5,13 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
+from spindle_cli.cli.launch_options import (
+    CheckpointEveryOption,
+    DryRunOption,
+    ElasticOption,
+    FewerOption,
+    KeepOption,
+    MadeFromOption,
+    MasterOption,
+    NodeRankOption,
+    RestartsOption,
+    ResumeOption,
+    RunDirOption,
+    StepsOption,
+    TimeoutOption,
+    TraceOption,
+    TraceStepsOption,
+)
 from spindle_cli.cli.options import JsonOption, PlanArgument, WorkloadOption
 from spindle_cli.errors import UsageError
+from spindle_cli.units import counted
 
 if TYPE_CHECKING:
     from spindle_cli.launch.report import RunReport
@@ -20,92 +36,22 @@ if TYPE_CHECKING:
 
 def launch(
     plan: PlanArgument,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            "--steps", min=1, help="Iterations to train. [default: as the workload's train settings]"
-        ),
-    ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--run-dir",
-            metavar="DIR",
-            help="The run's folder. [default: runs/<workload>-<n>, the first free n]",
-        ),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")] = False,
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            "--checkpoint-every",
-            metavar="K",
-            min=1,
-            help="Save a checkpoint every K steps, not only at the end.",
-        ),
-    ] = None,
-    keep: Annotated[
-        int, typer.Option("--keep", metavar="N", min=1, help="How many checkpoints to keep, the newest.")
-    ] = 3,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            "--trace",
-            metavar="FILE.json",
-            help="Write the measured timeline of the last steps for ui.perfetto.dev or chrome://tracing.",
-            show_default=False,
-        ),
-    ] = None,
-    trace_steps: Annotated[
-        int, typer.Option("--trace-steps", metavar="N", min=1, help="How many steps --trace writes.")
-    ] = 3,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            "--restarts",
-            metavar="N",
-            min=0,
-            help="How often to start again by itself, from the newest checkpoint, after a worker was lost.",
-        ),
-    ] = 3,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            "--timeout",
-            metavar="SECONDS",
-            min=1,
-            help="How long a worker may give no answer before it is taken to hang.",
-        ),
-    ] = 600,
-    elastic: Annotated[
-        bool,
-        typer.Option(
-            "--elastic",
-            help="Where starting again does not help, plan again for one device fewer and go on.",
-        ),
-    ] = False,
-    nproc: Annotated[
-        int | None,
-        typer.Option("--nproc", metavar="N", min=1, help="With --elastic: begin on N devices of the plan's."),
-    ] = None,
-    profile: Annotated[
-        Path | None,
-        typer.Option(
-            "--profile",
-            metavar="PROFILE.json",
-            help="With --elastic: what the plan was made from. [default: found beside the plan]",
-            show_default=False,
-        ),
-    ] = None,
+    steps: StepsOption = None,
+    run_dir: RunDirOption = None,
+    resume: ResumeOption = False,
+    checkpoint_every: CheckpointEveryOption = None,
+    keep: KeepOption = 3,
+    trace: TraceOption = None,
+    trace_steps: TraceStepsOption = 3,
+    restarts: RestartsOption = 3,
+    timeout: TimeoutOption = 600,
+    elastic: ElasticOption = False,
+    nproc: FewerOption = None,
+    profile: MadeFromOption = None,
     workload: WorkloadOption = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option("--node-rank", metavar="R", min=0, help="Which of the cluster's nodes this one is."),
-    ] = None,
-    master: Annotated[
-        str | None, typer.Option("--master", metavar="HOST:PORT", help="An address of node 0, to meet at.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run; start nothing.")] = False,
+    node_rank: NodeRankOption = None,
+    master: MasterOption = None,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train by a plan.
@@ -175,6 +121,6 @@ def train(prepared: Prepared, *, or_anew: bool) -> RunReport:
             output.note(f"warning: {skipped}")
         output.note(f"going on from {going_on.folder}")
     started = prepared.launch
-    workers = "1 worker" if started.processes == 1 else f"{started.processes} workers"
-    output.note(f"training {prepared.total_steps} steps with {workers} in {started.run_dir}")
+    steps, workers = counted(prepared.total_steps, "step"), counted(started.processes, "worker")
+    output.note(f"training {steps} with {workers} in {started.run_dir}")
     return run.start(prepared, going_on, output.err(), output.note)
