@@ -66,16 +66,12 @@ def profile_workload(
         UsageError: `nproc` or the cluster ask for devices that are not here.
         RunFailedError: a process died, or an op fits the memory on no share.
     """
-    if max_tp > 1 and cluster is None:
-        raise UsageError(
-            f"--tp {max_tp}: the sums of split layers come from the links of a cluster, and none is given",
-            hint="Name one with --cluster.",
-        )
     for path in (out, cluster_out):
         if path is not None:
             _check_writable(path)
     device = device_of_type(None if cluster is None else cluster.device_type)
     processes = _num_processes(device, cluster, nproc)
+    _require_links(max_tp, cluster, processes, cluster_out)
     threads = threads or max(1, usable_cores() // processes)
     settings = MeasureSettings(
         device=device,
@@ -88,11 +84,6 @@ def profile_workload(
         degrees=tuple(degree for degree in degrees_on(cluster) if degree <= max_tp),
         cluster=cluster if max_tp > 1 else None,
     )
-    if cluster_out is not None and processes == 1:
-        raise UsageError(
-            f"{cluster_out}: a cluster file states the link between two devices, and one process has none",
-            hint="Measure with --nproc 2 or more.",
-        )
     folder = Path.cwd()
     analysed = load_analysed(source, folder)
     settings = replace(settings, precision=analysed.loaded.train.precision)
@@ -102,6 +93,20 @@ def profile_workload(
     if cluster_out is not None:
         write_cluster(cluster_out, profile)
     return profile
+
+
+def _require_links(max_tp: int, cluster: Cluster | None, processes: int, cluster_out: Path | None) -> None:
+    """Raises: UsageError: a link is asked for or needed, and there is none."""
+    if max_tp > 1 and cluster is None:
+        raise UsageError(
+            f"--tp {max_tp}: the sums of split layers come from the links of a cluster, and none is given",
+            hint="Name one with --cluster.",
+        )
+    if cluster_out is not None and processes == 1:
+        raise UsageError(
+            f"{cluster_out}: a cluster file states the link between two devices, and one process has none",
+            hint="Measure with --nproc 2 or more.",
+        )
 
 
 def estimate_profile(

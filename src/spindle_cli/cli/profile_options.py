@@ -1,0 +1,67 @@
+"""The options of `spindle profile`, each with its meaning and limits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+ClusterGoalOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--cluster",
+        metavar="CLUSTER.yaml",
+        help="Reach to as many devices as this cluster has.",
+        show_default=False,
+    ),
+]
+EstimateOption = Annotated[
+    bool, typer.Option("--estimate", help="Compute from published peaks; runs nothing, needs no device.")
+]
+ProcessesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--nproc",
+        min=1,
+        metavar="N",
+        help="Measure on N processes, one per device, at once.",
+        show_default=False,
+    ),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="With --estimate: for this device.", show_default=False),
+]
+PrecisionOption = Annotated[
+    Literal["float32", "bfloat16"] | None,
+    typer.Option("--precision", help="With --estimate: of the arithmetic.", show_default=False),
+]
+ThreadsOption = Annotated[
+    int | None,
+    typer.Option("--threads", min=1, metavar="N", help="Threads of each process.", show_default=False),
+]
+TimeLimitOption = Annotated[
+    float,
+    typer.Option(
+        "--time-limit", min=0.01, metavar="SECONDS", help="At most this long for one op on one share."
+    ),
+]
+DegreeOption = Annotated[
+    int,
+    typer.Option(
+        "--tp",
+        min=1,
+        metavar="N",
+        help="Also measure layers split 2, 4 and 8 ways, up to N; with --cluster.",
+    ),
+]
+WriteClusterOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--write-cluster",
+        metavar="FILE",
+        help="Write this machine, as measured, as a cluster file.",
+        show_default=False,
+    ),
+]

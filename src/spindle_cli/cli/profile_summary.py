@@ -1,0 +1,98 @@
+"""What `spindle profile` says at its end, for scripts and for people."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from spindle_cli.profile.types import Profile
+
+
+class CurveSummary(BaseModel):
+    """One MetaOp of a `ProfileSummary`; errors and spread are relative, null with too few points."""
+
+    name: str
+    num_ops: int
+    num_devices: list[int]
+    op_s: list[float]
+    spread: float | None
+    leave_one_out_error: float | None
+    worst_error: float | None
+
+
+class ProfileSummary(BaseModel):
+    """What `spindle profile --json` prints."""
+
+    profile: str
+    workload: str
+    fingerprint: str
+    device: str
+    sources: list[str]
+    metaops: list[CurveSummary]
+
+
+def summarise(path: Path, made: Profile) -> ProfileSummary:
+    """The profile that was written to `path`, in short."""
+    metaops = [
+        CurveSummary(
+            name=metaop.name,
+            num_ops=metaop.num_ops,
+            num_devices=[point.num_devices for point in metaop.best_points],
+            op_s=[point.op_s for point in metaop.best_points],
+            spread=max((point.spread for point in metaop.curve if point.spread is not None), default=None),
+            leave_one_out_error=metaop.fit.leave_one_out_error if metaop.fit else None,
+            worst_error=metaop.fit.worst_error if metaop.fit else None,
+        )
+        for metaop in made.metaops
+    ]
+    return ProfileSummary(
+        profile=str(path),
+        workload=made.workload.name,
+        fingerprint=made.workload.fingerprint,
+        device=made.device.name,
+        sources=sorted({point.source for metaop in made.metaops for point in metaop.curve}),
+        metaops=metaops,
+    )
+
+
+def curve_table(made: Profile) -> Table:
+    """The same for people, a row for each MetaOp."""
+    from rich.table import Table
+
+    from spindle_cli.units import format_bytes, format_seconds
+
+    table = Table(
+        title=f"{made.workload.name} on {made.device.name}",
+        title_justify="left",
+        box=None,
+        padding=(0, 1, 0, 0),
+    )
+    table.caption = (
+        "One op, forward and backward, on one device and on the most, n. Spread: interquartile range over "
+        "the median, at worst. Fit: median error of the fit at a point that it does not know."
+    )
+    longest = max(len(metaop.name) for metaop in made.metaops)
+    table.add_column("MetaOp", no_wrap=True, min_width=longest)
+    for column in ("ops", "batch", "op on 1", "on n", "n", "kept/op", "spread", "fit"):
+        table.add_column(column, justify="right")
+    for metaop in made.metaops:
+        first, last = metaop.best_points[0], metaop.best_points[-1]
+        spreads = [point.spread for point in metaop.curve if point.spread is not None]
+        error = metaop.fit.leave_one_out_error if metaop.fit else None
+        table.add_row(
+            metaop.name,
+            str(metaop.num_ops),
+            str(metaop.batch_size),
+            format_seconds(first.op_s),
+            format_seconds(last.op_s),
+            str(last.num_devices),
+            format_bytes(metaop.activation_bytes_per_op),
+            f"{max(spreads):.0%}" if spreads else "-",
+            "-" if error is None else f"{error:.0%}",
+        )
+    return table
