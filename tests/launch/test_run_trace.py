@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterable
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from helpers.timelines import simulated_timeline
+from helpers.traces import require_drawable
 from spindle_cli.artifact import to_compact_json
 from spindle_cli.errors import InputError
 from spindle_cli.launch.trace import require_writable, trace_events, write_run_trace
@@ -21,27 +20,14 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.run_timeline import MeasuredTimeline
 from spindle_cli.simulate.events import trace_events as simulated_events
 from spindle_cli.simulate.run import simulate
-from spindle_cli.trace import Arrow, Bar, TraceEvent
+from spindle_cli.trace import Bar, TraceEvent
 
 
 @settings(max_examples=25, deadline=None)
 @given(plans())
 def test_bars_of_a_lane_do_not_overlap_and_arrows_end_on_bars(plan: Plan) -> None:
-    lanes: dict[tuple[int, str], list[Bar]] = defaultdict(list)
-    events = list(trace_events(plan, simulated_timeline(plan, {1: 2.0}, (1.0, 1.5))))
-    for event in events:
-        if isinstance(event, Bar):
-            lanes[event.process, event.lane].append(event)
-    for bars in lanes.values():
-        bars.sort(key=lambda bar: (bar.start_s, bar.end_s))
-        assert all(one.end_s <= other.start_s + 1e-8 for one, other in pairwise(bars))
-    for event in events:
-        if isinstance(event, Arrow):
-            for place, at_s in (
-                ((event.from_process, event.from_lane), event.from_s),
-                ((event.to_process, event.to_lane), event.to_s),
-            ):
-                assert any(bar.start_s - 1e-8 <= at_s <= bar.end_s + 1e-8 for bar in lanes[place])
+    events = trace_events(plan, simulated_timeline(plan, {1: 2.0}, (1.0, 1.5)))
+    require_drawable(events, tolerance_s=1e-8)
 
 
 def test_names_and_rows_are_those_of_the_predicted_trace() -> None:
