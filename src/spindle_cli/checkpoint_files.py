@@ -41,13 +41,22 @@ class Shard(Model):
     sha256: str | None = None  # in checkpoints of earlier versions there is none
 
 
+class TrainedTask(Model):
+    """What a task counted for in each step."""
+
+    batch_size: int
+    weight: float
+
+
 class Checkpoint(Artifact):
     """checkpoint.json: where a run was after `step` steps.
 
     Attributes:
         step: steps that were done. The samples of the next one follow from it, the seed and the task.
         plan_sha256: of the plan that the workers ran.
-        workload: where it is, as the workers took it.
+        workload: where it is, as the workers took it. `fingerprint`: of it, and `tasks`: by name.
+        aliases: of each parameter and buffer that tasks share, the names that it has besides the one that it
+            is saved under, '<task>.<dotted name>' like that.
         dtype: what everything was converted to, if anything.
         train: how it was trained.
         shards: by rank.
@@ -61,6 +70,9 @@ class Checkpoint(Artifact):
     step: Annotated[int, Field(ge=1)]
     plan_sha256: str
     workload: str
+    fingerprint: str | None = None  # it and the next two: not in checkpoints of earlier versions
+    tasks: dict[str, TrainedTask] = Field(default_factory=dict)
+    aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     dtype: str | None = None
     train: TrainSettings
     shards: tuple[Shard, ...]

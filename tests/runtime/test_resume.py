@@ -52,6 +52,20 @@ def test_no_shard_has_what_another_has(four_workers: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_checkpoint_knows_every_name_of_what_tasks_share(four_workers: Path) -> None:
+    checkpoint = find_checkpoint(four_workers / SAVED.name).checkpoint
+    position = checkpoint.aliases["pairs.vision.position"]
+    assert position == ("classify.vision.position", "caption.vision.position")
+    assert checkpoint.aliases["pairs.text.embed.weight"] == ("classify.text.embed.weight",)
+    assert "caption.embed.weight" not in checkpoint.aliases
+    assert {name: task.batch_size for name, task in checkpoint.tasks.items()} == {
+        "pairs": 8,
+        "classify": 12,
+        "caption": 4,
+    }
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("damage", "said"),
     [

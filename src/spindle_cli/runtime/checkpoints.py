@@ -22,6 +22,7 @@ from spindle_cli.checkpoint_files import (
     INDEX_FILE,
     Checkpoint,
     Shard,
+    TrainedTask,
     checkpoint_folder,
     checksum,
     forget_old,
@@ -31,6 +32,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.train_state import Numbers, TrainState, numbers_of, tensors_of
+from spindle_cli.workload.parameters import ParameterTable
 
 T = TypeVar("T")
 
@@ -107,10 +109,17 @@ class Checkpoints:
     def _index(self, step: int, written: Sequence[Written]) -> Checkpoint:
         """Numbers are the same on every rank that trains anything; the first such rank's are taken."""
         numbers = next((part.numbers for part in written if part.numbers is not None), Numbers({}, {}))
+        graph = self._state.model.graph
         return Checkpoint(
             step=step,
             plan_sha256=self._state.model.program.plan.sha256(),
             workload=self._request.workload,
+            fingerprint=graph.fingerprint,
+            tasks={
+                task.name: TrainedTask(batch_size=task.batch_size, weight=task.weight)
+                for task in graph.workload.tasks
+            },
+            aliases=ParameterTable.of(graph).aliases,
             dtype=self._request.dtype,
             train=self._state.model.train,
             shards=tuple(part.shard for part in written if part.shard is not None),

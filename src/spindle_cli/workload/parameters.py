@@ -49,6 +49,15 @@ class ParameterTable:
                     users[names[task_name, name]].append((task_name, op.index))
         return cls(parameters, buffers, names, {name: tuple(used) for name, used in users.items()})
 
+    @property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        """Canonical name -> the other names of the same tensor; of those that have others."""
+        found: dict[str, dict[str, None]] = {}
+        for (task, dotted), canonical in self.names.items():
+            if (name := f"{task}.{dotted}") != canonical:
+                found.setdefault(canonical, {})[name] = None
+        return {canonical: tuple(names) for canonical, names in found.items()}
+
     def of_op(self, task: str, names: tuple[str, ...]) -> tuple[str, ...]:
         """Canonical names for an op's `parameters` or `buffers`."""
         return tuple(self.names[task, name] for name in names)
