@@ -40,6 +40,8 @@ class RunRequest(Artifact):
         timeline_steps: so many of the last steps go into timeline.json. `traces`: with the time that each sum
         and
             gather takes, which costs a little.
+        begun_s, started_s: when the command began, and when it started the workers (seconds since the epoch);
+            None where nobody measures.
         capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
     """
 
@@ -61,6 +63,8 @@ class RunRequest(Artifact):
     dtype: DtypeName | None = None
     timeline_steps: Annotated[int, Field(ge=1)] = TIMELINE_STEPS
     traces: bool = False
+    begun_s: Annotated[float, Field(ge=0)] | None = None
+    started_s: Annotated[float, Field(ge=0)] | None = None
     capture_dir: Path | None = None
 
 

@@ -155,8 +155,27 @@ class DeviceTimes(Model):
     other_s: Annotated[float, Field(ge=0)] | None = None
 
 
+class StartUp(Model):
+    """Seconds from the command to the end of the first step, and what they went into, as rank 0 saw it.
+
+    `stages`: in order of time; they add up to `first_step_s`. The names:
+        checks: the launcher's, of the plan, the workload and the machine.
+        processes: until the worker's code runs: processes started, libraries imported.
+        connect: until all workers have met.
+        workload: built without parameters, traced, linked, proved; then this rank's part of it built.
+        set-up: communicators, buckets, optimizer, checkpoint to go on from.
+        first step: its data and the step itself.
+    """
+
+    first_step_s: Annotated[float, Field(ge=0)]
+    stages: dict[str, Annotated[float, Field(ge=0)]]
+
+
 class PredictedVsMeasured(Artifact):
-    """predicted.json. `steps`: how many each median is over; the first is left out where there are more."""
+    """predicted.json. `steps`: how many each median is over; the first is left out where there are more.
+
+    `start_up`: None in files of older versions, and where the workers were not started by `launch`.
+    """
 
     KIND: ClassVar[str] = "predicted"
 
@@ -165,3 +184,4 @@ class PredictedVsMeasured(Artifact):
     iteration: Comparison
     metaops: tuple[MetaOpComparison, ...] = ()
     devices: tuple[DeviceTimes, ...] = ()
+    start_up: StartUp | None = None

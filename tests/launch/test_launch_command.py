@@ -31,6 +31,7 @@ class Trained:
 
     folder: Path
     ended: Ended
+    took_s: float
 
     @property
     def run_dir(self) -> Path:
@@ -43,7 +44,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     write_toy(folder, dropout=0.3)
     with contextlib.chdir(folder):
         options = ("--checkpoint-every", 2, "--trace", "trace.json", "--trace-steps", 2, "--json")
-        return Trained(folder, run_spindle("launch", "plan.yaml", *options))
+        begin = time.monotonic()
+        ended = run_spindle("launch", "plan.yaml", *options)
+        return Trained(folder, ended, time.monotonic() - begin)
 
 
 def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> None:
@@ -56,6 +59,16 @@ def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> Non
     compared = {entry["metaop"] for entry in report["predicted_vs_measured"]["metaops"]}
     assert compared == {"large/blocks", "large/head", "small/blocks", "small/head"}
     assert "training 4 steps with 2 workers" in ended.err
+
+
+def test_the_report_says_what_the_time_until_the_first_step_went_into(trained: Trained) -> None:
+    report = json.loads(trained.ended.out)
+    start_up = report["predicted_vs_measured"]["start_up"]
+    stages = start_up["stages"]
+    assert list(stages) == ["checks", "processes", "connect", "workload", "set-up", "first step"]
+    assert sum(stages.values()) == pytest.approx(start_up["first_step_s"])
+    assert stages["first step"] >= report["first"]["iteration_s"]
+    assert 0 < start_up["first_step_s"] <= trained.took_s
 
 
 def test_the_trace_and_the_timeline_have_every_slice_and_sum_of_the_last_steps(trained: Trained) -> None:

@@ -53,6 +53,8 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "dtype": None,
             "timeline_steps": 3,
             "traces": False,
+            "begun_s": None,
+            "started_s": None,
             "capture_dir": None,
         },
         "environment": {

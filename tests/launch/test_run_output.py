@@ -23,6 +23,7 @@ from spindle_cli.run_files import (
     Comparison,
     MetaOpComparison,
     PredictedVsMeasured,
+    StartUp,
     StepMetrics,
 )
 
@@ -90,6 +91,7 @@ def test_the_report_has_predicted_against_measured_and_the_files(tmp_path: Path)
         steps=2,
         iteration=Comparison(predicted_s=2.0, measured_s=3.0),
         metaops=(MetaOpComparison(metaop="pairs/vision", predicted_s=1.0, measured_s=0.9),),
+        start_up=StartUp(first_step_s=4.5, stages={"checks": 1.5, "processes": 3.0}),
     )
     write_json(tmp_path / PREDICTED_FILE, compared)
     steps = [step(1, 2.0, iteration_s=9.0), step(2, 1.5), step(3, 1.0)]
@@ -101,4 +103,5 @@ def test_the_report_has_predicted_against_measured_and_the_files(tmp_path: Path)
     assert ["│", "pairs/vision", "│", "1", "s", "│", "900", "ms", "│", "-10.0%", "│"] in rows
     assert ["│", "iteration", "│", "2", "s", "│", "3", "s", "│", "+50.0%", "│"] in rows
     assert "3 steps, loss 2 -> 1, 16 samples/s" in drawn.getvalue()
+    assert "first step after 4.5 s: checks 1.5 s, processes 3 s" in drawn.getvalue()
     assert set(report.files) == {"predicted against measured"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -61,6 +62,7 @@ def launch(
     checkpoint; any other failure ends it at once with the worker's error. SIGTERM ends it with a checkpoint
     and exit code 143.
     """
+    begun_s = time.time()
     from spindle_cli.elastic.run import Elastic
     from spindle_cli.launch import run
     from spindle_cli.launch.report import render_report
@@ -88,6 +90,7 @@ def launch(
             node_rank=node_rank,
             master=master,
             options=replace(options, resume=resume or goes_on),
+            begun_s=None if goes_on else begun_s,
         )
 
     if (nproc is not None or profile is not None) and not elastic:

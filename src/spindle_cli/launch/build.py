@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from pathlib import Path
 
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
@@ -62,6 +63,12 @@ def going_on(launch: Launch, step: int | None) -> Launch:
     return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
 
 
+def timed(launch: Launch, begun_s: float) -> Launch:
+    """The same launch, which started its workers now after it had begun at `begun_s`."""
+    update = {"begun_s": begun_s, "started_s": time.time()}
+    return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
+
+
 def build_again(launch: Launch, step: int | None) -> Launch:
     """The same launch once more, after a worker was lost. Other nodes notice the loss later, within the run's
     timeout: so long they are waited for, and as long again as it takes to start.
@@ -71,7 +78,7 @@ def build_again(launch: Launch, step: int | None) -> Launch:
     before = f"--rdzv-conf=rank={launch.node_rank}"
     wait_s = math.ceil(launch.request.timeout_s + START_S)
     argv = tuple(f"{before},join_timeout={wait_s}" if word == before else word for word in launch.argv)
-    return going_on(launch.model_copy(update={"argv": argv}), step)
+    return timed(going_on(launch.model_copy(update={"argv": argv}), step), time.time())
 
 
 def _environment(request: RunRequest, share: NodeShare) -> dict[str, str]:

@@ -13,7 +13,14 @@ from rich.table import Table
 from spindle_cli.artifact import Artifact
 from spindle_cli.launch.types import Launch
 from spindle_cli.request import workers_dir
-from spindle_cli.run_files import METRICS_FILE, PREDICTED_FILE, Comparison, PredictedVsMeasured, StepMetrics
+from spindle_cli.run_files import (
+    METRICS_FILE,
+    PREDICTED_FILE,
+    Comparison,
+    PredictedVsMeasured,
+    StartUp,
+    StepMetrics,
+)
 from spindle_cli.run_timeline import TIMELINE_FILE
 from spindle_cli.units import format_seconds
 
@@ -81,6 +88,8 @@ def render_report(report: RunReport) -> RenderableType:
     if report.predicted_vs_measured is not None:
         parts.append(comparison_table(report.predicted_vs_measured))
     parts.append(_summary(report))
+    if report.predicted_vs_measured is not None and report.predicted_vs_measured.start_up is not None:
+        parts.append(_start_up(report.predicted_vs_measured.start_up))
     parts.extend(f"  {name}: {path}" for name, path in report.files.items())
     return Group(*parts)
 
@@ -90,6 +99,11 @@ def _summary(report: RunReport) -> str:
         return f"node {report.node_rank}: {report.workers} workers done; rank 0's node has the metrics"
     text = f"{report.steps} steps, loss {report.first.loss:.4g} -> {report.last.loss:.4g}"
     return text if report.samples_per_s is None else f"{text}, {report.samples_per_s:.4g} samples/s"
+
+
+def _start_up(start: StartUp) -> str:
+    stages = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in start.stages.items())
+    return f"first step after {format_seconds(start.first_step_s)}: {stages}"
 
 
 def comparison_table(compared: PredictedVsMeasured) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from rich.console import Console
 
 from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.launch.attempts import Attempts, Say
-from spindle_cli.launch.build import build_launch, going_on
+from spindle_cli.launch.build import build_launch, going_on, timed
 from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.network import require_address, share_of_node
@@ -27,6 +28,7 @@ class Prepared:
     """A launch that is ready to start, and what its progress is measured against.
 
     `total_steps`: at which the run ends. `samples_per_step`: of all tasks together.
+    `begun_s`: when the command began, in seconds since the epoch.
     """
 
     launch: Launch
@@ -34,6 +36,7 @@ class Prepared:
     plan: Plan
     total_steps: int
     samples_per_step: int
+    begun_s: float
 
     @property
     def ranks(self) -> range:
@@ -50,13 +53,17 @@ def prepare(
     node_rank: int | None = None,
     master: str | None = None,
     options: LaunchOptions | None = None,
+    begun_s: float | None = None,
 ) -> Prepared:
     """Check the plan and its workload, and build the launch of this node. Nothing is written.
+
+    `begun_s`: see `Prepared`; now if None.
 
     Raises:
         InputError: the plan is malformed or not valid, or its workload is missing or another.
         UsageError: a run folder that is taken; nodes or master that do not fit the plan's cluster.
     """
+    begun_s = time.time() if begun_s is None else begun_s
     asked = options or LaunchOptions()
     plan = read_plan(plan_path)
     require_valid(plan, plan_path)
@@ -67,7 +74,7 @@ def prepare(
     threads = threads_per_worker(plan, share.processes)
     full = replace(asked, steps=steps, threads=threads)
     launch = build_launch(plan, plan_path, found.source, chosen, share, full)
-    return Prepared(launch, share, plan, steps, samples_per_step(plan))
+    return Prepared(launch, share, plan, steps, samples_per_step(plan), begun_s)
 
 
 def samples_per_step(plan: Plan) -> int:
@@ -115,7 +122,7 @@ def start(prepared: Prepared, resumed: FoundCheckpoint | None, console: Console,
         InputError: the run's folder cannot be written.
         KeyboardInterrupt: after everything that was started has ended.
     """
-    launch = prepared.launch
+    launch = timed(prepared.launch, prepared.begun_s)
     prepare_run_dir(launch.run_dir)
     if launch.request.resume:
         step = None if resumed is None else resumed.checkpoint.step

@@ -9,20 +9,23 @@ import torch
 
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.profile.types import CurvePoint
-from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured
+from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured, StartUp
 from spindle_cli.runtime.gathering import gather_json
 from spindle_cli.runtime.timing import Activity, Key
 
 RankTimes = dict[Key, float]  # median seconds per step
 
 
-def compare(plan: Plan, iterations_s: Sequence[float], ranks: Sequence[RankTimes]) -> PredictedVsMeasured:
+def compare(
+    plan: Plan, iterations_s: Sequence[float], ranks: Sequence[RankTimes], start_up: StartUp | None
+) -> PredictedVsMeasured:
     """Predicted against measured, for the iteration, for each MetaOp, and where each device's time went.
 
     Args:
         plan: that was run.
         iterations_s: of every step; the first (warm-up) is left out where there are more.
         ranks: what each rank measured.
+        start_up: how long the run took to start.
     """
     measured = iterations_s[1:] if len(iterations_s) > 1 else iterations_s
     return PredictedVsMeasured(
@@ -30,6 +33,7 @@ def compare(plan: Plan, iterations_s: Sequence[float], ranks: Sequence[RankTimes
         iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=median(measured)),
         metaops=tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
         devices=tuple(_device_times(device, times) for device, times in enumerate(ranks)),
+        start_up=start_up,
     )
 
 

@@ -22,6 +22,7 @@ from spindle_cli.runtime.localise import LocalModel
 from spindle_cli.runtime.losses import LossBoard, loss_failure
 from spindle_cli.runtime.masters import Masters
 from spindle_cli.runtime.metrics import MetricsLog
+from spindle_cli.runtime.start_up import StartClock
 from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timing import Activity, Stopwatch
 
@@ -49,6 +50,7 @@ class Trainer:
     checkpoints: Checkpoints
     stopwatch: Stopwatch
     log: MetricsLog | None
+    clock: StartClock
     iterations_s: list[float] = field(default_factory=list)
 
     def train(self, steps: range) -> None:
@@ -64,6 +66,7 @@ class Trainer:
         begin = time.perf_counter()
         for step in steps:
             self._step(step, begin, is_first=step == steps.start)
+            self.clock.ends("first step")
             if self.checkpoints.is_due(step + 1):
                 self._save(step + 1)
             if self.board.stops and step + 1 < steps.stop:

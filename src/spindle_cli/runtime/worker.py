@@ -39,6 +39,7 @@ from spindle_cli.runtime.masters import Masters
 from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.replicas import check_replicas
 from spindle_cli.runtime.save import save_model
+from spindle_cli.runtime.start_up import StartClock
 from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timeline import gather_timeline
 from spindle_cli.runtime.timing import Stopwatch
@@ -67,22 +68,30 @@ def run(request: RunRequest, environment: WorkerEnvironment) -> None:
         WorkloadError: the workload cannot be built, traced or trained as its settings say.
         RunFailedError: training failed: a loss that is not finite, a lost worker.
     """
+    clock = StartClock(request)
     torch.set_num_threads(request.threads)
     keep_freed_memory()
     stop = StopRequest(request.run_dir)
     stop.heed_sigterm()
     device = select_device(request, environment)
     with connected(request, environment, device):
-        train_plan(request, environment, device, stop)
+        clock.ends("connect")
+        train_plan(request, environment, device, stop, clock)
 
 
 def train_plan(
-    request: RunRequest, environment: WorkerEnvironment, device: torch.device, stop: StopRequest | None = None
+    request: RunRequest,
+    environment: WorkerEnvironment,
+    device: torch.device,
+    stop: StopRequest | None = None,
+    clock: StartClock | None = None,
 ) -> None:
     """Train as one of the connected workers; raises what `run` raises."""
+    clock = clock or StartClock(request)
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model = localise(request, plan, environment.rank, device)
+    clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)
     check_replicas(model.cuts.keys, model.parameters, device)
@@ -94,7 +103,8 @@ def train_plan(
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
     stop = stop or StopRequest(request.run_dir)
-    trainer = make_trainer(request, state, pool, environment.rank, steps, stop)
+    trainer = make_trainer(request, state, pool, environment.rank, steps, stop, clock)
+    clock.ends("set-up")
     try:
         trainer.train(steps)
     finally:
@@ -195,6 +205,7 @@ def make_trainer(
     rank: int,
     steps: range,
     stop: StopRequest,
+    clock: StartClock,
 ) -> Trainer:
     """Put a rank's parts together; collective."""
     model, device = state.model, state.device
@@ -229,6 +240,7 @@ def make_trainer(
         checkpoints=Checkpoints(request, state, rank),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
+        clock=clock,
     )
 
 
@@ -257,7 +269,8 @@ def finish(trainer: Trainer, device: torch.device) -> None:
         trainer.log.close()
         iterations_s = [seconds / trainer.model.train.accumulate for seconds in trainer.iterations_s]
         write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
-        write_json(run_dir / PREDICTED_FILE, compare(program.plan, iterations_s, times))
+        compared = compare(program.plan, iterations_s, times, trainer.clock.start_up())
+        write_json(run_dir / PREDICTED_FILE, compared)
 
 
 if __name__ == "__main__":
