@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
-from typing import Any
-
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
@@ -68,16 +67,17 @@ def test_an_index_beyond_the_samples_is_refused() -> None:
         data[len(data)]
 
 
+def test_the_images_are_those_that_scikit_learn_gives() -> None:
+    pixels, digits = load_digits(return_X_y=True)
+    for held_out in (False, True):
+        images, own = load_split(held_out).images, (np.arange(len(pixels)) % 5 == 0) == held_out
+        assert torch.equal(images.values.flatten(1), torch.from_numpy(pixels[own]).float() / 8 - 1)
+        assert images.digits.tolist() == digits[own].tolist()
+
+
 def test_without_scikit_learn_the_extra_to_install_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = builtins.__import__
-
-    def without_sklearn(name: str, *args: Any) -> Any:
-        if name.startswith("sklearn"):
-            raise ImportError(name)
-        return original(name, *args)
-
     load_split.cache_clear()
-    monkeypatch.setattr(builtins, "__import__", without_sklearn)
+    monkeypatch.setattr("spindle_cli.zoo.digits.data.find_spec", lambda name: None)
     with pytest.raises(WorkloadError) as refused:
         DigitPairs(["image"])[0]
     assert "pip install 'spindle-cli[demo]'" in str(refused.value)
