@@ -172,6 +172,28 @@ def require_steps_left(found: FoundCheckpoint, total_steps: int) -> None:
         )
 
 
+def require_same_workload(checkpoint: Checkpoint, fingerprint: str, where: Path) -> None:
+    """Refuse to resume a run with another workload.
+
+    Raises:
+        InputError: it is another.
+    """
+    if checkpoint.fingerprint not in (None, fingerprint):
+        raise InputError(
+            f"{where}: the run has other tasks than the plan: its workload was {checkpoint.fingerprint}, "
+            f"the plan's is {fingerprint}",
+            hint="Begin a run in a folder of its own with --from, which takes over what both have.",
+        )
+
+
+def locate_checkpoint(path: Path) -> tuple[Path, int | None]:
+    """A run's folder, or that of one of its checkpoints, as the run's folder and a step; None: the newest."""
+    number = path.name.removeprefix("step-")
+    if path.parent.name == CHECKPOINTS_DIR and number.isdecimal():
+        return path.parent.parent, int(number)
+    return path, None
+
+
 def forget_old(run_dir: Path, newest_step: int, keep: int) -> None:
     """Delete all but the last `keep` checkpoints up to `newest_step`.
 

@@ -30,6 +30,8 @@ class RunRequest(Artifact):
         steps: iterations to train; None: as many as the workload's train settings say.
         run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
         resume: go on from the newest checkpoint in `run_dir`. `resume_step`: from the one after this step.
+        begin_from: where there is nothing to resume, begin from the checkpoint of this other run, possibly of
+            other tasks. `begin_step`: after this step; None: from its newest.
         checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
             kept.
         device_type: torch device type of every worker, 'cpu' or 'cuda'.
@@ -54,6 +56,8 @@ class RunRequest(Artifact):
     run_dir: Path
     resume: bool = False
     resume_step: Annotated[int, Field(ge=1)] | None = None
+    begin_from: Path | None = None
+    begin_step: Annotated[int, Field(ge=1)] | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     keep: Annotated[int, Field(ge=1)] = 3
     device_type: str = "cpu"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +14,8 @@ from torch import Tensor
 from spindle_cli.checkpoint_files import Checkpoint, Part, state_key, state_of
 from spindle_cli.errors import InputError
 from spindle_cli.fragments import Fragment, fragment_key, fragments_by_name, in_order, parse_key
+
+T = TypeVar("T")
 
 
 def joined(fragments: Mapping[Fragment | None, Tensor]) -> Tensor:
@@ -175,12 +177,39 @@ class SavedTensors:
             )
         return found
 
+    def shape(self, key: str) -> tuple[int, ...]:
+        """Of a whole tensor; nothing but the shards' headers is read.
+
+        Raises:
+            InputError: it is not there, or a shard cannot be read.
+        """
+        fragments = (
+            [key]
+            if key in self._where
+            else [fragment_key(key, each) for each in self._fragments.get(key, ())]
+        )
+        if not fragments:
+            raise InputError(f"{self._folder}: there is no {key.replace(':', ' ', 1)} in it")
+        shapes = [self._header(each) for each in fragments]
+        _, first = parse_key(fragments[0])
+        if first is None:
+            return shapes[0]
+        whole = sum(shape[first.dim] for shape in shapes)
+        return (*shapes[0][: first.dim], whole, *shapes[0][first.dim + 1 :])
+
+    def _header(self, key: str) -> tuple[int, ...]:
+        return self._open(key, lambda file: tuple(file.get_slice(key).get_shape()))
+
     def _read(self, key: str) -> Tensor:
+        found: Tensor = self._open(key, lambda file: file.get_tensor(key))
+        return found
+
+    def _open(self, key: str, take: Callable[[Any], T]) -> T:
         path = self._folder / self._where[key]
         try:
             if path.name not in self._files:
                 self._files[path.name] = self._stack.enter_context(safe_open(path, framework="pt"))
-            found: Tensor = self._files[path.name].get_tensor(key)
+            found = take(self._files[path.name])
         except (OSError, SafetensorError) as error:
             raise InputError(
                 f"{path}: cannot be read: {error}",

@@ -26,7 +26,7 @@ def write_toy(
     module: str = "toy_workload.py",
     steps: int = 4,
     train: Mapping[str, object] | None = None,
-    **args: float,
+    **args: float | str,
 ) -> Path:
     """Write toy.yaml, profile.json and plan.yaml: the large task over both devices, then the small one on 1.
 

@@ -45,20 +45,20 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        self.classify = nn.Linear(WIDTH, CLASSES)
+        self.classify = nn.Linear(WIDTH, classes)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         return functional.cross_entropy(self.classify(x.mean(1)), label)
 
 
 class Classify(nn.Module):
-    def __init__(self, blocks: nn.ModuleList, dropout: float) -> None:
+    def __init__(self, blocks: nn.ModuleList, dropout: float, classes: int) -> None:
         super().__init__()
         self.blocks = blocks
         self.dropout = nn.Dropout(dropout)
-        self.head = Head()
+        self.head = Head(classes)
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         for block in self.blocks:
@@ -66,10 +66,11 @@ class Classify(nn.Module):
         return self.head(self.dropout(x), label)
 
 
-def build(dropout: float = 0.0) -> Workload:
+def build(dropout: float = 0.0, classes: int = CLASSES, ended: str = "") -> Workload:
+    """`ended`: a task that is left out."""
     blocks = nn.ModuleList(Block() for _ in range(2))
     tasks = [
-        Task("large", Classify(blocks, dropout), batch_size=8, dataset=Samples(1)),
-        Task("small", Classify(blocks, dropout), batch_size=4, dataset=Samples(2), weight=0.5),
+        Task("large", Classify(blocks, dropout, classes), batch_size=8, dataset=Samples(1)),
+        Task("small", Classify(blocks, dropout, classes), batch_size=4, dataset=Samples(2), weight=0.5),
     ]
-    return Workload("toy", tasks, operators=(Block, Head))
+    return Workload("toy", [task for task in tasks if task.name != ended], operators=(Block, Head))

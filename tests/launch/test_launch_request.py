@@ -44,6 +44,8 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "run_dir": str(run_dir),
             "resume": False,
             "resume_step": None,
+            "begin_from": None,
+            "begin_step": None,
             "checkpoint_every": None,
             "keep": 3,
             "device_type": "cpu",

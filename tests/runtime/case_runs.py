@@ -41,6 +41,7 @@ class Case:
     steps: int = STEPS
     checkpoint_every: int | None = None
     goes_on_with: str | None = None  # an earlier case, in whose folder its checkpoints are
+    begins_from: str | None = None  # an earlier case, of other tasks or settings
 
 
 def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
@@ -65,6 +66,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         steps=case.steps,
         run_dir=folder.with_name(case.goes_on_with or folder.name),
         resume=case.goes_on_with is not None,
+        begin_from=None if case.begins_from is None else folder.with_name(case.begins_from),
         checkpoint_every=case.checkpoint_every,
         timeout_s=60,
         dtype=case.dtype,

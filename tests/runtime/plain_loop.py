@@ -24,39 +24,55 @@ class PlainRun:
     final: dict[str, Tensor]
 
 
-def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
-    """Train `steps` steps with the optimizer of the source's train settings."""
-    loaded = load(source)
-    parameters = ParameterTable.of(analyse(loaded.workload)).parameters
-    tasks = loaded.workload.tasks
-    for task in tasks:
-        task.module.to(dtype)
-    train = loaded.train
-    optimizer = getattr(torch.optim, train.optimizer)(
-        list(parameters.values()), lr=train.lr, **train.optimizer_args
-    )
-    schedule = train.schedule
-    scheduler = schedule and getattr(torch.optim.lr_scheduler, schedule.name)(optimizer, **schedule.arguments)
-    batches = {task.name: Batches(task, train.seed) for task in tasks}
-    losses: list[dict[str, float]] = []
-    gradients: dict[str, Tensor] = {}
-    for step in range(steps):
-        optimizer.zero_grad()
-        losses.append({})
-        count = train.accumulate
-        for task, index in ((task, count * step + i) for task in tasks for i in range(count)):
-            batch = batches[task.name].rows(index, 0, task.batch_size)
-            batch = {name: t.to(dtype) if t.is_floating_point() else t for name, t in batch.items()}
+class PlainTraining:
+    """A workload's modules in this process, with the optimizer and schedule of its train settings."""
+
+    def __init__(self, source: str, dtype: torch.dtype) -> None:
+        loaded = load(source)
+        self.train = loaded.train
+        self.tasks = loaded.workload.tasks
+        self.parameters = ParameterTable.of(analyse(loaded.workload)).parameters
+        self._dtype = dtype
+        for task in self.tasks:
+            task.module.to(dtype)
+        self.optimizer = getattr(torch.optim, self.train.optimizer)(
+            list(self.parameters.values()), lr=self.train.lr, **self.train.optimizer_args
+        )
+        schedule = self.train.schedule
+        self._scheduler = schedule and getattr(torch.optim.lr_scheduler, schedule.name)(
+            self.optimizer, **schedule.arguments
+        )
+        self._batches = {task.name: Batches(task, self.train.seed) for task in self.tasks}
+
+    def step(self, step: int) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """The tasks' losses, and the gradients before clipping by canonical name. `step`: counted from 0."""
+        self.optimizer.zero_grad()
+        losses: dict[str, float] = {}
+        count = self.train.accumulate
+        for task, index in ((task, count * step + i) for task in self.tasks for i in range(count)):
+            batch = self._batches[task.name].rows(index, 0, task.batch_size)
+            batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}
             result = task.module(**batch)
             loss = result["loss"] if isinstance(result, dict) else result
             loss = loss / (count if task.reduction == "mean" else 1)
             (task.weight * loss).backward()
-            losses[-1][task.name] = losses[-1].get(task.name, 0.0) + loss.item()
-        if step == 0:
-            gradients = {name: p.grad.clone() for name, p in parameters.items() if p.grad is not None}
-        if train.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters.values(), train.clip_norm)
-        optimizer.step()
-        if scheduler is not None:
-            scheduler.step()
-    return PlainRun(losses, gradients, {name: p.detach().clone() for name, p in parameters.items()})
+            losses[task.name] = losses.get(task.name, 0.0) + loss.item()
+        gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
+        if self.train.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip_norm)
+        self.optimizer.step()
+        if self._scheduler is not None:
+            self._scheduler.step()
+        return losses, gradients
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """Copies of the parameters by canonical name."""
+        return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
+
+
+def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
+    """Train `steps` steps with the optimizer of the source's train settings."""
+    training = PlainTraining(source, dtype)
+    done = [training.step(step) for step in range(steps)]
+    return PlainRun([losses for losses, _ in done], done[0][1], training.values)

@@ -86,6 +86,36 @@ GONE_ON_ELSEWHERE = (
     Case("gone-on-on-one", (2,), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-in-pieces", (1, 0), args=FROZEN, train=ADAMW, goes_on_with=SAVED_WHOLE.name),
 )
+# Runs that begin with what another one has trained, on other tasks or by other settings.
+WITHOUT_PAIRS = Case(
+    "without-pairs",
+    (0, 1, 2, 3),
+    args={"tasks": ["classify", "caption"]},
+    train=ADAMW,
+    steps=2,
+    checkpoint_every=2,
+)
+WITH_ALL = Case("with-all", SCATTERED, train=ADAMW, steps=2, checkpoint_every=2)
+HALVING = {**ADAMW, "lr": 0.02, "schedule": {"name": "StepLR", "step_size": 1, "gamma": 0.5}}
+CHANGED = (
+    Case("task-added", SCATTERED, train=ADAMW, steps=4, begins_from=WITHOUT_PAIRS.name),
+    Case(
+        "task-ended",
+        (2, 1),
+        args={"tasks": ["classify", "caption"]},
+        train=ADAMW,
+        steps=4,
+        begins_from=WITH_ALL.name,
+    ),
+    Case(
+        "settings-changed",
+        (3, 1),
+        args={"caption_batch": 2, "reduction": "sum"},
+        train=HALVING,
+        steps=4,
+        begins_from=WITH_ALL.name,
+    ),
+)
 EXACT_ON_FOUR = (
     Case("scattered", SCATTERED),
     Case("scattered-float32", SCATTERED, train=ADAMW, dtype="float32"),
@@ -100,7 +130,16 @@ EXACT_ON_FOUR = (
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
 )
-ON_FOUR = (*EXACT_ON_FOUR, SAVED, SAVED_WHOLE, GONE_ON, *GONE_ON_ELSEWHERE)
+ON_FOUR = (
+    *EXACT_ON_FOUR,
+    SAVED,
+    SAVED_WHOLE,
+    GONE_ON,
+    *GONE_ON_ELSEWHERE,
+    WITHOUT_PAIRS,
+    WITH_ALL,
+    *CHANGED,
+)
 EXACT_ON_TWO = (
     Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),

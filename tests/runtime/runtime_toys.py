@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 
 import torch
 import torch.nn.functional as functional
@@ -205,28 +206,40 @@ class Caption(nn.Module):
         return functional.cross_entropy(logits, caption.flatten())
 
 
-def build(reduction: str = "mean", frozen_tower: bool = False) -> Workload:
-    """Three tasks over shared towers, with unequal batches and weights."""
+def build(
+    reduction: str = "mean",
+    frozen_tower: bool = False,
+    tasks: Collection[str] = ("pairs", "classify", "caption"),
+    caption_batch: int = 4,
+) -> Workload:
+    """Three tasks over shared towers, or some of them, with unequal batches and weights."""
     vision, text = Vision(), Text()
     if frozen_tower:
         text.requires_grad_(False)
+    known = (
+        Task("pairs", Pairs(vision, text), 8, Items(("image", "words"), 40, 1), weight=0.7),
+        Task(
+            "classify",
+            Classify(vision, text, reduction),
+            12,
+            Items(("image", "words", "label"), 30, 2),
+            weight=0.1 if reduction == "sum" else 1.5,
+            reduction=reduction,
+        ),
+        Task("caption", Caption(vision), caption_batch, Items(("image", "caption"), 9, 3)),
+    )
+    chosen = [task for task in known if task.name in tasks]
     return Workload(
         name="toy",
-        tasks=[
-            Task("pairs", Pairs(vision, text), 8, Items(("image", "words"), 40, 1), weight=0.7),
-            Task(
-                "classify",
-                Classify(vision, text, reduction),
-                12,
-                Items(("image", "words", "label"), 30, 2),
-                weight=0.1 if reduction == "sum" else 1.5,
-                reduction=reduction,
-            ),
-            Task("caption", Caption(vision), 4, Items(("image", "caption"), 9, 3)),
-        ],
-        operators=(Block, TimeMajorBlock, CrossBlock, Fuse, Project),
-        coupled=(Contrast, Center),
+        tasks=chosen,
+        operators=_used(chosen, Block, TimeMajorBlock, CrossBlock, Fuse, Project),
+        coupled=_used(chosen, Contrast, Center),
     )
+
+
+def _used(tasks: Collection[Task], *classes: type[nn.Module]) -> tuple[type[nn.Module], ...]:
+    modules = [module for task in tasks for module in task.module.modules()]
+    return tuple(cls for cls in classes if any(isinstance(module, cls) for module in modules))
 
 
 class Broken(Block):

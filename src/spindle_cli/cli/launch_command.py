@@ -14,6 +14,7 @@ from spindle_cli.cli.launch_options import (
     DryRunOption,
     ElasticOption,
     FewerOption,
+    FromOption,
     KeepOption,
     MadeFromOption,
     MasterOption,
@@ -40,6 +41,7 @@ def launch(
     steps: StepsOption = None,
     run_dir: RunDirOption = None,
     resume: ResumeOption = False,
+    begin_from: FromOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep: KeepOption = 3,
     trace: TraceOption = None,
@@ -75,6 +77,7 @@ def launch(
     options = LaunchOptions(
         steps=steps,
         resume=resume,
+        begin_from=begin_from,
         checkpoint_every=checkpoint_every,
         keep=keep,
         traced_steps=None if trace is None else trace_steps,
@@ -113,17 +116,18 @@ def launch(
 
 
 def train(prepared: Prepared, *, or_anew: bool) -> RunReport:
-    """Train to the end, and say on standard error where it begins; `or_anew`: see `run.resume_point`."""
+    """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
+    from spindle_cli.launch.start_point import describe_folder
 
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")
-    going_on = run.resume_point(prepared, or_anew=or_anew)
-    if going_on is not None:
-        for skipped in going_on.skipped:
+    begins = run.start_point(prepared, or_anew=or_anew)
+    if begins is not None:
+        for skipped in begins.found.skipped:
             output.note(f"warning: {skipped}")
-        output.note(f"going on from {going_on.folder}")
+        output.note(describe_folder(begins))
     started = prepared.launch
     steps, workers = counted(prepared.total_steps, "step"), counted(started.processes, "worker")
     output.note(f"training {steps} with {workers} in {started.run_dir}")
-    return run.start(prepared, going_on, output.err(), output.note)
+    return run.start(prepared, begins, output.err(), output.note)

@@ -20,6 +20,16 @@ RunDirOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")]
+FromOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="DIR",
+        help="Begin a new run with what another one has trained, maybe on other tasks: its folder, or one of "
+        "its checkpoints'.",
+        show_default=False,
+    ),
+]
 CheckpointEveryOption = Annotated[
     int | None,
     typer.Option(

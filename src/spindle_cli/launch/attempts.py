@@ -81,7 +81,8 @@ class Attempts:
         step = None if found is None else found.checkpoint.step
         if launch.node_rank == 0:
             forget_metrics_after(launch.run_dir, step or 0)
-        start = "the beginning: there is no checkpoint" if found is None else found.folder
+        anew = launch.request.begin_from or "the beginning"
+        start = f"{anew}: there is no checkpoint yet" if found is None else found.folder
         self._say(f"starting again from {start} ({self._failures} of {launch.restarts} restarts)")
         return build_again(launch, step)
 

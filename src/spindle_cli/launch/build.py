@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+from spindle_cli.checkpoint_files import locate_checkpoint
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
 from spindle_cli.request import TIMELINE_STEPS, RunRequest, workers_dir
@@ -22,12 +23,17 @@ def build_launch(
 ) -> Launch:
     """The launch of one node. Paths in the result are absolute."""
     run_dir = run_dir.absolute()
+    begin_from, begin_step = None, None
+    if options.begin_from is not None:
+        begin_from, begin_step = locate_checkpoint(options.begin_from.absolute())
     request = RunRequest(
         plan=plan_path.absolute(),
         workload=workload,
         steps=options.steps,
         run_dir=run_dir,
         resume=options.resume,
+        begin_from=begin_from,
+        begin_step=begin_step,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
         device_type="cpu" if plan.cluster.device_type == "cpu" else "cuda",
@@ -67,6 +73,12 @@ def timed(launch: Launch, begun_s: float) -> Launch:
     """The same launch, which started its workers now after it had begun at `begun_s`."""
     update = {"begun_s": begun_s, "started_s": time.time()}
     return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
+
+
+def beginning_from(launch: Launch, step: int) -> Launch:
+    """The same launch, begun from the other run's checkpoint after `step`."""
+    request = launch.request.model_copy(update={"resume": False, "begin_step": step})
+    return launch.model_copy(update={"request": request})
 
 
 def build_again(launch: Launch, step: int | None) -> Launch:

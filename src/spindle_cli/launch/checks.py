@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.workload.file import TrainSettings
 
+if TYPE_CHECKING:
+    from spindle_cli.workload.graph import WorkloadGraph
+
 SHOWN_VIOLATIONS = 3
 
 
 @dataclass(frozen=True)
 class FoundWorkload:
-    """Where a plan's workload is now, whatever the current folder, and how it is trained."""
+    """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained."""
 
     source: str
     train: TrainSettings
+    graph: WorkloadGraph
 
 
 def require_valid(plan: Plan, plan_path: Path) -> None:
@@ -70,7 +75,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
     require_trainable(loaded.train)
     if plan_splits(plan, found, str(plan_path)).by_op:
         require_elementwise(loaded.train)
-    return FoundWorkload(source, loaded.train)
+    return FoundWorkload(source, loaded.train, found)
 
 
 def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:

@@ -8,19 +8,19 @@ from pathlib import Path
 
 from rich.console import Console
 
-from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.launch.attempts import Attempts, Say
-from spindle_cli.launch.build import build_launch, going_on, timed
-from spindle_cli.launch.checks import find_workload, require_valid
+from spindle_cli.launch.build import beginning_from, build_launch, going_on, timed
+from spindle_cli.launch.checks import FoundWorkload, find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.network import require_address, share_of_node
 from spindle_cli.launch.report import RunReport, report_run
 from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
 from spindle_cli.launch.signals import heeding_signals
+from spindle_cli.launch.start_point import StartPoint, find_start
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.run_files import CHECKPOINTS_DIR, forget_metrics_after
+from spindle_cli.run_files import forget_metrics_after
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Prepared:
     launch: Launch
     share: NodeShare
     plan: Plan
+    workload: FoundWorkload
     total_steps: int
     samples_per_step: int
     begun_s: float
@@ -74,7 +75,7 @@ def prepare(
     threads = threads_per_worker(plan, share.processes)
     full = replace(asked, steps=steps, threads=threads)
     launch = build_launch(plan, plan_path, found.source, chosen, share, full)
-    return Prepared(launch, share, plan, steps, samples_per_step(plan), begun_s)
+    return Prepared(launch, share, plan, found, steps, samples_per_step(plan), begun_s)
 
 
 def samples_per_step(plan: Plan) -> int:
@@ -95,26 +96,16 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     return missing_devices(prepared.plan, launch.processes)
 
 
-def resume_point(prepared: Prepared, *, or_anew: bool = False) -> FoundCheckpoint | None:
-    """The checkpoint from which the run will go on; None where it starts anew.
-
-    `or_anew`: it starts anew also where it was to go on, but has saved none.
-
-    Raises:
-        InputError: there is none, or it is at the run's end already.
-    """
-    folder = prepared.launch.run_dir / CHECKPOINTS_DIR
-    if not prepared.launch.request.resume or (or_anew and not any(folder.glob("step-*"))):
-        return None
-    found = find_checkpoint(prepared.launch.run_dir, reads_all=True)
-    require_steps_left(found, prepared.total_steps)
-    return found
+def start_point(prepared: Prepared, *, or_anew: bool = False) -> StartPoint | None:
+    """The checkpoint from which the run will go on; see `find_start`."""
+    request = prepared.launch.request
+    return find_start(request, prepared.workload, prepared.total_steps, or_anew=or_anew)
 
 
-def start(prepared: Prepared, resumed: FoundCheckpoint | None, console: Console, say: Say) -> RunReport:
+def start(prepared: Prepared, begins: StartPoint | None, console: Console, say: Say) -> RunReport:
     """Run this node's workers to their end, with progress on `console` where it is a terminal.
 
-    `resumed`: the checkpoint that they go on from. `say`: takes lines for people.
+    `begins`: the checkpoint that they go on from. `say`: takes lines for people.
 
     Raises:
         RunFailedError: a worker failed, with that worker's error; or SIGTERM has stopped the run, with the
@@ -125,10 +116,12 @@ def start(prepared: Prepared, resumed: FoundCheckpoint | None, console: Console,
     launch = timed(prepared.launch, prepared.begun_s)
     prepare_run_dir(launch.run_dir)
     if launch.request.resume:
-        step = None if resumed is None else resumed.checkpoint.step
+        step = begins.found.checkpoint.step if begins is not None and begins.is_own else None
         launch = going_on(launch, step)
         forget_errors(launch.run_dir)
         forget_metrics_after(launch.run_dir, step or 0)
+    if begins is not None and not begins.is_own:
+        launch = beginning_from(launch, begins.found.checkpoint.step)
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals(launch.run_dir) as signals:
         attempts = Attempts(launch, prepared.ranks, signals, console, say, progress)

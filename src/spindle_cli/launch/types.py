@@ -41,11 +41,13 @@ class NodeShare:
 class LaunchOptions:
     """What the user, or `verify`, asks of a run beyond its plan. See `RunRequest` for the shared fields.
 
+    `begin_from`: the folder of another run, or of one of its checkpoints.
     `restarts`: how often the run is started again by itself after a worker was lost.
     """
 
     steps: int | None = None
     resume: bool = False
+    begin_from: Path | None = None
     checkpoint_every: int | None = None
     keep: int = 3
     traced_steps: int | None = None

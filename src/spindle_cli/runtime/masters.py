@@ -28,6 +28,11 @@ class Masters:
             for piece in pieces
         )
 
+    def take_parameters(self) -> None:
+        """Start again from the parameters as they are."""
+        for piece, master in zip(self._held, self.pieces, strict=True):
+            master.tensor.detach().copy_(piece.tensor.detach())
+
     def take_gradients(self) -> None:
         """Give each master the gradient that its piece has, or none."""
         for piece, master in zip(self._held, self.pieces, strict=True):

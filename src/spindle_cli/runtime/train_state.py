@@ -6,21 +6,25 @@ save.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint_files import Checkpoint, shard_name, state_key
+from spindle_cli.carry_over import CarryOver
+from spindle_cli.checkpoint_files import Checkpoint, require_same_workload, shard_name, state_key
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.localise import LocalModel
 from spindle_cli.runtime.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.pieces import Piece
 from spindle_cli.saved_tensors import SavedTensors
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizer import state_keys
+from spindle_cli.workload.schedule import advance
 
 
 @dataclass(frozen=True)
@@ -90,13 +94,14 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def require_same_settings(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
-    """Refuse to go on with other train settings than those that the run began with, but for its length and
-    where the optimizer's state is.
+def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
+    """Refuse to go on with other tasks or train settings than those that the run began with, but for its
+    length and where the optimizer's state is.
 
     Raises:
         InputError: naming the first that differs.
     """
+    require_same_workload(checkpoint, state.model.graph.fingerprint, where)
     before = {**checkpoint.train.model_dump(), "dtype": checkpoint.dtype}
     now = {**state.model.train.model_dump(), "dtype": dtype}
     for key in now:
@@ -104,45 +109,85 @@ def require_same_settings(checkpoint: Checkpoint, state: TrainState, dtype: str 
             raise InputError(
                 f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
                 f"but the workload now says {now[key]!r}",
-                hint="Put the setting back to go on with this run, or start a new one.",
+                hint="Put the setting back to go on with this run, or begin a new one from it with --from.",
             )
 
 
-def restore(folder: Path, checkpoint: Checkpoint, state: TrainState, rank: int) -> None:
+def restore(
+    folder: Path, checkpoint: Checkpoint, state: TrainState, rank: int, carried: CarryOver | None = None
+) -> None:
     """Put a checkpoint into this rank's part of the model, whatever plan and number of ranks wrote it.
 
     By the same plan training goes on bit for bit: each rank gets back its own buffers and random state. By
     another, buffers are those of the first rank that has them, and random numbers are drawn anew.
 
+    Args:
+        carried: parameters and buffers as they were saved, where the checkpoint is of another workload; what
+            is new keeps its initial values and has no optimizer state.
+
     Raises:
         InputError: a shard cannot be read, or lacks a parameter of this workload.
     """
+
+    def saved_key(name: str) -> str | None:
+        return name if carried is None else carried.saved_key(name)
+
     same_plan = checkpoint.plan_sha256 == state.model.program.plan.sha256()
     if not same_plan:
         torch.manual_seed(state.model.train.seed + rank + (checkpoint.step << 20))
     with ExitStack() as stack:
         saved = SavedTensors(folder, checkpoint, stack, own=shard_name(rank) if same_plan else None)
         for name, parameter in state.model.parameters.items():
-            saved.copy_into(parameter, f"parameter:{name}")
+            if (key := saved_key(name)) is not None:
+                _restore_parameter(parameter, key, saved, from_master=state.masters is None)
         for name, buffer in state.model.buffers.items():
-            saved.copy_into(buffer, f"buffer:{name}")
+            if (key := saved_key(name)) is not None:
+                saved.copy_into(buffer, f"buffer:{key}")
+        if state.masters is not None:
+            state.masters.take_parameters()
         if state.optimizer is not None:
-            _restore_optimizer(state, state.optimizer, saved)
+            _restore_optimizer(state, state.optimizer, saved, saved_key)
         if same_plan:
             torch.set_rng_state(saved.get("random:cpu"))
             if state.device.type == "cuda" and "random:cuda" in saved:
                 torch.cuda.set_rng_state(saved.get("random:cuda"), state.device)
-    if state.schedule is not None:
-        state.schedule.load_state_dict({**state.schedule.state_dict(), **checkpoint.schedule})
-    if state.optimizer is not None:
-        state.optimizer.param_groups[0].update(checkpoint.hyperparameters)
+    if same_rate(checkpoint.train, state.model.train):
+        if state.schedule is not None:
+            state.schedule.load_state_dict({**state.schedule.state_dict(), **checkpoint.schedule})
+        if state.optimizer is not None:
+            state.optimizer.param_groups[0].update(checkpoint.hyperparameters)
+    elif state.schedule is not None:
+        advance(state.schedule, checkpoint.step)
 
 
-def _restore_optimizer(state: TrainState, optimizer: torch.optim.Optimizer, saved: SavedTensors) -> None:
+def same_rate(before: TrainSettings, now: TrainSettings) -> bool:
+    """Whether the optimizer's numbers go on as they are: it and its schedule are set as before."""
+    return (before.lr, before.optimizer_args, before.schedule) == (now.lr, now.optimizer_args, now.schedule)
+
+
+def _restore_parameter(tensor: Tensor, key: str, saved: SavedTensors, *, from_master: bool) -> None:
+    """`from_master`: from its float32 master, if it has one, and not from what was rounded."""
+    saved.copy_into(tensor, f"parameter:{key}")
+    if from_master and MASTER_KEY in saved.optimizer_keys(key):
+        with torch.no_grad():
+            tensor.copy_(saved.state(MASTER_KEY, key, None).view(tensor.shape))
+
+
+def _restore_optimizer(
+    state: TrainState,
+    optimizer: torch.optim.Optimizer,
+    saved: SavedTensors,
+    saved_key: Callable[[str], str | None],
+) -> None:
     content = optimizer.state_dict()
-    found = [_saved_state(piece, saved) for piece in state.pieces]
+    wanted = {MASTER_KEY, *state_keys(state.model.train)}
+    found: list[dict[str, Tensor]] = []
+    for piece in state.pieces:
+        key = saved_key(piece.name)
+        values = {} if key is None else _saved_state(replace(piece, name=key), saved)
+        found.append({name: value for name, value in values.items() if name in wanted})
     for piece, values in zip(state.pieces, found, strict=True):
-        if (master := values.pop(MASTER_KEY, None)) is not None:
+        if (master := values.pop(MASTER_KEY, None)) is not None and state.masters is not None:
             piece.tensor.detach().copy_(master)
     content["state"] = {index: values for index, values in enumerate(found) if values}
     optimizer.load_state_dict(content)

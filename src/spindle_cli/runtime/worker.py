@@ -43,11 +43,12 @@ from spindle_cli.runtime.start_up import StartClock
 from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timeline import gather_timeline
 from spindle_cli.runtime.timing import Stopwatch
-from spindle_cli.runtime.train_state import TrainState, require_same_settings, restore
+from spindle_cli.runtime.train_state import TrainState, require_same_run, restore
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
 from spindle_cli.worker_session import worker_session
 from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.carried import carried_over, require_same_optimizer
 from spindle_cli.workload.optimizer import make_optimizer
 from spindle_cli.workload.schedule import make_schedule
 
@@ -168,7 +169,8 @@ def connected(request: RunRequest, environment: WorkerEnvironment, device: torch
 
 
 def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> int:
-    """Put the run's newest whole checkpoint in place, where the request says so; collective.
+    """Put the run's newest whole checkpoint in place, or one of another run, where the request says so;
+    collective.
 
     Returns:
         Steps that are done.
@@ -176,16 +178,24 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     Raises:
         InputError: there is no checkpoint, or it does not belong to this workload and its train settings.
     """
+    run_dir, step = request.run_dir, request.resume_step
     if not request.resume:
-        return 0
+        if request.begin_from is None:
+            return 0
+        run_dir, step = request.begin_from, request.begin_step
     # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
-    chosen = [find_checkpoint(request.run_dir, step=request.resume_step) if rank == 0 else None]
+    chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
     dist.broadcast_object_list(chosen)
     (found,) = chosen
     assert found is not None
     require_steps_left(found, total_steps)
-    require_same_settings(found.checkpoint, state, request.dtype, found.folder)
-    restore(found.folder, found.checkpoint, state, rank)
+    carried = None
+    if request.resume:
+        require_same_run(found.checkpoint, state, request.dtype, found.folder)
+    else:
+        carried = carried_over(found.checkpoint, state.model.graph)
+        require_same_optimizer(found.checkpoint, state.model.train, found.folder)
+    restore(found.folder, found.checkpoint, state, rank, carried)
     check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
     return found.checkpoint.step
 

@@ -111,3 +111,17 @@ def make_optimizer(train: TrainSettings, parameters: Iterable[nn.Parameter]) -> 
             f"{train.optimizer_args!r}: {error}",
             hint="Correct train.optimizer_args in the workload file: keyword arguments of that class.",
         ) from error
+
+
+def state_keys(train: TrainSettings) -> frozenset[str]:
+    """What the optimizer of `train` keeps of each parameter once it has stepped it.
+
+    Raises:
+        WorkloadError: as `make_optimizer`.
+    """
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = make_optimizer(train, [parameter])
+    assert optimizer is not None, "it has a parameter"
+    optimizer.step()
+    return frozenset(key for key, value in optimizer.state[parameter].items() if value is not None)

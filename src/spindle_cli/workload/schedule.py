@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch.optim import lr_scheduler
 
@@ -57,3 +59,21 @@ def make_schedule(
             hint="Correct train.schedule in the workload file: beside its name, arguments of that class.",
         ) from error
     return made
+
+
+def advance(schedule: lr_scheduler.LRScheduler, steps: int) -> None:
+    """Bring a schedule to where it is after so many steps.
+
+    Raises:
+        WorkloadError: it ends before.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch expects steps of the optimizer before those of the schedule
+        try:
+            for _ in range(steps):
+                schedule.step()
+        except ValueError as error:
+            raise WorkloadError(
+                f"train.schedule: {type(schedule).__name__} does not reach step {steps}: {error}",
+                hint="Steps count from the run's beginning: make the schedule as long as the whole run.",
+            ) from error

@@ -1,0 +1,139 @@
+"""Where a run starts: anew, from its own newest checkpoint, or from another run's, maybe of other tasks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from spindle_cli.carry_over import CarryOver, task_of
+from spindle_cli.checkpoint_files import (
+    Checkpoint,
+    FoundCheckpoint,
+    find_checkpoint,
+    require_same_workload,
+    require_steps_left,
+)
+from spindle_cli.errors import InputError
+from spindle_cli.launch.checks import FoundWorkload
+from spindle_cli.request import RunRequest
+from spindle_cli.run_files import CHECKPOINTS_DIR
+
+# Settings that say nothing of the model or of what is trained.
+_UNSAID = ("steps", "shard_optimizer")
+
+
+@dataclass(frozen=True)
+class StartPoint:
+    """The checkpoint that a run goes on from. `is_own`: the run's, and not another's.
+
+    `lines`: what is taken over from another run and what is not, for people.
+    """
+
+    found: FoundCheckpoint
+    is_own: bool
+    lines: tuple[str, ...] = ()
+
+
+def find_start(
+    request: RunRequest, workload: FoundWorkload, total_steps: int, *, or_anew: bool
+) -> StartPoint | None:
+    """The checkpoint from which a run will go on; None where it starts anew.
+
+    `or_anew`: it starts anew also where it was to go on, but has saved none.
+
+    Raises:
+        InputError: there is none, or it is at the run's end already, or it cannot be taken over.
+        WorkloadError: the optimizer cannot be made.
+    """
+    has_own = any((request.run_dir / CHECKPOINTS_DIR).glob("step-*"))
+    if request.resume and (has_own or not (or_anew or request.begin_from)):
+        found = find_checkpoint(request.run_dir, reads_all=True)
+        require_same_workload(found.checkpoint, workload.graph.fingerprint, found.folder)
+        require_steps_left(found, total_steps)
+        return StartPoint(found, is_own=True)
+    if request.begin_from is None:
+        return None
+    found = find_checkpoint(request.begin_from, step=request.begin_step, reads_all=True)
+    require_steps_left(found, total_steps)
+    return StartPoint(found, is_own=False, lines=_take_over(found, workload))
+
+
+def _take_over(found: FoundCheckpoint, workload: FoundWorkload) -> tuple[str, ...]:
+    """What is taken over, after making sure that it can be."""
+    from spindle_cli.workload.carried import carried_over, require_same_optimizer
+
+    checkpoint = found.checkpoint
+    carried = carried_over(checkpoint, workload.graph)
+    if not carried.kept:
+        raise InputError(
+            f"{found.folder}: nothing in it has a name that {workload.source} knows",
+            hint="Names are '<task>.<name in the task's module>'; give a task that goes on its old name.",
+        )
+    require_same_optimizer(checkpoint, workload.train, found.folder)
+    _require_same_shapes(found, carried, workload)
+    return tuple(_describe(checkpoint, carried, workload))
+
+
+def _require_same_shapes(found: FoundCheckpoint, carried: CarryOver, workload: FoundWorkload) -> None:
+    from spindle_cli.saved_tensors import SavedTensors
+    from spindle_cli.workload.parameters import ParameterTable
+
+    table = ParameterTable.of(workload.graph)
+    with ExitStack() as stack:
+        saved = SavedTensors(found.folder, found.checkpoint, stack)
+        for name, saved_as in carried.kept.items():
+            kind = "parameter" if name in table.parameters else "buffer"
+            wanted = tuple((table.parameters if name in table.parameters else table.buffers)[name].shape)
+            shape = saved.shape(f"{kind}:{saved_as}")
+            if shape != wanted:
+                was = "" if name == saved_as else f" (saved as {saved_as})"
+                raise InputError(
+                    f"{found.folder}: {kind} {name}{was} has shape {shape}; the workload's has {wanted}",
+                    hint="Give it its old shape to take it over, or another name to begin it anew.",
+                )
+
+
+def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: FoundWorkload) -> Iterator[str]:
+    before = checkpoint.tasks
+    now = {task.name: task for task in workload.graph.workload.tasks}
+    renamed = sum(name != saved_as for name, saved_as in carried.kept.items())
+    under = f", {renamed} of them saved under another task's name" if renamed else ""
+    yield f"kept, with optimizer state: {_counted(len(carried.kept))}{under}"
+    if carried.new:
+        yield f"new, from initial values: {_by_task(carried.new, now)}"
+    if carried.left_out:
+        yield f"left out: {_by_task(carried.left_out, before)}"
+    for name in before:
+        if name not in now:
+            yield f"task {name} has ended"
+    for name, task in now.items():
+        if before and name not in before:
+            yield f"task {name} is new"
+        for key in ("batch_size", "weight") if name in before else ():
+            if (old := getattr(before[name], key)) != (new := getattr(task, key)):
+                yield f"task {name}: {key} {old:g} -> {new:g}"
+    old_train, new_train = checkpoint.train.model_dump(), workload.train.model_dump()
+    for key, new in new_train.items():
+        if key not in _UNSAID and old_train[key] != new:
+            yield f"train.{key}: {old_train[key]!r} -> {new!r}"
+
+
+def _by_task(names: Iterable[str], tasks: Iterable[str]) -> str:
+    known = tuple(tasks)
+    counts = Counter(task_of(name, known) for name in names)
+    return ", ".join(f"{_counted(count)} of task {task}" for task, count in counts.items())
+
+
+def _counted(count: int) -> str:
+    return "1 parameter or buffer" if count == 1 else f"{count} parameters and buffers"
+
+
+def describe_folder(start: StartPoint) -> str:
+    """Where the run goes on, as a line for people."""
+    folder: Path = start.found.folder
+    if start.is_own:
+        return f"going on from {folder}"
+    return "\n  ".join((f"beginning from {folder}, after step {start.found.checkpoint.step}", *start.lines))
