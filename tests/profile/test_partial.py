@@ -8,7 +8,7 @@ import pytest
 
 from spindle_cli.errors import InputError
 from spindle_cli.profile.partial import ResumeFile
-from spindle_cli.profile.timings import OpTiming, PhaseTimes
+from spindle_cli.profile.types import OpTiming, PhaseTimes
 
 TIMING = OpTiming(
     slowest=(PhaseTimes(forward_s=1.0, backward_s=2.0, spread=0.1, repeats=5),), activation_bytes=7

@@ -18,7 +18,7 @@ from spindle_cli.profile.jobs import make_jobs
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.tensor_parallel import degrees_on
-from spindle_cli.profile.timings import PhaseTimes
+from spindle_cli.profile.types import PhaseTimes
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.ops import op_module

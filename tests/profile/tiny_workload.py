@@ -72,3 +72,10 @@ def build() -> Workload:
         operators=(Layer, Pairwise),
         coupled=(Pairwise,),
     )
+
+
+def build_changed() -> Workload:
+    """One task has ended, another one was added, whose batch has a share that no other has."""
+    layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+    tasks = [Task("classify", Classify(layers), 16, Items()), Task("again", Classify(layers), 32, Items())]
+    return Workload(name="tiny", tasks=tasks, operators=(Layer,))

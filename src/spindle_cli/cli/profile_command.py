@@ -11,6 +11,7 @@ from spindle_cli.cli.profile_options import (
     EstimateOption,
     PrecisionOption,
     ProcessesOption,
+    ReuseOption,
     ThreadsOption,
     TimeLimitOption,
     WriteClusterOption,
@@ -28,6 +29,7 @@ def profile(
     threads: ThreadsOption = None,
     time_limit: TimeLimitOption = 0.5,
     tp: DegreeOption = 1,
+    reuse: ReuseOption = None,
     write_cluster: WriteClusterOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,6 +44,8 @@ def profile(
         raise UsageError(
             "--write-cluster: nothing is measured with --estimate", hint="Leave out one of the two."
         )
+    if estimate and reuse is not None:
+        raise UsageError("--reuse: nothing is measured with --estimate", hint="Leave out one of the two.")
     if not estimate and (device is not None or precision is not None):
         raise UsageError(
             "--device and --precision belong to --estimate", hint="Measured is what this machine has."
@@ -70,6 +74,7 @@ def profile(
             cluster_out=write_cluster,
             limits=limits,
             max_tp=tp,
+            reuse=reuse,
         )
     output.note(f"wrote {output_path}")
     if write_cluster is not None:

@@ -56,6 +56,15 @@ DegreeOption = Annotated[
         help="Also measure layers split 2, 4 and 8 ways, up to N; with --cluster.",
     ),
 ]
+ReuseOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--reuse",
+        metavar="PROFILE.json",
+        help="Take from another profile what it has measured of equal ops: where a task was added, say.",
+        show_default=False,
+    ),
+]
 WriteClusterOption = Annotated[
     Path | None,
     typer.Option(

@@ -9,12 +9,14 @@ from typing import Any
 from spindle_cli.errors import RunFailedError
 from spindle_cli.profile.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.jobs import JobTable, OpRef, valid_degrees
-from spindle_cli.profile.timings import OpTiming, PhaseTimes
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
     MeasuredLink,
+    Measurements,
     MetaOpProfile,
+    OpTiming,
+    PhaseTimes,
     Profile,
     Source,
     WorkloadRef,
@@ -62,6 +64,7 @@ def assemble(
     environment: Mapping[str, Any],
     optimizer_s_per_byte: float,
     links: tuple[MeasuredLink, ...] = (),
+    measurements: Measurements | None = None,
 ) -> Profile:
     """The profile of a workload from its ops' times.
 
@@ -79,6 +82,7 @@ def assemble(
         metaops=tuple(
             _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops
         ),
+        measurements=measurements,
     )
 
 

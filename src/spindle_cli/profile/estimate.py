@@ -20,8 +20,7 @@ from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.roofline import kernels_s, update_s_per_byte
 from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.tensor_parallel import degrees_on
-from spindle_cli.profile.timings import OpTiming, PhaseTimes
-from spindle_cli.profile.types import Device, Profile
+from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.tensor_parallel import LayerSplit, layer_split
 

@@ -20,9 +20,10 @@ from spindle_cli.profile.messages import WorkerSettings
 from spindle_cli.profile.partial import ResumeFile
 from spindle_cli.profile.pool import DoesNotFitError, JobSamples, WorkerPool
 from spindle_cli.profile.progress import steps_bar
+from spindle_cli.profile.reuse import Reused
 from spindle_cli.profile.stand_ins import Analysed
-from spindle_cli.profile.timings import SHARED_CORES_BLOCK_S, Limits, OpTiming, slowest_of, summarise
-from spindle_cli.profile.types import Device, Profile, Source
+from spindle_cli.profile.timings import SHARED_CORES_BLOCK_S, Limits, slowest_of, summarise
+from spindle_cli.profile.types import Device, Measurements, OpTiming, Profile, Source
 from spindle_cli.workload.file import Precision as TrainPrecision
 from spindle_cli.workload.graph import WorkloadGraph
 
@@ -71,6 +72,11 @@ class MeasureSettings:
             found["cuda"] = torch.version.cuda
         return found
 
+    @property
+    def links(self) -> str | None:
+        """Hash of the links of `cluster`."""
+        return None if self.cluster is None else sha256_of(self.cluster.links.model_dump())
+
     def source_of(self, num_devices: int, tp: int) -> Source:
         """What a point says about itself; one device's part of a split op is timed, its sums are not."""
         return "measured" if num_devices <= self.nproc and tp == 1 else "composed"
@@ -93,6 +99,7 @@ def measure(
     out: Path,
     console: Console,
     note: Callable[[str], None],
+    reused: Reused | None = None,
 ) -> Profile:
     """Measure a workload in worker processes and write its profile to `out`.
 
@@ -102,14 +109,19 @@ def measure(
         analysed: the workload; the workers make what parameters they need.
         folder: that the workload's source is relative to.
         note: says something to the user.
+        reused: another profile, of which what it has measured alike is taken.
 
     Raises:
+        InputError: the other profile was not measured under the same conditions.
         RunFailedError: a process died, or an op fits the memory on no share.
     """
     loaded, graph = analysed.loaded, analysed.graph
     table = make_jobs(graph, settings.max_devices, settings.max_points, settings.degrees)
     device = describe_device(settings.device, settings.processes)
     kept = ResumeFile(out, _conditions(graph, settings, device))
+    if reused is not None:
+        reused.require_same(settings, device)
+        note(reused.hand_over(kept, [job.key for job in table.jobs]))
     if kept.resumed:
         note(f"going on from {kept.path}: {kept.resumed} measurements were already made")
     workers = WorkerSettings(
@@ -142,6 +154,12 @@ def measure(
         environment=settings.environment(),
         optimizer_s_per_byte=kept.optimizer_s_per_byte or 0.0,
         links=kept.links or (),
+        measurements=Measurements(
+            nproc=settings.nproc,
+            links=settings.links,
+            timings=kept.timings,
+            failed=tuple(sorted(kept.failed)),
+        ),
     )
     write_json(out, profile)
     kept.remove()
@@ -215,7 +233,7 @@ def _conditions(graph: WorkloadGraph, settings: MeasureSettings, device: Device)
             "device": device.model_dump(),
             "environment": settings.environment(),
             "nproc": settings.nproc,
-            "links": None if settings.cluster is None else settings.cluster.links.model_dump(),
+            "links": settings.links,
         }
     )
 

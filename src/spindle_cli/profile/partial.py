@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -9,8 +10,7 @@ from pydantic import Field
 
 from spindle_cli.artifact import Artifact, write_json
 from spindle_cli.errors import InputError
-from spindle_cli.profile.timings import OpTiming
-from spindle_cli.profile.types import MeasuredLink
+from spindle_cli.profile.types import MeasuredLink, OpTiming
 
 
 class PartialProfile(Artifact):
@@ -74,6 +74,14 @@ class ResumeFile:
         """Note that a share does not fit the device's memory."""
         self.failed.add(key)
         self._write()
+
+    def take(
+        self, timings: Mapping[str, OpTiming], failed: set[str], links: tuple[MeasuredLink, ...] | None
+    ) -> None:
+        """Take another profile's results for what there is no result of yet."""
+        self.timings = {**timings, **self.timings}
+        self.failed |= failed
+        self.links = self.links or links
 
     def remove(self) -> None:
         """The profile is complete."""

@@ -17,6 +17,7 @@ from spindle_cli.profile.devices import Precision, device_peak
 from spindle_cli.profile.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
 from spindle_cli.profile.measure import MeasureSettings, measure, shared_limits
+from spindle_cli.profile.reuse import Reused
 from spindle_cli.profile.stand_ins import load_analysed
 from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.timings import Limits
@@ -50,6 +51,7 @@ def profile_workload(
     limits: Limits = Limits(),  # noqa: B008 - frozen
     max_points: int = MAX_POINTS,
     max_tp: int = 1,
+    reuse: Path | None = None,
 ) -> Profile:
     """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
     stopped.
@@ -59,6 +61,7 @@ def profile_workload(
         nproc: measure allocations of up to so many devices on as many processes.
         threads: of each process; the processes' share of this machine's cores if None.
         cluster_out: where to write this machine, as measured, as a cluster file.
+        reuse: another profile, of which what was measured of equal ops is taken.
         max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
 
     Raises:
@@ -69,6 +72,7 @@ def profile_workload(
     for path in (out, cluster_out):
         if path is not None:
             _check_writable(path)
+    reused = None if reuse is None else Reused.read(reuse)
     device = device_of_type(None if cluster is None else cluster.device_type)
     processes = _num_processes(device, cluster, nproc)
     _require_links(max_tp, cluster, processes, cluster_out)
@@ -88,7 +92,13 @@ def profile_workload(
     analysed = load_analysed(source, folder)
     settings = replace(settings, precision=analysed.loaded.train.precision)
     profile = measure(
-        analysed, settings, folder=folder, out=out, console=audience.console, note=audience.note
+        analysed,
+        settings,
+        folder=folder,
+        out=out,
+        console=audience.console,
+        note=audience.note,
+        reused=reused,
     )
     if cluster_out is not None:
         write_cluster(cluster_out, profile)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spindle_cli.cluster import Cluster
 from spindle_cli.costs.links import all_reduce_s
-from spindle_cli.profile.timings import PhaseTimes
+from spindle_cli.profile.types import PhaseTimes
 from spindle_cli.workload.split_op import PartialOp, Region, TensorGroup, View
 from spindle_cli.workload.tensor_parallel import LayerSplit
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Annotated
 
-from pydantic import Field
-
-from spindle_cli.artifact import Model
-from spindle_cli.profile.types import Bytes, Seconds
+from spindle_cli.profile.types import PhaseTimes
 
 
 @dataclass(frozen=True)
@@ -58,34 +54,6 @@ class Sample:
     def total_s(self) -> float:
         """Forward and backward together."""
         return self.forward_s + self.backward_s
-
-
-class PhaseTimes(Model):
-    """Median seconds of one op on one share, and the interquartile range of the repeats over their median.
-
-    `communication_s`: of both together, what the op's own collectives take.
-    """
-
-    forward_s: Seconds
-    backward_s: Seconds
-    spread: Annotated[float, Field(ge=0)] | None = None
-    repeats: Annotated[int, Field(ge=1)] | None = None
-    communication_s: Seconds = 0.0
-
-
-class OpTiming(Model):
-    """What is known of one op on one batch share.
-
-    `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
-    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share.
-    """
-
-    slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
-    activation_bytes: Bytes
-
-    def on(self, num_devices: int) -> PhaseTimes:
-        """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
-        return self.slowest[min(num_devices, len(self.slowest)) - 1]
 
 
 def spread_of(values: Sequence[float]) -> float:

@@ -170,6 +170,50 @@ class MeasuredLink(Model):
     points: tuple[tuple[int, float], ...]  # (bytes, bytes per second)
 
 
+class PhaseTimes(Model):
+    """Median seconds of one op on one share, and the interquartile range of the repeats over their median.
+
+    `communication_s`: of both together, what the op's own collectives take.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    spread: Annotated[float, Field(ge=0)] | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+    communication_s: Seconds = 0.0
+
+
+class OpTiming(Model):
+    """What is known of one op on one batch share.
+
+    `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
+    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share.
+    """
+
+    slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
+    activation_bytes: Bytes
+
+    def on(self, num_devices: int) -> PhaseTimes:
+        """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
+        return self.slowest[min(num_devices, len(self.slowest)) - 1]
+
+
+class Measurements(Model):
+    """What a measured profile's curves are made of, so that another one may take it over.
+
+    Attributes:
+        nproc: allocations of up to so many devices were measured on as many processes.
+        links: hash of the links that sums of split layers were taken from; None: nothing was split.
+        timings: by a key that equal ops on equally many samples have in every workload.
+        failed: keys of the shares that did not fit the memory.
+    """
+
+    nproc: Annotated[int, Field(ge=1)]
+    links: str | None = None
+    timings: dict[str, OpTiming]
+    failed: tuple[str, ...] = ()
+
+
 class Profile(Artifact):
     """The profile file."""
 
@@ -188,6 +232,7 @@ class Profile(Artifact):
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
+    measurements: Measurements | None = None
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Profile:
