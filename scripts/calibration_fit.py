@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.costs.memory import activation_bytes
+from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import GIB
 
@@ -99,7 +99,7 @@ class Model:
                 forward_s, backward_s = self._at(metaop, tp, batch // dp)
                 if best is None or forward_s + backward_s < best[0]:
                     n = metaop.num_ops
-                    kept = activation_bytes(metaop, n, dp, tp) * batch / metaop.batch_size
+                    kept = slice_activation_bytes(metaop, (0, n), dp, tp) * batch / metaop.batch_size
                     phases = Phases(n * forward_s, n * backward_s, kept)
                     best = (forward_s + backward_s, phases)
         assert best is not None

@@ -1,12 +1,14 @@
-"""One rank of a training whose memory is measured; it writes its peak as a number to OUT/<rank>.
+"""One rank of trainings whose memory is measured; it writes their peaks as numbers.
 
-By a plan (`ours REQUEST.json`), or with DistributedDataParallel (`ddp WORKLOAD.yaml`):
+By plans, one after the other (`ours FOLDER`: FOLDER/*/request.json; FOLDER/*/peak.<rank>), or with
+DistributedDataParallel (`ddp WORKLOAD.yaml OUT`: OUT/peak.<rank>):
 
-    torchrun ... -m memory_bench.rank ours|ddp SOURCE OUT
+    torchrun ... -m memory_bench.rank ours FOLDER | ddp WORKLOAD.yaml OUT
 """
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from unittest import mock
@@ -15,36 +17,50 @@ import torch
 import torch.distributed as dist
 from runtime_bench import plain_training
 
-from memory_bench.live_bytes import LiveBytes
 from spindle_cli.environment import WorkerEnvironment
+from spindle_cli.profile.live_bytes import LiveBytes
 from spindle_cli.request import RunRequest
-from spindle_cli.runtime import training, worker
+from spindle_cli.runtime import training
+from spindle_cli.runtime.worker import connected, train_plan
 from spindle_cli.workload.load import load
 
 STEPS = 3
 
 
-def by_plan(source: Path) -> int:
+def by_plans(folder: Path) -> None:
+    """Train by each plan, and write the peak bytes of it."""
+    paths = sorted(folder.glob("*/request.json"))
+    environment, device = WorkerEnvironment.read(), torch.device("cpu")
+    torch.set_num_threads(1)
+    with connected(RunRequest.read(paths[0]), environment, device):
+        for path in paths:
+            peak = by_plan(RunRequest.read(path), environment, device)
+            write_peak(path.parent, peak)
+            gc.collect()
+
+
+def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> float:
     """Peak bytes while the plan's worker trains."""
     train = training.Trainer.train
-    peak = 0
+    peak = 0.0
 
     def measured(self: training.Trainer, steps: range) -> None:
         nonlocal peak
         model = self.model
         pieces = [piece.tensor for piece in self.pool.pieces]
-        held = [*model.parameters.values(), *model.buffers.values(), *pieces]
+        masters = [] if self.masters is None else [piece.tensor for piece in self.masters.pieces]
+        held = [*model.parameters.values(), *model.buffers.values(), *pieces, *masters]
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
         with LiveBytes([*held, *gradients]) as live:
             train(self, steps)
         peak = live.peak
 
     with mock.patch.object(training.Trainer, "train", measured):
-        worker.run(RunRequest.read(source), WorkerEnvironment.read())
+        train_plan(request, environment, device)
     return peak
 
 
-def by_ddp(source: str) -> int:
+def by_ddp(source: str) -> float:
     """Peak bytes of plain training."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -58,11 +74,24 @@ def by_ddp(source: str) -> int:
     return live.peak
 
 
+def write_peak(folder: Path, peak: float) -> None:
+    """Keep this rank's peak."""
+    rank = WorkerEnvironment.read().rank
+    (folder / f"peak.{rank}").write_text(str(round(peak)), encoding="utf-8")
+
+
+def read_peaks(folder: Path, num_ranks: int) -> tuple[int, ...]:
+    """What the ranks have written."""
+    return tuple(int((folder / f"peak.{rank}").read_text(encoding="utf-8")) for rank in range(num_ranks))
+
+
 def main() -> None:
     """Entry point of a rank."""
-    how, source, out = sys.argv[1:]
-    peak = by_plan(Path(source)) if how == "ours" else by_ddp(source)
-    (Path(out) / str(WorkerEnvironment.read().rank)).write_text(str(peak), encoding="utf-8")
+    how, source, *out = sys.argv[1:]
+    if how == "ours":
+        by_plans(Path(source))
+    else:
+        write_peak(Path(out[0]), by_ddp(source))
 
 
 if __name__ == "__main__":

@@ -249,3 +249,17 @@ def test_any_edit_of_a_slice_is_judged_without_failing(wave: int, changes: dict[
     found = check_plan(plan, two_towers()[0])
     if (after.metaop, after.ops) != (before.metaop, before.ops):
         assert found
+
+
+def test_memory_by_an_earlier_formula_is_not_compared_but_devices_still_hold_what_they_need() -> None:
+    def as_before(data: dict[str, Any]) -> None:
+        claim_less_memory(data)
+        del data["predicted"]["memory_formula"]
+
+    assert check_plan(edited(as_before)) == ()
+
+    def on_small_devices(data: dict[str, Any]) -> None:
+        as_before(data)
+        data["cluster"]["nodes"][0]["memory_gib"] = 0.001
+
+    assert {violation.rule for violation in check_plan(edited(on_small_devices))} == {"memory"}

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.costs.device_memory import device_memory
+from spindle_cli.costs.device_memory import MEMORY_FORMULA, device_memory
 from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.types import CurvePoint, Device, MetaOpProfile, Profile, WorkloadRef
 
@@ -107,6 +107,7 @@ def plan_of(
             compute_s=end_s,
             lower_bound_s=lower_bound_s,
             peak_memory_bytes=tuple(device.total_bytes for device in memory),
+            memory_formula=MEMORY_FORMULA,
         ),
         metaops=tuple(
             PlanMetaOp.model_validate(metaop.model_dump(include=set(PlanMetaOp.model_fields)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s, slack_s
-from spindle_cli.costs.device_memory import DeviceMemory, device_memory
+from spindle_cli.costs.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory
 from spindle_cli.plan.types import Plan
 from spindle_cli.units import format_bytes
 
@@ -82,7 +82,11 @@ def one_peak_a_device(plan: Plan) -> Iterator[Violation]:
 
 
 def stated_memory(plan: Plan) -> Iterator[Violation]:
-    """peak_memory_bytes says what each device needs."""
+    """peak_memory_bytes says what each device needs; what an earlier version found by another formula is not
+    compared.
+    """
+    if plan.predicted.memory_formula != MEMORY_FORMULA:
+        return
     stated = plan.predicted.peak_memory_bytes
     needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
     if len(stated) != len(needs):

@@ -42,6 +42,7 @@ def check(
     """
     from spindle_cli.check.report import CheckReport
     from spindle_cli.check.run import check_plan
+    from spindle_cli.costs.device_memory import MEMORY_FORMULA
     from spindle_cli.plan.complete import completed
     from spindle_cli.plan.file import read_with_profile, write_plan
 
@@ -50,6 +51,11 @@ def check(
     read, its_profile = read_with_profile(plan, profile)
     if not read.metaops:
         output.note(f"warning: {plan}: no key 'metaops': batches, curves, inputs and memory need --profile")
+    elif read.predicted.memory_formula != MEMORY_FORMULA:
+        output.note(
+            f"note: {plan}: peak_memory_bytes are by an earlier formula and were not compared; "
+            "whether devices hold what they need was checked by today's"
+        )
     violations = check_plan(read, its_profile)
     if complete is not None and its_profile is not None and not violations:
         write_plan(complete, completed(read, its_profile))

@@ -1,32 +1,39 @@
 """What a plan holds on each device: the one definition that planner, checker, simulator and report call.
 
-Parameters, gradients and optimizer state of every op the device ever runs (once, however many slices use
-them), activations kept from forward to backward, and buffers of transfers and gradient sums.
+A device's iteration is gone through op by op, forward and backward, and the fullest moment counts.
+Parameters, optimizer state, and the gradients of parameters that other devices hold too are there all the
+time; activations come with each op's forward pass and go with its backward pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import lcm
+from functools import cached_property
 from typing import Protocol
 
 from spindle_cli.cluster import Cluster
+from spindle_cli.costs.crossing import Crossings, slice_inputs
+from spindle_cli.costs.holdings import Block, BlockUse, Held, Holders, blocks_of
 from spindle_cli.costs.memory import (
     MetaOpSizes,
+    OpNeeds,
     SliceShape,
-    activation_bytes,
-    inner_bytes,
-    op_param_bytes,
-    parameter_block,
-    recomputed_bytes,
-    working_bytes,
+    op_needs,
+    slice_output_bytes,
 )
 from spindle_cli.units import MIB
 
+# Which account of memory this is, as plans note it. The first added up the most of everything.
+MEMORY_FORMULA = 2
 # On CPU devices (gloo), what gradient sums under way may take in receive buffers where optimizer state is
 # sharded; the runtime lets further sums wait. A single sum may be larger.
 SUM_BUFFER_BYTES = 32 * MIB
+# On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
+# buckets. By scripts/bench_memory.py it was 0.2 % at most.
+UNCOUNTED_SHARE = 0.01
+# An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
+_RANDOM_STATE_BYTES = 5056
 
 
 class OptimizerNumbers(Protocol):
@@ -36,13 +43,18 @@ class OptimizerNumbers(Protocol):
     def optimizer_state_per_param(self) -> float: ...
     @property
     def optimizer_state_sharded(self) -> bool: ...
+    @property
+    def update_bytes_per_param(self) -> float: ...
+    @property
+    def accumulate(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peak bytes of one device, by what takes them.
+    """Bytes of one device at its fullest moment, by what takes them.
 
-    `updated_bytes`: of the parameters, those that the device's own optimizer updates.
+    `updated_bytes`: of the parameters, those that the device's own optimizer updates. `lasting_bytes`: of
+    all, what is there at every moment.
     """
 
     parameter_bytes: int
@@ -51,6 +63,7 @@ class DeviceMemory:
     activation_bytes: int
     buffer_bytes: int
     updated_bytes: int
+    lasting_bytes: int
 
     @property
     def total_bytes(self) -> int:
@@ -72,173 +85,98 @@ def device_memory(
 ) -> tuple[DeviceMemory, ...]:
     """Peak memory of every device of the cluster under a plan.
 
-    Gradients take the bytes of the trained parameters; optimizer state `optimizer_state_per_param` times
-    that, where it is sharded divided by the number of devices that hold the same parameters. Buffers: what
-    each slice received from other devices stays until its backward pass; on top, of the largest slice, the
-    gradients of its output and its inputs and those on their way through one op; and what gradient sums take
-    beyond the activations that have been let go of when they start (`SUM_BUFFER_BYTES`).
+    * Optimizer state takes `optimizer_state_per_param` times the trained parameters, where it is sharded
+      divided by the number of devices that hold the same ones.
+    * Gradients take the bytes of the trained parameters. Those of parameters that the device alone holds are
+      made in the backward pass and given up after the update, or, with several batches in a step, kept
+      between them.
+    * What a slice received stays until it has run backward; the gradients of its inputs to the iteration's
+      end. The batch's fields stay once they are used.
+    * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
+      that uses the parameters.
     """
     by_name = {metaop.name: metaop for metaop in metaops}
     in_order = sorted(slices, key=lambda piece: piece.start_s)
-    parts = [_Part(piece, by_name) for piece in in_order]
-    sources = _Sources(in_order, by_name)
+    crossings = Crossings(in_order, by_name)
+    parts = [
+        _Part(piece, by_name, is_handed_on=crossings.is_handed_on(index))
+        for index, piece in enumerate(in_order)
+    ]
     roles: list[list[_Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(in_order):
-        received = sources.received_by(index)
+        received, returned = crossings.received_by(index), crossings.returned_to(index)
         for position, device in enumerate(piece.devices):
-            roles[device].append((index, position % piece.tp, received[position] if received else 0.0))
+            crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
+            roles[device].append((index, position % piece.tp, *crossing))
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [tuple(role) for role in roles]
-    account = _Account(parts, _Holders(in_order, parts), cluster, optimizer)
+    uses = ((index, use.block) for index, part in enumerate(parts) for op in part.uses for use in op)
+    account = _Account(parts, Holders(in_order, uses), cluster.device_type == "cpu", optimizer)
     needs = {role: account.need(role) for role in set(of_device)}
     return tuple(needs[role] for role in of_device)
 
 
-_Role = tuple[int, int, float]  # index of a slice, which of its `tp` shards, and bytes received for it
-_Block = tuple[str, int]
-_Shards = set[tuple[float, float]]  # intervals of a block, as shares of it
+# Index of a slice, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
+_Role = tuple[int, int, float, float]
 
 
 class _Part:
     """What a slice takes of each of its devices."""
 
-    __slots__ = ("activations", "blocks", "num_ops", "passing", "recomputed", "tp")
+    __slots__ = (
+        "fields",
+        "handed",
+        "kept_inputs",
+        "needs",
+        "recompute",
+        "taken_at_once",
+        "taken_by_every_op",
+        "tp",
+        "uses",
+    )
 
-    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOpSizes]) -> None:
+    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOpSizes], *, is_handed_on: bool) -> None:
         metaop = by_name[piece.metaop]
         first, last = piece.ops
         self.tp = piece.tp
-        self.num_ops = last - first
-        self.activations = activation_bytes(
-            metaop, last - first, piece.dp, piece.tp, recompute=piece.recompute
-        )
-        self.recomputed = recomputed_bytes(metaop, piece.dp, piece.tp, recompute=piece.recompute)
-        taken = sum(num_bytes for num_bytes, _ in _inputs(piece, by_name))
-        handed = max(metaop.output_bytes, inner_bytes(metaop))
-        self.passing = (taken + handed) / piece.dp + working_bytes(metaop, piece.dp, piece.tp)
-        # (identity, bytes unsharded, bytes that are trained) of the parameters of each op that has any
-        self.blocks = {
-            op - first: (parameter_block(metaop, op), num_bytes, num_bytes * metaop.trainable_fraction)
-            for op in range(first, last)
-            if (num_bytes := op_param_bytes(metaop, op))
-        }
+        self.recompute = piece.recompute
+        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, piece.dp, piece.tp)
+        self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last) / piece.dp
+        handed = slice_output_bytes(metaop, last, metaop.num_ops) / piece.dp
+        self.handed = handed if is_handed_on else 0.0
+        self.kept_inputs = 0.0
+        if piece.recompute:
+            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / piece.dp
+            self.kept_inputs = max(inner, handed) + _RANDOM_STATE_BYTES
+        taken = {name: size / piece.dp for size, name in slice_inputs(piece, by_name)}
+        self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
+        self.taken_at_once = sum(taken.values())
+        self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
+
+    def ops_from_last(self) -> Iterable[tuple[int, OpNeeds]]:
+        """(position in the slice, what it needs) of each op, the last one first."""
+        position = len(self.uses)
+        for count, needs in reversed(self.needs):
+            for _ in range(count):
+                position -= 1
+                yield position, needs
 
 
-def _inputs(piece: SliceShape, by_name: Mapping[str, MetaOpSizes]) -> list[tuple[int, str]]:
-    """(bytes, whole batch; MetaOp that makes it) of all that a slice takes in from other slices."""
-    metaop = by_name[piece.metaop]
-    if piece.ops[0] == 0:
-        return [(by_name[name].output_bytes, name) for name in metaop.inputs]
-    others = [(by_name[name].output_bytes, name) for name in metaop.inputs_of_every_op]
-    return [(inner_bytes(metaop), metaop.name), *others]
+class _Fullest:
+    """The fullest moment so far of what does not last."""
 
+    def __init__(self) -> None:
+        self.gradients = self.activations = self.buffers = 0.0
 
-class _Sources:
-    """What slices receive from other devices. A share that lies on the device already is not copied."""
+    @property
+    def total(self) -> float:
+        """Bytes of all three."""
+        return self.gradients + self.activations + self.buffers
 
-    def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOpSizes]) -> None:
-        self._slices = slices
-        self._by_name = by_name
-        self._ending_at: dict[tuple[str, int], SliceShape] = {}
-        self._last: dict[str, SliceShape] = {}
-        self._places: dict[int, dict[int, int]] = {}
-        for piece in slices:
-            self._ending_at[piece.metaop, piece.ops[1]] = piece
-            if piece.metaop not in self._last or self._last[piece.metaop].ops[1] < piece.ops[1]:
-                self._last[piece.metaop] = piece
-
-    def received_by(self, index: int) -> list[float] | None:
-        """Bytes that each device of a slice receives for it, in the order of its devices; None: nothing."""
-        piece = self._slices[index]
-        received: list[float] | None = None
-        for num_bytes, name in _inputs(piece, self._by_name):
-            if name == piece.metaop:
-                source = self._ending_at.get((name, piece.ops[0]))
-            else:
-                source = self._last.get(name)
-            if source is not None and (source.devices, source.dp, source.tp) == (
-                piece.devices,
-                piece.dp,
-                piece.tp,
-            ):
-                continue
-            received = received or [0.0] * len(piece.devices)
-            for position, device in enumerate(piece.devices):
-                if source is None or not self._has(source, device, piece, position // piece.tp):
-                    received[position] += num_bytes / piece.dp
-        return received
-
-    def _has(self, source: SliceShape, device: int, piece: SliceShape, share: int) -> bool:
-        """Whether a device's share of `source` includes the `share`-th of `piece`."""
-        if id(source) not in self._places:
-            self._places[id(source)] = {held: place for place, held in enumerate(source.devices)}
-        place = self._places[id(source)].get(device)
-        if place is None:
-            return False
-        own = place // source.tp
-        return own * piece.dp <= share * source.dp and (share + 1) * source.dp <= (own + 1) * piece.dp
-
-
-class _Holders:
-    """How many devices hold each fragment of each block of parameters."""
-
-    def __init__(self, slices: Sequence[SliceShape], parts: Sequence[_Part]) -> None:
-        self._slices = slices
-        self._users: dict[_Block, list[int]] = {}
-        for index, part in enumerate(parts):
-            for block, _, _ in part.blocks.values():
-                self._users.setdefault(block, []).append(index)
-        self._counts: dict[tuple[int, ...], tuple[int, ...]] = {}
-
-    def of(self, block: _Block) -> tuple[int, ...]:
-        """Of each of the finest common fragments of the block, which are equal, the number of devices."""
-        users = tuple(self._users[block])
-        if users not in self._counts:
-            pieces = [self._slices[index] for index in users]
-            count = lcm(*(piece.tp for piece in pieces))
-            self._counts[users] = tuple(
-                len(set().union(*(piece.devices[i * piece.tp // count :: piece.tp] for piece in pieces)))
-                for i in range(count)
-            )
-        return self._counts[users]
-
-
-@dataclass
-class _Held:
-    """A block of parameters on one device.
-
-    Attributes:
-        num_bytes, trained_bytes: of the whole block.
-        shards: of it that the device has.
-        first_use: the first op on the device that uses it.
-        owned: share of the block whose optimizer state the device has.
-        summed: share whose gradients it sums with other devices.
-    """
-
-    num_bytes: float
-    trained_bytes: float
-    shards: _Shards
-    first_use: int
-    owned: float = 0.0
-    summed: float = 0.0
-
-    def share(self) -> float:
-        """Of the block, what the device has: the length of the union of its shards."""
-        covered, end = 0.0, 0.0
-        for first, last in sorted(self.shards):
-            covered += max(0.0, last - max(first, end))
-            end = max(end, last)
-        return covered
-
-    def divide(self, counts: Sequence[int]) -> None:
-        """Set `owned` and `summed` from how many devices hold each of the block's equal fragments."""
-        held = [
-            count
-            for fragment, count in enumerate(counts)
-            if any(first <= (fragment + 0.5) / len(counts) < last for first, last in self.shards)
-        ]
-        self.owned = sum(1 / count for count in held) / len(counts)
-        self.summed = sum(count > 1 for count in held) / len(counts)
+    def see(self, gradients: float, activations: float, buffers: float) -> None:
+        """A moment."""
+        if gradients + activations + buffers > self.total:
+            self.gradients, self.activations, self.buffers = gradients, activations, buffers
 
 
 @dataclass(frozen=True)
@@ -246,56 +184,149 @@ class _Account:
     """What devices need under a plan."""
 
     parts: Sequence[_Part]
-    holders: _Holders
-    cluster: Cluster
+    holders: Holders
+    on_cpu: bool
     optimizer: OptimizerNumbers
 
-    def need(self, roles: Iterable[_Role]) -> DeviceMemory:
+    @cached_property
+    def splits(self) -> bool:
+        """Whether any slice is split by tensor parallelism."""
+        return any(part.tp > 1 for part in self.parts)
+
+    def need(self, roles: Sequence[_Role]) -> DeviceMemory:
         """Memory of a device with these roles, which are in the order in which it runs them."""
-        received = recomputed = passing = 0.0
-        activations: list[float] = []  # of each op that the device runs
-        held: dict[_Block, _Held] = {}
-        for index, shard, received_bytes in roles:
-            part = self.parts[index]
-            received += received_bytes
-            recomputed = max(recomputed, part.recomputed)
-            passing = max(passing, part.passing)
-            for op, (block, num_bytes, trained_bytes) in part.blocks.items():
-                there = held.setdefault(block, _Held(0.0, 0.0, set(), len(activations) + op))
-                there.num_bytes = max(there.num_bytes, num_bytes)
-                there.trained_bytes = max(there.trained_bytes, trained_bytes)
-                there.shards.add((shard / part.tp, (shard + 1) / part.tp))
-            activations += [part.activations / part.num_ops] * part.num_ops
+        held = self._held(roles)
         sharded = self.optimizer.optimizer_state_sharded
-        if sharded:
-            for block, there in held.items():
-                there.divide(self.holders.of(block))
-        trained = sum(there.share() * there.trained_bytes for there in held.values())
+        trained = sum(there.share * there.trained_bytes for there in held.values())
         updated = sum(there.owned * there.trained_bytes for there in held.values()) if sharded else trained
-        sums = self._sums(held.values(), activations) if self.cluster.device_type == "cpu" else 0.0
+        own = sum(there.own_bytes for there in held.values())
+        iteration = _Iteration(self, roles, held, keeps_own=self.optimizer.accumulate > 1)
+        fullest = iteration.run(own, updated * self.optimizer.update_bytes_per_param)
+        parameters = round(sum(there.share * there.num_bytes for there in held.values()))
+        state = round(updated * self.optimizer.optimizer_state_per_param)
+        lasting = parameters + state + round(trained - own)
+        uncounted = UNCOUNTED_SHARE * (lasting + fullest.total)
         return DeviceMemory(
-            parameter_bytes=round(sum(there.share() * there.num_bytes for there in held.values())),
-            gradient_bytes=round(trained),
-            optimizer_bytes=round(updated * self.optimizer.optimizer_state_per_param),
-            activation_bytes=round(sum(activations) + recomputed),
-            buffer_bytes=round(received + passing + sums),
+            parameter_bytes=parameters,
+            gradient_bytes=round(trained - own + fullest.gradients),
+            optimizer_bytes=state,
+            activation_bytes=round(fullest.activations),
+            buffer_bytes=round(fullest.buffers + uncounted),
             updated_bytes=round(updated),
+            lasting_bytes=lasting,
         )
 
-    def _sums(self, held: Iterable[_Held], activations: Sequence[float]) -> float:
-        """What the buffers of gradient sums take beyond the activations that have been let go of.
+    def _held(self, roles: Sequence[_Role]) -> dict[Block, Held]:
+        held: dict[Block, Held] = {}
+        num_ops = 0
+        for index, shard, *_ in roles:
+            part = self.parts[index]
+            for position, uses in enumerate(part.uses):
+                for use in uses:
+                    there = held.get(use.block)
+                    if there is None:
+                        there = held[use.block] = Held(0.0, 0.0, num_ops + position)
+                    there.num_bytes = max(there.num_bytes, use.num_bytes)
+                    there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
+                    parts = part.tp if use.block[2] else 1
+                    there.shards.add((shard % parts / parts, (shard % parts + 1) / parts))
+            num_ops += len(part.uses)
+        for block, there in held.items():
+            there.divide(self.holders.of(block))
+        return held
 
-        A block's sum starts when the backward pass is through with the first op that uses it.
-        """
-        starting = [0.0] * len(activations)
-        largest = 0.0
-        for there in held:
-            starting[there.first_use] += there.summed * there.trained_bytes
-            largest = max(largest, there.summed * there.trained_bytes)
-        limit = max(SUM_BUFFER_BYTES, largest)
-        most = freed = under_way = 0.0
-        for op in reversed(range(len(activations))):
-            freed += activations[op]
-            under_way += starting[op]
-            most = max(most, min(under_way, limit) - freed)
-        return most
+
+class _Iteration:
+    """One device's iteration, op by op."""
+
+    def __init__(
+        self, account: _Account, roles: Sequence[_Role], held: Mapping[Block, Held], *, keeps_own: bool
+    ) -> None:
+        """`keeps_own`: gradients that are not shared are there from the batch before."""
+        self._account = account
+        self._roles = roles
+        self._held = held
+        self._made: set[Block] = set(held) if keeps_own else set()
+        self._fullest = _Fullest()
+        self._gradients = sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
+        self._kept = self._fields = self._received = self._retained = 0.0
+        self._summing = 0.0
+        self._sums_at_most = 0.0
+        if account.on_cpu and account.optimizer.optimizer_state_sharded:
+            largest = max((there.summed * there.trained_bytes for there in held.values()), default=0.0)
+            self._sums_at_most = max(SUM_BUFFER_BYTES, largest)
+
+    def run(self, own: float, update: float) -> _Fullest:
+        """Its fullest moment; `own`: gradients that are not shared, `update`: what the update takes."""
+        for role in self._roles:
+            self._forward(role)
+        first_op = sum(len(self._account.parts[index].uses) for index, *_ in self._roles)
+        for role in reversed(self._roles):
+            first_op -= len(self._account.parts[role[0]].uses)
+            self._backward(role, first_op)
+        self._fullest.see(own, self._fields, self._retained + self._sums())
+        self._fullest.see(own, self._fields, update)
+        return self._fullest
+
+    def _forward(self, role: _Role) -> None:
+        part = self._account.parts[role[0]]
+        self._received += role[2]
+        self._fields += part.fields
+        casts = 0.0
+        for count, needs in part.needs:
+            kept = part.kept_inputs if part.recompute else needs.kept
+            casts += count * needs.cast if part.recompute else 0.0
+            self._kept += (count - 1) * kept
+            self._see(needs.forward + casts, self._received)
+            self._kept += kept
+        if not part.recompute:
+            self._kept += sum(self._joined(part, uses) for uses in part.uses)
+
+    def _backward(self, role: _Role, first_op: int) -> None:
+        """`first_op`: of the slice, among all that the device runs."""
+        index, _, received, returned = role
+        part = self._account.parts[index]
+        self._retained += part.taken_by_every_op
+        for position, needs in part.ops_from_last():
+            joined = self._joined(part, part.uses[position])
+            running = self._backward_bytes(needs, part.uses[position])
+            if part.recompute:
+                running = joined + max(needs.forward, needs.kept + running)
+            buffers = self._received + self._retained + returned + part.handed
+            self._see(running, buffers + self._sums())
+            self._kept -= part.kept_inputs if part.recompute else needs.kept + joined
+            self._end_op(part.uses[position], first_op + position)
+        self._retained += part.taken_at_once
+        self._received -= received
+
+    def _backward_bytes(self, needs: OpNeeds, uses: Sequence[BlockUse]) -> float:
+        """Of an op, with the gradients that it makes: those of parameters that the device alone holds."""
+        trained = sum(self._held[use.block].share * use.trained_bytes for use in uses)
+        made = sum(self._held[use.block].own_bytes for use in uses if use.block not in self._made)
+        new = made / trained if trained else 0.0
+        return needs.backward + new * (needs.first_backward - needs.backward)
+
+    def _end_op(self, uses: Sequence[BlockUse], op: int) -> None:
+        for use in uses:
+            there = self._held[use.block]
+            if use.block not in self._made:
+                self._made.add(use.block)
+                self._gradients += there.own_bytes
+            if there.first_use == op:
+                self._summing += there.summed * there.trained_bytes
+
+    def _joined(self, part: _Part, uses: Sequence[BlockUse]) -> float:
+        """Copies of parameters that the device holds in finer fragments than the slice uses."""
+        if not self._account.splits:
+            return 0.0
+        return sum(
+            use.num_bytes / part.tp
+            for use in uses
+            if use.block[2] and len(self._account.holders.of(use.block)) > part.tp
+        )
+
+    def _sums(self) -> float:
+        return min(self._summing, self._sums_at_most)
+
+    def _see(self, running: float, buffers: float) -> None:
+        self._fullest.see(self._gradients, self._kept + self._fields + running, buffers)

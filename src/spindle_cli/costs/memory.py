@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+# What is guessed where a profile does not say what ops take of memory.
 # Of a transformer layer's activations, what tensor parallelism does not split: 10 of 34 bytes per token and
 # channel (Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models", equation
 # 2, without scores).
@@ -14,11 +16,30 @@ UNSPLIT_ACTIVATION_SHARE = 10 / 34
 WORKING_SHARE = 0.5
 
 
+class OpMemorySizes(Protocol):
+    """What is needed of an `OpMemory` of the profile; pairs are (whatever the share, for the whole batch)."""
+
+    @property
+    def tp(self) -> int: ...
+    @property
+    def first_op(self) -> int: ...
+    @property
+    def kept_bytes(self) -> tuple[int, int]: ...
+    @property
+    def forward_bytes(self) -> tuple[int, int]: ...
+    @property
+    def backward_bytes(self) -> tuple[int, int]: ...
+    @property
+    def first_backward_bytes(self) -> tuple[int, int]: ...
+
+
 class MetaOpSizes(Protocol):
     """What is needed of a MetaOp; `MetaOpProfile` and `PlanMetaOp` have it. Bytes are for the whole batch."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def num_ops(self) -> int: ...
     @property
     def inputs(self) -> tuple[str, ...]: ...
     @property
@@ -39,6 +60,12 @@ class MetaOpSizes(Protocol):
     def output_bytes(self) -> int: ...
     @property
     def inner_output_bytes(self) -> int | None: ...
+    @property
+    def whole_param_bytes_per_op(self) -> int: ...
+    @property
+    def memory(self) -> Sequence[OpMemorySizes]: ...
+    @property
+    def field_bytes(self) -> dict[int, int]: ...
 
 
 class SliceShape(Protocol):
@@ -76,31 +103,92 @@ def inner_bytes(metaop: MetaOpSizes) -> int:
     return metaop.output_bytes if metaop.inner_output_bytes is None else metaop.inner_output_bytes
 
 
-def activation_bytes(
-    metaop: MetaOpSizes, num_ops: int, dp: int, tp: int, *, recompute: bool = False
-) -> float:
-    """Bytes that one device keeps from forward to backward for `num_ops` ops of its share.
-
-    With `recompute` only each op's input is kept; see `recomputed_bytes`.
+def held_param_bytes(metaop: MetaOpSizes, op: int, tp: int) -> float:
+    """Bytes of the parameters of one op that each device of a slice holds: of what tensor parallelism
+    splits, a part.
     """
-    if recompute:
-        return num_ops * inner_bytes(metaop) / dp
-    return num_ops * _op_activation_bytes(metaop, dp, tp)
+    whole = metaop.whole_param_bytes_per_op + metaop.extra_param_bytes.get(op, 0)
+    return split_param_bytes(metaop) / tp + whole
 
 
-def recomputed_bytes(metaop: MetaOpSizes, dp: int, tp: int, *, recompute: bool) -> float:
-    """Bytes that one device needs while it recomputes an op in the backward pass, one op at a time."""
-    return _op_activation_bytes(metaop, dp, tp) if recompute else 0.0
+def split_param_bytes(metaop: MetaOpSizes) -> int:
+    """Bytes of the parameters of one op that tensor parallelism splits, unsplit."""
+    return metaop.param_bytes_per_op - metaop.whole_param_bytes_per_op
 
 
-def working_bytes(metaop: MetaOpSizes, dp: int, tp: int) -> float:
-    """Bytes of the gradients on their way through the backward pass of one op, on one device."""
-    return WORKING_SHARE * _op_activation_bytes(metaop, dp, tp)
+@dataclass(frozen=True)
+class OpNeeds:
+    """Bytes that one op takes on one device, as the profile's `OpMemory` has them for any share.
+
+    `kept`: from forward to backward; `forward`: the most while it runs forward; `backward`: the most while it
+    runs backward, beyond `kept`; `first_backward`: the same where it makes its parameters' gradients.
+    `cast`: of `kept`, what is there whatever the share.
+    """
+
+    kept: float
+    forward: float
+    backward: float
+    first_backward: float
+    cast: float = 0.0
 
 
-def _op_activation_bytes(metaop: MetaOpSizes, dp: int, tp: int) -> float:
+def op_needs(metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int) -> list[tuple[int, OpNeeds]]:
+    """What the ops [first, last) of a MetaOp need: (number of consecutive ops, of each of them)."""
+    first, last = ops
+    entries = [entry for entry in metaop.memory if entry.tp == tp]
+    if not entries:
+        return [(last - first, _guessed(metaop, dp, tp))]
+    ends = [*(entry.first_op for entry in entries[1:]), last]
+    found: list[tuple[int, OpNeeds]] = []
+    for entry, end in zip(entries, ends, strict=True):
+        count = min(end, last) - max(entry.first_op, first)
+        if count > 0:
+            found.append((count, _of_share(entry, dp)))
+    return found
+
+
+def _of_share(entry: OpMemorySizes, dp: int) -> OpNeeds:
+    (kept, kept_all), (forward, forward_all) = entry.kept_bytes, entry.forward_bytes
+    (backward, backward_all), (first, first_all) = entry.backward_bytes, entry.first_backward_bytes
+    return OpNeeds(
+        kept=kept + kept_all / dp,
+        forward=forward + forward_all / dp,
+        backward=backward + backward_all / dp,
+        first_backward=first + first_all / dp,
+        cast=kept,
+    )
+
+
+def _guessed(metaop: MetaOpSizes, dp: int, tp: int) -> OpNeeds:
+    """From the profile's one number; gradients of an op's input and output pass through it."""
     split = UNSPLIT_ACTIVATION_SHARE + (1 - UNSPLIT_ACTIVATION_SHARE) / tp
-    return metaop.activation_bytes_per_op / dp * split
+    kept = metaop.activation_bytes_per_op / dp * split
+    backward = WORKING_SHARE * kept + 2 * inner_bytes(metaop) / dp
+    trained = metaop.param_bytes_per_op / tp * metaop.trainable_fraction
+    return OpNeeds(kept, kept, backward, backward + trained)
+
+
+def slice_activation_bytes(
+    metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool = False
+) -> float:
+    """Bytes that one device keeps from forward to backward for the ops [first, last) of its share, with the
+    fields of the batch.
+
+    With `recompute` only each op's output is kept, which is the next one's input.
+    """
+    first, last = ops
+    fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last) / dp
+    if recompute:
+        return fields + (last - first) * inner_bytes(metaop) / dp
+    return fields + sum(count * needs.kept for count, needs in op_needs(metaop, ops, dp, tp))
+
+
+def running_bytes(metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool) -> float:
+    """Bytes that an op takes at most while it runs, beyond what is kept of it."""
+    return max(
+        max(needs.forward - needs.kept, needs.backward) + (needs.kept if recompute else 0.0)
+        for _, needs in op_needs(metaop, ops, dp, tp)
+    )
 
 
 def input_bytes(metaop: MetaOpSizes, first_op: int, by_name: Mapping[str, MetaOpSizes]) -> int:

@@ -128,6 +128,8 @@ def make_plan_file(
         cluster=problem.cluster,
         optimizer_state_per_param=problem.profile.optimizer_state_per_param,
         optimizer_state_sharded=problem.profile.optimizer_state_sharded,
+        update_bytes_per_param=problem.profile.update_bytes_per_param,
+        accumulate=problem.profile.accumulate,
         optimizer_s_per_byte=problem.profile.optimizer_s_per_byte,
         threads_per_process=threads_of(problem.profile),
         notes=notes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.costs.device_memory import device_memory
+from spindle_cli.costs.device_memory import MEMORY_FORMULA, device_memory
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 
@@ -18,5 +18,7 @@ def completed(plan: Plan, profile: Profile) -> Plan:
     whole = plan.with_metaops_of(profile)
     needs = device_memory(whole.metaops, whole.slices, whole.cluster, whole)
     peaks = tuple(need.total_bytes for need in needs)
-    predicted = whole.predicted.model_copy(update={"peak_memory_bytes": peaks})
+    predicted = whole.predicted.model_copy(
+        update={"peak_memory_bytes": peaks, "memory_formula": MEMORY_FORMULA}
+    )
     return whole.model_copy(update={"predicted": predicted})

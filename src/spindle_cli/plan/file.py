@@ -85,6 +85,10 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"optimizer_state_per_param: {_flow(plan.optimizer_state_per_param)}"
     if plan.optimizer_state_sharded:
         yield "optimizer_state_sharded: true"
+    if plan.update_bytes_per_param:
+        yield f"update_bytes_per_param: {_flow(plan.update_bytes_per_param)}"
+    if plan.accumulate > 1:
+        yield f"accumulate: {plan.accumulate}"
     yield f"optimizer_s_per_byte: {_flow(plan.optimizer_s_per_byte)}"
     if plan.threads_per_process is not None:
         yield f"threads_per_process: {plan.threads_per_process}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from math import inf
 
 from spindle_cli.cluster import Cluster
+from spindle_cli.costs.device_memory import MEMORY_FORMULA
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.bound import Bound, lower_bound
 from spindle_cli.plan.judge import Judged, best_of, judge
@@ -72,6 +73,7 @@ def make_plan(
         compute_s=best.prediction.compute_s,
         lower_bound_s=min(bound.lower_bound_s, best.prediction.compute_s),
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
+        memory_formula=MEMORY_FORMULA,
         transfer_s=best.prediction.transfer_s,
         gradient_sum_s=best.prediction.gradient_sum_s,
         optimizer_s=best.prediction.optimizer_s,

@@ -164,6 +164,8 @@ def _with_batch(metaop: MetaOpProfile, divisor: int) -> MetaOpProfile | None:
             "batch_size": batch_size,
             "curve": curve,
             "activation_bytes_per_op": metaop.activation_bytes_per_op // divisor,
+            "memory": tuple(entry.rebatched(1 / divisor) for entry in metaop.memory),
+            "field_bytes": {op: size // divisor for op, size in metaop.field_bytes.items()},
             "output_bytes": metaop.output_bytes // divisor,
             "inner_output_bytes": None if inner is None else inner // divisor,
         }

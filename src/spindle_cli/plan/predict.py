@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from spindle_cli.cluster import Cluster
 from spindle_cli.costs.links import all_reduce_s, transfer_s
-from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block
+from spindle_cli.costs.memory import held_param_bytes, inner_bytes, parameter_block
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Piece, Placed
 
@@ -265,11 +265,11 @@ def shared_parameters(problem: Problem, pieces: Sequence[Piece]) -> dict[tuple[i
     for index, piece in enumerate(pieces):
         metaop = problem.nodes[piece.node].metaop
         for op in range(piece.first, piece.last):
-            num_bytes = op_param_bytes(metaop, op) * metaop.trainable_fraction
+            num_bytes = held_param_bytes(metaop, op, piece.point.tp) * metaop.trainable_fraction
             if num_bytes:
                 block = parameter_block(metaop, op)
                 users.setdefault(block, {}).setdefault(index, op)
-                size[block] = max(size.get(block, 0.0), num_bytes / piece.point.tp)
+                size[block] = max(size.get(block, 0.0), num_bytes)
     shared: dict[tuple[int, ...], Shared] = {}
     for block, first_ops in users.items():
         of_members = shared.setdefault(tuple(first_ops), Shared(0.0, []))

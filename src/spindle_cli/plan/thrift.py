@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spindle_cli.cluster import Cluster
-from spindle_cli.costs.memory import activation_bytes, inner_bytes, op_param_bytes, parameter_block
+from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block, slice_activation_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.bound import Bound, lower_bound
 from spindle_cli.plan.problem import Problem, Thrift, make_problem
@@ -112,21 +112,22 @@ def most_thrifty(profile: Profile) -> Thrift:
 
 
 def least_bytes(problem: Problem) -> float:
-    """Bytes that all devices together hold at least: every parameter once with its state, and all
-    activations.
+    """Bytes that all devices together hold at least when the forward passes end: every parameter once with
+    its optimizer state, and all activations.
     """
     state_per_param = problem.profile.optimizer_state_per_param
     parameters: dict[tuple[str, int], float] = {}
     activations = 0.0
     for node in problem.nodes:
         metaop = node.metaop
-        state = 1 + metaop.trainable_fraction * (1 + state_per_param)
-        for op in range(node.first_op, node.first_op + node.num_ops):
+        state = 1 + metaop.trainable_fraction * state_per_param
+        ops = (node.first_op, node.first_op + node.num_ops)
+        for op in range(*ops):
             block = parameter_block(metaop, op)
             parameters[block] = max(parameters.get(block, 0.0), op_param_bytes(metaop, op) * state)
         activations += min(
             point.num_devices
-            * activation_bytes(metaop, node.num_ops, point.dp, point.tp, recompute=point.recompute)
+            * slice_activation_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
             for point in node.points
         )
     return sum(parameters.values()) + activations

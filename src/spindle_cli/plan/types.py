@@ -14,7 +14,7 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 from spindle_cli.artifact import Artifact, Model
 from spindle_cli.cluster import MAX_DEVICES, Cluster
 from spindle_cli.profile.metagraph import check_metagraph
-from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, Profile, Seconds, WorkloadRef
+from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, OpMemory, Profile, Seconds, WorkloadRef
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 
@@ -114,6 +114,7 @@ class Predicted(Model):
     compute_s: Seconds
     lower_bound_s: Seconds
     peak_memory_bytes: tuple[Bytes, ...]
+    memory_formula: Annotated[int, Field(ge=1)] = 1  # of costs/device_memory.py, behind peak_memory_bytes
     transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
     gradient_sum_s: Seconds = 0.0  # the same for gradient sums
     optimizer_s: Seconds = 0.0  # added by the optimizer's step
@@ -132,8 +133,11 @@ class PlanMetaOp(Model):
     parameter_blocks: tuple[int, ...] | None = None
     param_bytes_per_op: Bytes = 0
     extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
+    whole_param_bytes_per_op: Bytes = 0
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     activation_bytes_per_op: Bytes = 0
+    memory: tuple[OpMemory, ...] = ()
+    field_bytes: dict[int, Bytes] = Field(default_factory=dict)
     output_bytes: Bytes = 0
     inner_output_bytes: Bytes | None = None
     component: str | None = None
@@ -159,6 +163,8 @@ class Plan(Artifact):
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
     # devices that hold the same parameters share their optimizer state
     optimizer_state_sharded: bool = False
+    update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
+    accumulate: Annotated[int, Field(ge=1)] = 1
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
@@ -192,6 +198,8 @@ class Plan(Artifact):
         taken = {
             "optimizer_state_per_param": profile.optimizer_state_per_param,
             "optimizer_state_sharded": profile.optimizer_state_sharded,
+            "update_bytes_per_param": profile.update_bytes_per_param,
+            "accumulate": profile.accumulate,
             "optimizer_s_per_byte": profile.optimizer_s_per_byte,
             "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
         }

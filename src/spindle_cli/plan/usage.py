@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spindle_cli.costs.memory import (
-    activation_bytes,
+    held_param_bytes,
     inner_bytes,
     input_bytes,
-    op_param_bytes,
     parameter_block,
-    recomputed_bytes,
-    working_bytes,
+    running_bytes,
+    slice_activation_bytes,
 )
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Piece
@@ -36,17 +35,18 @@ class Footprint:
         point = piece.point
         taken = input_bytes(metaop, piece.first, problem.profile.by_name) / point.dp
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / point.dp
-        activations = activation_bytes(metaop, piece.num_ops, point.dp, point.tp, recompute=point.recompute)
+        ops = (piece.first, piece.last)
+        activations = slice_activation_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
         self.kept = activations + taken
-        recomputed = recomputed_bytes(metaop, point.dp, point.tp, recompute=point.recompute)
-        self.passing = taken + handed + recomputed + working_bytes(metaop, point.dp, point.tp)
+        running = running_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
+        self.passing = taken + handed + running
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
         owners = point.dp if problem.profile.optimizer_state_sharded else 1
         per_param = problem.profile.optimizer_state_per_param / owners
         state = 1 + metaop.trainable_fraction * (1 + per_param)
         self.blocks = tuple(
-            ((*parameter_block(metaop, op), point.tp), op_param_bytes(metaop, op) * state / point.tp)
+            ((*parameter_block(metaop, op), point.tp), held_param_bytes(metaop, op, point.tp) * state)
             for op in range(piece.first, piece.last)
         )
         self.names = frozenset(block for block, _ in self.blocks)

@@ -6,15 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from spindle_cli.errors import RunFailedError
 from spindle_cli.profile.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.jobs import JobTable, OpRef, valid_degrees
+from spindle_cli.profile.memory_fit import Shares, op_memory
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
     MeasuredLink,
     Measurements,
     MetaOpProfile,
+    OpMemory,
     OpTiming,
     PhaseTimes,
     Profile,
@@ -23,6 +27,7 @@ from spindle_cli.profile.types import (
 )
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.tensor_parallel import layer_split
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,8 @@ def assemble(
         environment=dict(environment),
         optimizer_state_per_param=train.optimizer_state_per_param,
         optimizer_state_sharded=train.shards_optimizer_state,
+        update_bytes_per_param=train.update_bytes_per_param,
+        accumulate=train.accumulate,
         optimizer_s_per_byte=optimizer_s_per_byte,
         links=links,
         metaops=tuple(
@@ -90,6 +97,7 @@ class _MetaOpAssembly:
     def __init__(
         self, graph: WorkloadGraph, metaop: MetaOp, table: JobTable, times: Times, extent: Extent
     ) -> None:
+        self._workload = graph.workload
         self._metaop = metaop
         self._task = graph.tasks[metaop.task]
         self._ops = [self._task.ops[index] for index in metaop.ops]
@@ -107,7 +115,7 @@ class _MetaOpAssembly:
         known = {point.num_devices for point in points}
         between = [n for n in valid if n > points[0].num_devices and n not in known]
         fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
-        layer_bytes, extra_bytes, trained_share = _parameter_bytes(self._task, self._ops)
+        sizes = _parameter_sizes(self._task, self._ops)
         return MetaOpProfile(
             name=metaop.name,
             task=metaop.task,
@@ -117,10 +125,13 @@ class _MetaOpAssembly:
             inputs_of_every_op=metaop.inputs_of_every_op,
             parameters=metaop.parameters,
             parameter_blocks=metaop.parameter_blocks,
-            param_bytes_per_op=layer_bytes,
-            extra_param_bytes=extra_bytes,
-            trainable_fraction=trained_share,
+            param_bytes_per_op=sizes.layer_bytes,
+            extra_param_bytes=sizes.extra_bytes,
+            whole_param_bytes_per_op=self._whole_bytes(),
+            trainable_fraction=sizes.trained_share,
             activation_bytes_per_op=self._activation_bytes(),
+            memory=self._memory(),
+            field_bytes=self._field_bytes(),
             output_bytes=self._output_bytes(self._ops[-1]),
             inner_output_bytes=self._output_bytes(self._ops[0]) if len(self._ops) > 1 else None,
             component=metaop.component,
@@ -191,6 +202,39 @@ class _MetaOpAssembly:
                 return round(self._mean(timing.activation_bytes * dp for timing in timings))
         raise AssertionError("a MetaOp without timed points is refused before")
 
+    def _shares(self, op: Op, by_key: Mapping[str, OpTiming]) -> Shares:
+        """What is known of the op's memory, also from equal ops of other tasks."""
+        known = {rows: by_key.get(self._table.key(self._ref(op), rows)) for rows in self._table.rows}
+        return [(rows, timing.memory) for rows, timing in known.items() if timing and timing.memory]
+
+    def _memory(self) -> tuple[OpMemory, ...]:
+        """What the ops take of memory, for every degree of tensor parallelism that was looked at."""
+        found: list[OpMemory] = []
+        for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
+            ops = [self._shares(op, by_key) for op in self._ops]
+            found.extend(op_memory(ops, tp, self._batch_size))
+        return tuple(found)
+
+    def _field_bytes(self) -> dict[int, int]:
+        return {
+            position: sum(self._times.value_bytes(self._task.fields[name]) for name in op.fields)
+            for position, op in enumerate(self._ops)
+            if op.fields
+        }
+
+    def _whole_bytes(self) -> int:
+        """Of one op's own layer, the parameters that tensor parallelism leaves whole; 0 where it cannot split
+        the layer.
+        """
+        whole = 0
+        for op in self._ops:
+            splits = (layer_split(self._workload, self._task, op, tp) for tp in self._times.by_tp)
+            split = next((split for split in splits if split is not None), None)
+            if split is not None:
+                kept = [name for name in op.layer_parameters if name not in split.dims]
+                whole = max(whole, sum(_num_bytes(self._task.root.get_parameter(name)) for name in kept))
+        return whole
+
     def _output_bytes(self, op: Op) -> int:
         """Bytes that the op hands on, whole batch; a loss is handed to nobody."""
         return sum(self._times.value_bytes(self._task.values[name]) for name in op.outputs)
@@ -202,23 +246,47 @@ class _MetaOpAssembly:
         return float(sum(values)) / len(self._ops)
 
 
-def _parameter_bytes(task: TaskGraph, ops: Sequence[Op]) -> tuple[int, dict[int, int], float]:
+@dataclass(frozen=True)
+class _ParameterSizes:
     """Bytes of one op's own layer, those of glue by op, and the share of all of them that is trained."""
+
+    layer_bytes: int
+    extra_bytes: dict[int, int]
+    trained_share: float
+
+
+def _parameter_sizes(task: TaskGraph, ops: Sequence[Op]) -> _ParameterSizes:
+    """Sizes of what the ops of a MetaOp hold: parameters, and buffers as parameters that are not trained."""
     layer_bytes = 0
     extra: dict[int, int] = {}
     trained = total = 0
     for position, op in enumerate(ops):
         own = glue = 0
-        for name in op.parameters:
-            parameter = task.root.get_parameter(name)
-            num_bytes = parameter.numel() * parameter.itemsize
+        for name in (*op.parameters, *op.buffers):
+            tensor = _tensor(task, name)
+            num_bytes = _num_bytes(tensor)
             total += num_bytes
-            trained += num_bytes * parameter.requires_grad
-            if name in op.layer_parameters:
+            trained += num_bytes * tensor.requires_grad
+            if name in op.layer_parameters or _is_within(name, op.target):
                 own += num_bytes
             else:
                 glue += num_bytes
         layer_bytes = max(layer_bytes, own)
         if glue:
             extra[position] = glue
-    return layer_bytes, extra, trained / total if total else 1.0
+    return _ParameterSizes(layer_bytes, extra, trained / total if total else 1.0)
+
+
+def _tensor(task: TaskGraph, name: str) -> Tensor:
+    """A parameter or buffer by its dotted name."""
+    owner, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(task.root.get_submodule(owner), attribute)
+    return tensor
+
+
+def _is_within(name: str, target: str | None) -> bool:
+    return target is not None and name.startswith(f"{target}.")
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.itemsize

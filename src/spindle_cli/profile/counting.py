@@ -78,10 +78,10 @@ def count_work(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = op_module(task, op)
     with mode:
-        state = _fake_state(module, split)
+        state = fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-        inputs = [_fake_input(spec, rows) for spec in specs]
-    itemsize = _itemsizes(precision)
+        inputs = [fake_input(spec, rows) for spec in specs]
+    itemsize = itemsizes(precision)
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
     with torch.random.fork_rng(devices=[]), mode, counter, torch.enable_grad():
@@ -214,7 +214,8 @@ def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> fl
     return tensor.untyped_storage().nbytes() / tensor.dtype.itemsize * itemsize(tensor.dtype)
 
 
-def _itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
+def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
+    """Bytes of an element by dtype, in arithmetic of this precision."""
     largest = torch.float32.itemsize if precision == "float32" else torch.bfloat16.itemsize
 
     def itemsize(dtype: torch.dtype) -> int:
@@ -225,10 +226,10 @@ def _itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
 
 def value_bytes(spec: ValueSpec, precision: Precision) -> int:
     """Bytes of a value between ops, for the whole batch, when computed in `precision`."""
-    return math.prod(spec.shape) * _itemsizes(precision)(spec.dtype)
+    return math.prod(spec.shape) * itemsizes(precision)(spec.dtype)
 
 
-def _fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
+def fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
     """Fake tensors in the shapes of all parameters and buffers, or of one device's part of them; one for a
     tensor with several names.
     """
@@ -247,7 +248,8 @@ def _fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor
     return state
 
 
-def _fake_input(spec: ValueSpec, rows: int) -> Tensor:
+def fake_input(spec: ValueSpec, rows: int) -> Tensor:
+    """A fake tensor like a value or field for so many samples."""
     shape = list(spec.shape)
     if spec.batch_dim is not None:
         shape[spec.batch_dim] = rows * spec.rows_per_sample

@@ -15,12 +15,14 @@ from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.counting import Work, between, count_work, value_bytes
 from spindle_cli.profile.devices import DevicePeak, Precision
+from spindle_cli.profile.fake_memory import fake_memory
 from spindle_cli.profile.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.progress import steps_bar
 from spindle_cli.profile.roofline import kernels_s, update_s_per_byte
 from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.tensor_parallel import degrees_on
-from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile
+from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile, ShareMemory
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.tensor_parallel import LayerSplit, layer_split
 
@@ -62,20 +64,20 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
     by_tp: dict[int, dict[str, OpTiming]] = {}
     flops: dict[str, float] = {}
     with steps_bar(len(table.jobs), console) as steps:
-        for job, work in _count_all(graph, table, settings.precision, 1):
+        for job, work, memory in _count_all(analysed, table, settings.precision, 1):
             steps.start(job.label)
-            timings[job.key] = _timing(work, settings)
+            timings[job.key] = _timing(work, memory, settings)
             flops[job.key] = work.forward_flops
             steps.done()
         for degree in degrees_on(settings.cluster):
-            works = _count_all(graph, table, settings.precision, degree)
-            by_tp[degree] = {job.key: _timing(work, settings, degree) for job, work in works}
+            works = _count_all(analysed, table, settings.precision, degree)
+            by_tp[degree] = {job.key: _timing(work, memory, settings, degree) for job, work, memory in works}
     times = Times(
         by_key=timings,
         by_tp=by_tp,
         flops=_whole_batch(graph, table, flops),
         source_of=lambda _, __: "estimated",
-        value_bytes=partial(value_bytes, precision=settings.precision),
+        value_bytes=partial(value_bytes, precision=_between_devices(analysed.loaded.train, settings)),
     )
     return assemble(
         graph,
@@ -95,12 +97,14 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
 
 
 def _count_all(
-    graph: WorkloadGraph, table: JobTable, precision: Precision, degree: int
-) -> Iterator[tuple[Job, Work]]:
+    analysed: Analysed, table: JobTable, precision: Precision, degree: int
+) -> Iterator[tuple[Job, Work, ShareMemory | None]]:
     """The work of every job, of those that it can be done for under tensor parallelism of this degree.
 
-    Of an op's shares the smallest and largest are counted, those between follow.
+    Of an op's shares the smallest and largest are counted, those between follow; memory is looked at for
+    these two alone.
     """
+    graph, train = analysed.graph, analysed.loaded.train
     for ref, group in groupby(table.jobs, key=lambda job: job.op):
         task = graph.tasks[ref.task]
         op = task.ops[ref.op]
@@ -116,12 +120,13 @@ def _count_all(
         many, few = count(most), count(fewest)
         for job in jobs:
             if job is most or job is fewest:
-                yield job, many if job is most else few
+                memory = fake_memory(task, op, job.rows, precision, train, split)
+                yield job, many if job is most else few, memory
             else:
-                yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job)
+                yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job), None
 
 
-def _timing(work: Work, settings: EstimateSettings, degree: int = 1) -> OpTiming:
+def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, degree: int = 1) -> OpTiming:
     seconds = partial(kernels_s, device=settings.device, precision=settings.precision)
     sum_s = 0.0
     if settings.cluster is not None:
@@ -133,7 +138,12 @@ def _timing(work: Work, settings: EstimateSettings, degree: int = 1) -> OpTiming
         backward_s=seconds(work.backward) + sum_s,
         communication_s=2 * sum_s,
     )
-    return OpTiming(slowest=(times,), activation_bytes=round(work.activation_bytes))
+    return OpTiming(slowest=(times,), activation_bytes=round(work.activation_bytes), memory=memory)
+
+
+def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Precision:
+    """What values are sent in: under autocast as they are without it."""
+    return "float32" if train.precision == "bf16-autocast" else settings.precision
 
 
 def _whole_batch(graph: WorkloadGraph, table: JobTable, flops: dict[str, float]) -> dict[OpRef, float]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from spindle_cli.artifact import sha256_of
 from spindle_cli.profile.fit import choose_measured
@@ -56,6 +57,11 @@ class JobTable:
     jobs: tuple[Job, ...]
     stand_ins: Mapping[OpRef, OpRef]
     class_of: Mapping[OpRef, str]
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """All sizes of shares that are timed."""
+        return tuple(sorted({job.rows for job in self.jobs}))
 
     def key(self, op: OpRef, rows: int, tp: int = 1) -> str:
         """Key of the job that times `op` on `rows` samples, split `tp` ways."""

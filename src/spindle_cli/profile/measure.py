@@ -213,7 +213,7 @@ class _Measuring:
             slowest = (summarise(seen.per_process[0]),)
         if tp > 1 and self._settings.cluster is not None:
             slowest = tuple(seen.sums.added_to(times, tp, self._settings.cluster) for times in slowest)
-        return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes)
+        return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes, memory=seen.memory)
 
 
 def _split(table: JobTable, timings: Mapping[str, OpTiming], tp: int) -> dict[str, OpTiming]:

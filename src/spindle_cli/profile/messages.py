@@ -10,7 +10,7 @@ from spindle_cli.profile.jobs import Job, OpRef
 from spindle_cli.profile.machine import DeviceType
 from spindle_cli.profile.split_runs import SplitSums
 from spindle_cli.profile.timings import Limits, Sample
-from spindle_cli.profile.types import MeasuredLink
+from spindle_cli.profile.types import MeasuredLink, ShareMemory
 
 
 @dataclass(frozen=True)
@@ -65,13 +65,14 @@ class MeasureOptimizer:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The op is warm: seconds of one run, bytes kept from forward to backward.
+    """The op is warm: seconds of one run, bytes kept from forward to backward, all that it takes of memory.
 
     `sums`: what a part of a split op would have to sum with the others.
     """
 
     run_s: float
     activation_bytes: int
+    memory: ShareMemory
     sums: SplitSums
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.profile.op_memory import cuda_meter, live_meter, share_memory
 from spindle_cli.profile.timings import Limits, Sample
+from spindle_cli.profile.types import ShareMemory
 from spindle_cli.units import MS
 
 
@@ -168,6 +171,19 @@ class OpRun:
         with SavedStorages([*self.module.parameters(), *self.module.buffers(), *self.inputs]) as saved:
             saved.add(_run(self.module, self.inputs))
         return saved.num_bytes + sum(fields.values())
+
+    def memory(self) -> ShareMemory:
+        """What one run takes of the device's memory; parameters have gradients afterwards as before."""
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        known = [*self.module.parameters(), *self.module.buffers(), *self.inputs]
+        meter = live_meter(known)
+        if isinstance(self.clock, CudaClock):
+            self.clock.wait()
+            meter = cuda_meter
+        try:
+            return share_memory(partial(_run, self.module, self.inputs), self.inputs, trained, meter)
+        finally:
+            _give_gradients(self.module)
 
     def _backward(self, outputs: tuple[Tensor, ...]) -> None:
         differentiable = [output for output in outputs if output.requires_grad]

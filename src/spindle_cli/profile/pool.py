@@ -32,7 +32,7 @@ from spindle_cli.profile.messages import (
 from spindle_cli.profile.split_runs import SplitSums
 from spindle_cli.profile.stand_ins import Analysed
 from spindle_cli.profile.timings import Limits, Sample, runs_per_repeat
-from spindle_cli.profile.types import MeasuredLink
+from spindle_cli.profile.types import MeasuredLink, ShareMemory
 from spindle_cli.profile.worker import Lockstep, run_worker
 
 R = TypeVar("R", bound=Reply)
@@ -47,6 +47,7 @@ class JobSamples:
 
     per_process: tuple[tuple[Sample, ...], ...]
     activation_bytes: int
+    memory: ShareMemory
     sums: SplitSums
 
 
@@ -122,7 +123,7 @@ class WorkerPool:
         self._lockstep.num_repeats.value = 0
         measured = self._ask(Measure(runs, limits), Measured)
         samples = tuple(reply.samples for reply in measured)
-        return JobSamples(samples, prepared[0].activation_bytes, prepared[0].sums)
+        return JobSamples(samples, prepared[0].activation_bytes, prepared[0].memory, prepared[0].sums)
 
     def measure_link(self) -> MeasuredLink:
         """Time messages between neighbours (0 and 1, 2 and 3, ...), all at once as in training; the first's.

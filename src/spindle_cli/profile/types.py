@@ -70,6 +70,34 @@ class CurvePoint(Model):
         return self.forward_s + self.backward_s
 
 
+class OpMemory(Model):
+    """What ops of a MetaOp take of a device's memory at one degree of tensor parallelism.
+
+    Beside parameters, inputs and the batch's fields. Each is a pair: bytes whatever the share of the batch,
+    and bytes for the whole batch, of which a device has 1 / dp.
+
+    `first_op`: it is so from this op on, up to the next entry's. `kept_bytes`: from forward to backward.
+    `forward_bytes`: the most while an op runs forward, with what it keeps. `backward_bytes`: the most while
+    it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
+    of its parameters, instead of adding to those that are there.
+    """
+
+    tp: Annotated[int, Field(ge=1)] = 1
+    first_op: Annotated[int, Field(ge=0)] = 0
+    kept_bytes: tuple[Bytes, Bytes]
+    forward_bytes: tuple[Bytes, Bytes]
+    backward_bytes: tuple[Bytes, Bytes]
+    first_backward_bytes: tuple[Bytes, Bytes]
+
+    def rebatched(self, ratio: float) -> OpMemory:
+        """The same for a batch of `ratio` times as many samples."""
+        keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+        pairs = {key: getattr(self, key) for key in keys}
+        return self.model_copy(
+            update={key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()}
+        )
+
+
 class FitSegment(Model):
     """One segment of the piecewise alpha-beta fit.
 
@@ -108,10 +136,16 @@ class MetaOpProfile(Model):
     param_bytes_per_op: Bytes = 0
     # parameters of neighbouring glue held with an op, {op index: bytes}, beyond param_bytes_per_op
     extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
+    # of param_bytes_per_op, those that tensor parallelism leaves whole on each device; all of the extra too
+    whole_param_bytes_per_op: Bytes = 0
     # of param_bytes_per_op (and the extra), the share that is trained: frozen parameters need no gradient or
     # optimizer state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     activation_bytes_per_op: Bytes = 0
+    # by tp, then first_op; absent: guessed from activation_bytes_per_op
+    memory: tuple[OpMemory, ...] = ()
+    # fields of the batch that an op reads, whole batch, {op index: bytes}; with `memory`
+    field_bytes: dict[int, Bytes] = Field(default_factory=dict)
     output_bytes: Bytes = 0
     # what an inner op hands to the next op of the same MetaOp; output_bytes if absent
     inner_output_bytes: Bytes | None = None
@@ -144,6 +178,17 @@ class MetaOpProfile(Model):
         missing = [name for name in self.inputs_of_every_op if name not in self.inputs]
         if missing:
             raise ValueError(f"inputs_of_every_op: {missing[0]!r} is not among the inputs of {self.name!r}")
+        if self.whole_param_bytes_per_op > self.param_bytes_per_op:
+            raise ValueError(
+                f"whole_param_bytes_per_op: {self.whole_param_bytes_per_op} is more than the "
+                f"param_bytes_per_op of {self.name!r}, {self.param_bytes_per_op}"
+            )
+        order = [(entry.tp, entry.first_op) for entry in self.memory]
+        firsts = {entry.tp for entry in self.memory if entry.first_op == 0}
+        if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:
+            raise ValueError(
+                f"memory: expected entries of {self.name!r} by tp, then by first_op from 0, each once"
+            )
         if self.parameter_blocks is not None and len(self.parameter_blocks) != self.num_ops:
             raise ValueError(
                 f"parameter_blocks: {len(self.parameter_blocks)} entries; expected one for each of the "
@@ -183,15 +228,34 @@ class PhaseTimes(Model):
     communication_s: Seconds = 0.0
 
 
+class ShareMemory(Model):
+    """Bytes of one op on one share, beside its parameters, its inputs and the batch's fields.
+
+    Attributes:
+        kept_bytes: kept from forward to backward, its outputs included.
+        forward_bytes: the most while it runs forward, what it keeps included.
+        backward_bytes: the most while it runs backward, gradients of its outputs and inputs included, beyond
+            what it had kept; gradients of its parameters are added to those that are there.
+        first_backward_bytes: the same where there are none yet, with those that it makes.
+    """
+
+    kept_bytes: Bytes
+    forward_bytes: Bytes
+    backward_bytes: Bytes
+    first_backward_bytes: Bytes
+
+
 class OpTiming(Model):
     """What is known of one op on one batch share.
 
     `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
-    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share.
+    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share, with
+    the fields of the batch. `memory`: what the share takes, where that was looked at.
     """
 
     slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
     activation_bytes: Bytes
+    memory: ShareMemory | None = None
 
     def on(self, num_devices: int) -> PhaseTimes:
         """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
@@ -228,6 +292,11 @@ class Profile(Artifact):
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
     # devices that hold the same parameters share their optimizer state, as the train settings say
     optimizer_state_sharded: bool = False
+    # bytes that the update takes for each byte of the parameters that a device updates, and lets go of again
+    # (float32 gradients for masters)
+    update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
+    # batches of every task in one step, whose gradients are added up
+    accumulate: Annotated[int, Field(ge=1)] = 1
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     links: tuple[MeasuredLink, ...] = ()

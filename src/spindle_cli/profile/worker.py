@@ -148,9 +148,10 @@ class _Worker:
         once_s = self._run.repeat(1).total_s
         # After a first run, which may have allocated what the libraries then keep.
         kept_bytes = self._run.kept_bytes()
+        memory = self._run.memory()
         most = min(MOST_COPIES, int(request.limits.copies_s / max(once_s, 1e-9)))
         self._run.spread(WORKING_SET_BYTES[self._device.type], most)
-        return Prepared(self._run.warm_up(request.limits), kept_bytes, counted)
+        return Prepared(self._run.warm_up(request.limits), kept_bytes, memory, counted)
 
     def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
         """A device's part of the model is not known yet, so as much of it as fits a limit stands for it."""

@@ -8,8 +8,8 @@ from math import lcm
 from typing import NamedTuple
 
 from spindle_cli.cluster import Cluster
+from spindle_cli.costs.holdings import blocks_of
 from spindle_cli.costs.links import all_reduce_s
-from spindle_cli.costs.memory import op_param_bytes, parameter_block
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import ParameterGroup
 from spindle_cli.units import GIB, KIB
@@ -17,6 +17,10 @@ from spindle_cli.units import GIB, KIB
 # Sizes of a sum to choose from, and one that takes its links' full bandwidth.
 _SUM_BYTES = tuple(64 * KIB << power for power in range(11))
 _LARGE_SUM_BYTES = GIB
+
+
+# Ends the key of what tensor parallelism leaves whole.
+WHOLE = " (whole)"
 
 
 @dataclass(frozen=True)
@@ -39,17 +43,21 @@ ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
 def planned_parameters(plan: Plan) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
-    """Which parameters each op trains, as far as the plan knows: one block an op, its glue's parameters
-    included.
+    """Which parameters each op trains, as far as the plan knows: a block an op, and one of what tensor
+    parallelism leaves whole, its glue's parameters included.
 
     A runtime that knows the parameters themselves gives `link` its own.
     """
     uses: dict[tuple[str, int], tuple[ParameterBlock, ...]] = {}
     for metaop in plan.metaops:
         for op in range(metaop.num_ops):
-            num_bytes = round(op_param_bytes(metaop, op) * metaop.trainable_fraction)
-            block = ParameterBlock(*parameter_block(metaop, op), num_bytes)
-            uses[metaop.name, op] = (block,) if num_bytes else ()
+            uses[metaop.name, op] = tuple(
+                ParameterBlock(key if is_split else f"{key}{WHOLE}", block, num_bytes, is_split)
+                for (key, block, is_split), trained in (
+                    (use.block, use.trained_bytes) for use in blocks_of(metaop, op)
+                )
+                if (num_bytes := round(trained))
+            )
     return uses
 
 

@@ -9,7 +9,7 @@ arrived.
 from __future__ import annotations
 
 from spindle_cli.costs.device_memory import device_memory
-from spindle_cli.costs.memory import activation_bytes
+from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.types import Transfer
 from spindle_cli.simulate.types import MemoryStep
@@ -20,12 +20,12 @@ class Ledger:
 
     def __init__(self, plan: Plan) -> None:
         static = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
-        self._held = [d.parameter_bytes + d.gradient_bytes + d.optimizer_bytes for d in static]
+        self._held = [device.lasting_bytes for device in static]
         self._steps = [[MemoryStep(0.0, held)] for held in self._held]
         self._activations = [
             round(
-                activation_bytes(
-                    plan.by_name[piece.metaop], piece.num_ops, piece.dp, piece.tp, recompute=piece.recompute
+                slice_activation_bytes(
+                    plan.by_name[piece.metaop], piece.ops, piece.dp, piece.tp, recompute=piece.recompute
                 )
             )
             for piece in plan.slices

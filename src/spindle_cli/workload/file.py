@@ -101,6 +101,13 @@ class TrainSettings(Model):
         # Masters and their state have twice the bytes of the parameters.
         return 2 * (1 + state) if self.precision == "bf16" else state
 
+    @property
+    def update_bytes_per_param(self) -> float:
+        """Bytes that an update takes for each byte of the parameters that a rank steps: in bf16 the float32
+        gradients of the masters.
+        """
+        return 2.0 if self.precision == "bf16" else 0.0
+
 
 class WorkloadFile(Artifact):
     """The workload file. `model`: 'package.module:function' or 'path/to/file.py:function', relative to this

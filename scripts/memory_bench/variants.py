@@ -1,0 +1,116 @@
+"""How the workloads of the memory benchmark are trained and planned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from rich.console import Console
+
+from spindle_cli.artifact import write_json
+from spindle_cli.cluster import Cluster
+from spindle_cli.errors import NoPlanError
+from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import Plan, StrategyName
+from spindle_cli.profile.profiling import Audience, estimate_profile
+from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.request import RunRequest
+
+# Rooms that are tried, as shares of what a plan needs that recomputes nothing.
+_ROOMS = (0.8, 0.85, 0.9, 0.95)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is not as in the workload file and as the planner would have it.
+
+    `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`: devices have less
+    memory than the plan would take.
+    """
+
+    name: str
+    train: Mapping[str, object] = field(default_factory=dict)
+    tp: int = 1
+    recompute: bool = False
+
+
+_BF16, _AUTOCAST = {"precision": "bf16"}, {"precision": "bf16-autocast"}
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("as it is"),
+        Variant("accumulate 2", {"accumulate": 2}),
+        Variant("whole optimizer state", {"shard_optimizer": False}),
+        Variant("bf16", _BF16),
+        Variant("bf16-autocast", _AUTOCAST),
+        Variant("recomputed", recompute=True),
+        Variant("recomputed, bf16-autocast", _AUTOCAST, recompute=True),
+        Variant("tp 2", tp=2),
+        Variant("tp 2, bf16, accumulate 2", {**_BF16, "accumulate": 2}, tp=2),
+        Variant("tp 2, bf16-autocast", _AUTOCAST, tp=2),
+        Variant("tp 2, recomputed", tp=2, recompute=True),
+    )
+}
+
+
+def write_variant(source: Path, variant: Variant, folder: Path) -> Path:
+    """The workload file of a variant, in a folder."""
+    content = yaml.safe_load(source.read_text(encoding="utf-8"))
+    content["train"] = {**content.get("train", {}), **variant.train}
+    path = folder / "workload.yaml"
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+def plan_variant(
+    workload: Path, variant: Variant, cluster: Cluster, strategy: StrategyName, folder: Path
+) -> Plan | None:
+    """A plan of a variant, from an estimated profile; None where it is no other than without the variant."""
+    said: list[str] = []
+    audience = Audience(Console(quiet=True), said.append)
+    profile = estimate_profile(str(workload), folder / "profile.json", audience, cluster=cluster)
+    whole = tuple(_split(metaop, variant.tp) for metaop in profile.metaops)
+    split = profile.model_copy(update={"metaops": whole})
+    profile = Profile.model_validate(split.model_dump(by_alias=True))
+    write_json(folder / "profile.json", profile)
+    plan = make_plan(profile, cluster, strategy)
+    if variant.recompute:
+        found = _recomputing(profile, cluster, strategy, max(plan.predicted.peak_memory_bytes))
+        if found is None:
+            return None
+        plan = found
+    if variant.tp > 1 and all(piece.tp == 1 for piece in plan.slices):
+        return None
+    return plan
+
+
+def write_run(plan: Plan, workload: Path, folder: Path, steps: int) -> None:
+    """Plan and request, as workers read them."""
+    (folder / "workers").mkdir(parents=True)
+    write_plan(folder / "plan.yaml", plan)
+    request = RunRequest(plan=folder / "plan.yaml", workload=str(workload), steps=steps, run_dir=folder)
+    write_json(folder / "request.json", request)
+
+
+def _split(metaop: MetaOpProfile, tp: int) -> MetaOpProfile:
+    """The MetaOp with points of this degree alone, where it has any."""
+    curve = tuple(point for point in metaop.curve if point.tp == tp)
+    return metaop.model_copy(update={"curve": curve}) if curve else metaop
+
+
+def _recomputing(profile: Profile, cluster: Cluster, strategy: StrategyName, needed: int) -> Plan | None:
+    """A plan for devices with too little memory."""
+    for room in _ROOMS:
+        nodes = tuple(
+            group.model_copy(update={"memory_gib": room * needed / 2**30}) for group in cluster.nodes
+        )
+        try:
+            plan = make_plan(profile, cluster.model_copy(update={"nodes": nodes}), strategy)
+        except NoPlanError:
+            continue
+        if any(piece.recompute for piece in plan.slices):
+            return plan
+    return None

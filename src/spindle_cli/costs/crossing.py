@@ -1,0 +1,101 @@
+"""What a slice's devices receive from others: its inputs, and in the backward pass the gradients of its
+outputs. A share that lies on the device already is not copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from spindle_cli.costs.memory import MetaOpSizes, SliceShape, inner_bytes
+
+
+class Crossings:
+    """Between all slices of a plan, which are in the order in which they start."""
+
+    def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOpSizes]) -> None:
+        self._slices = slices
+        self._by_name = by_name
+        self._places: dict[int, dict[int, int]] = {}
+        self._sources: list[list[tuple[int, int | None]]] = []  # of each slice: (bytes, producer)
+        self._takers: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, consumer)
+        self._find()
+
+    def received_by(self, index: int) -> list[float] | None:
+        """Bytes that each device of a slice receives for it, in the order of its devices; None: nothing."""
+        return self._missing(index, self._sources[index])
+
+    def returned_to(self, index: int) -> list[float] | None:
+        """The same for the gradients of its outputs: those received, and the sum of several."""
+        takers = self._takers[index]
+        missing = self._missing(index, takers)
+        if len(takers) < 2:
+            return missing
+        piece = self._slices[index]
+        most = max(num_bytes for num_bytes, _ in takers) / piece.dp
+        return [size + most for size in missing or [0.0] * len(piece.devices)]
+
+    def is_handed_on(self, index: int) -> bool:
+        """Whether another slice takes what a slice makes."""
+        return bool(self._takers[index])
+
+    def _find(self) -> None:
+        ending_at: dict[tuple[str, int], int] = {}
+        last: dict[str, int] = {}
+        for index, piece in enumerate(self._slices):
+            ending_at[piece.metaop, piece.ops[1]] = index
+            known = last.get(piece.metaop)
+            if known is None or self._slices[known].ops[1] < piece.ops[1]:
+                last[piece.metaop] = index
+        for index, piece in enumerate(self._slices):
+            sources: list[tuple[int, int | None]] = []
+            for num_bytes, name in slice_inputs(piece, self._by_name):
+                own = name == piece.metaop
+                producer = ending_at.get((name, piece.ops[0])) if own else last.get(name)
+                sources.append((num_bytes, producer))
+                if producer is not None:
+                    self._takers[producer].append((num_bytes, index))
+            self._sources.append(sources)
+
+    def _missing(self, index: int, others: Sequence[tuple[int, int | None]]) -> list[float] | None:
+        piece = self._slices[index]
+        missing: list[float] | None = None
+        for num_bytes, other in others:
+            has = None if other is None else self._holder(other, piece)
+            if has is _EVERYWHERE:
+                continue
+            missing = missing or [0.0] * len(piece.devices)
+            for position, device in enumerate(piece.devices):
+                if has is None or not has(device, position // piece.tp):
+                    missing[position] += num_bytes / piece.dp
+        return missing
+
+    def _holder(self, other: int, piece: SliceShape) -> Callable[[int, int], bool]:
+        """Whether a device's share of the slice `other` includes a share of `piece`."""
+        source = self._slices[other]
+        if (source.devices, source.dp, source.tp) == (piece.devices, piece.dp, piece.tp):
+            return _EVERYWHERE
+        if other not in self._places:
+            self._places[other] = {held: place for place, held in enumerate(source.devices)}
+        places = self._places[other]
+
+        def has(device: int, share: int) -> bool:
+            place = places.get(device)
+            if place is None:
+                return False
+            own = place // source.tp
+            return own * piece.dp <= share * source.dp and (share + 1) * source.dp <= (own + 1) * piece.dp
+
+        return has
+
+
+def _EVERYWHERE(_: int, __: int) -> bool:  # noqa: N802 - a constant
+    return True
+
+
+def slice_inputs(piece: SliceShape, by_name: Mapping[str, MetaOpSizes]) -> list[tuple[int, str]]:
+    """(bytes, whole batch; MetaOp that makes it) of all that a slice takes in from other slices."""
+    metaop = by_name[piece.metaop]
+    if piece.ops[0] == 0:
+        return [(by_name[name].output_bytes, name) for name in metaop.inputs]
+    others = [(by_name[name].output_bytes, name) for name in metaop.inputs_of_every_op]
+    return [(inner_bytes(metaop), metaop.name), *others]

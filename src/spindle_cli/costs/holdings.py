@@ -1,0 +1,103 @@
+"""Who holds which parameters under a plan: blocks of them, their fragments, and what is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import lcm
+
+from spindle_cli.costs.memory import (
+    MetaOpSizes,
+    SliceShape,
+    op_param_bytes,
+    parameter_block,
+    split_param_bytes,
+)
+
+# Parameters that are always used together: key, block, and whether tensor parallelism splits them.
+Block = tuple[str, int, bool]
+
+
+@dataclass(frozen=True)
+class BlockUse:
+    """A block as an op uses it: bytes unsplit, and those that are trained."""
+
+    block: Block
+    num_bytes: float
+    trained_bytes: float
+
+
+def blocks_of(metaop: MetaOpSizes, op: int) -> tuple[BlockUse, ...]:
+    """The blocks of an op that have any bytes."""
+    key, number = parameter_block(metaop, op)
+    split = split_param_bytes(metaop)
+    sizes = ((split, True), (op_param_bytes(metaop, op) - split, False))
+    return tuple(
+        BlockUse((key, number, is_split), size, size * metaop.trainable_fraction)
+        for size, is_split in sizes
+        if size
+    )
+
+
+class Holders:
+    """How many devices hold each fragment of each block of parameters."""
+
+    def __init__(self, slices: Sequence[SliceShape], blocks: Iterable[tuple[int, Block]]) -> None:
+        """`blocks`: (slice, block that it uses) of all."""
+        self._slices = slices
+        users: dict[Block, dict[int, None]] = {}
+        for index, block in blocks:
+            users.setdefault(block, {})[index] = None
+        self._users = {block: tuple(indices) for block, indices in users.items()}
+        self._counts: dict[tuple[tuple[int, ...], bool], tuple[int, ...]] = {}
+
+    def of(self, block: Block) -> tuple[int, ...]:
+        """Of each of the finest common fragments of the block, which are equal, the number of devices."""
+        key = self._users[block], block[2]
+        if key not in self._counts:
+            users, is_split = key
+            pieces = [(self._slices[index], self._slices[index].tp if is_split else 1) for index in users]
+            count = lcm(*(parts for _, parts in pieces))
+            self._counts[key] = tuple(
+                len(set().union(*(piece.devices[i * parts // count :: parts] for piece, parts in pieces)))
+                for i in range(count)
+            )
+        return self._counts[key]
+
+
+@dataclass
+class Held:
+    """A block of parameters on one device.
+
+    Attributes:
+        num_bytes, trained_bytes: of the whole block.
+        first_use: the first op on the device that uses it.
+        shards: of it that the device has, as intervals of [0, 1].
+        share: of the block, what the device has: the length of the union of its shards.
+        owned: share of the block whose optimizer state the device has where devices share it.
+        summed: share whose gradients it sums with other devices.
+    """
+
+    num_bytes: float
+    trained_bytes: float
+    first_use: int
+    shards: set[tuple[float, float]] = field(default_factory=set)
+    share: float = 0.0
+    owned: float = 0.0
+    summed: float = 0.0
+
+    @property
+    def own_bytes(self) -> float:
+        """Trained bytes that no other device has: their gradients are made anew in every iteration."""
+        return (self.share - self.summed) * self.trained_bytes
+
+    def divide(self, counts: Sequence[int]) -> None:
+        """Set the shares from how many devices hold each of the block's equal fragments."""
+        held = [
+            count
+            for fragment, count in enumerate(counts)
+            if any(first <= (fragment + 0.5) / len(counts) < last for first, last in self.shards)
+        ]
+        self.share = len(held) / len(counts)
+        self.owned = sum(1 / count for count in held) / len(counts)
+        self.summed = sum(count > 1 for count in held) / len(counts)

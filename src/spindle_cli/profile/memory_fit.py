@@ -1,0 +1,37 @@
+"""From what ops take of memory on some shares to what they take on any: linear in the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from spindle_cli.profile.types import OpMemory, ShareMemory
+
+# Of one op: (samples, what that share takes), each number of samples once.
+Shares = Sequence[tuple[int, ShareMemory]]
+
+_KEYS = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+
+
+def op_memory(ops: Sequence[Shares], tp: int, batch_size: int) -> tuple[OpMemory, ...]:
+    """What the ops of a MetaOp take, neighbours that take the same together; none if one is not known."""
+    if not all(ops):
+        return ()
+    fits = [tuple(_fit(shares, key, batch_size) for key in _KEYS) for shares in ops]
+    found: list[OpMemory] = []
+    first = 0
+    for fit, run in groupby(fits):
+        found.append(OpMemory(tp=tp, first_op=first, **dict(zip(_KEYS, fit, strict=True))))
+        first += len(list(run))
+    return tuple(found)
+
+
+def _fit(shares: Shares, key: str, batch_size: int) -> tuple[int, int]:
+    """(whatever the share, for the whole batch): the line through the smallest and the largest share, raised
+    until no share lies above it.
+    """
+    points = sorted((rows, getattr(memory, key)) for rows, memory in shares)
+    (few, least), (many, most) = points[0], points[-1]
+    slope = max(0.0, (most - least) / (many - few)) if many > few else most / many
+    fixed = max(0.0, *(taken - slope * rows for rows, taken in points))
+    return round(fixed), round(slope * batch_size)
