@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.checkpoint_files import Checkpoint
-from spindle_cli.fragments import fragment_key, parse_key
+from spindle_cli.saved_names import model_names
 
 Names = Mapping[str, Sequence[str]]  # canonical name -> all names of the same tensor, itself among them
 
@@ -49,19 +49,10 @@ class CarryOver:
             tuple(name for name in saved if name not in used),
         )
 
-    def saved_key(self, key: str) -> str | None:
-        """What a parameter, or the fragment of one (fragments.py), was saved as; None: it is new."""
-        name, fragment = parse_key(key)
-        found = self.kept.get(name)
-        return None if found is None else fragment_key(found, fragment)
 
-
-def saved_names(checkpoint: Checkpoint, kind: str) -> dict[str, tuple[str, ...]]:
-    """All names of what a checkpoint has. `kind`: 'parameter' or 'buffer'."""
-    prefix = f"{kind}:"
-    keys = (key for shard in checkpoint.shards for key in shard.keys if key.startswith(prefix))
-    bases = dict.fromkeys(parse_key(key.removeprefix(prefix))[0] for key in keys)
-    return with_aliases(bases, checkpoint.aliases)
+def saved_names(checkpoint: Checkpoint) -> dict[str, tuple[str, ...]]:
+    """All names of every parameter and buffer that a checkpoint has."""
+    return with_aliases(model_names(checkpoint.tensors), checkpoint.aliases)
 
 
 def with_aliases(names: Iterable[str], aliases: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:

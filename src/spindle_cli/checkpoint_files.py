@@ -4,9 +4,8 @@
 which says what is in which. It is written beside its place and renamed, so that a folder with this name is
 whole unless something has damaged it since.
 
-Keys in the shards: `parameter:<name>` and `buffer:<name>` by the user's own names, `random:<device type>` of
-the worker, and of the optimizer `state:<key>:<name>`, or `piece:<key>:<first>:<last>:<name>` for elements
-[first, last) of the flattened parameter where several workers share its state.
+Tensors have the names of saved_names.py; a shard has all of one or boxes of it, by the keys of
+regions.py.
 """
 
 from __future__ import annotations
@@ -21,24 +20,32 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.artifact import Artifact, Model, read_data
 from spindle_cli.errors import InputError
 from spindle_cli.run_files import CHECKPOINTS_DIR, model_path
 from spindle_cli.workload.file import TrainSettings
 
 INDEX_FILE = "checkpoint.json"
+EARLIER_SCHEMA = "spindle.checkpoint/1"
 MAX_READERS = 8
 
-Part = tuple[int, int]  # elements [first, last) of a flattened parameter
+
+class SavedTensor(Model):
+    """A whole tensor, whichever shards have it. `dtype`: torch's name of it."""
+
+    shape: tuple[Annotated[int, Field(ge=0)], ...]
+    dtype: str
 
 
 class Shard(Model):
-    """One worker's file in a checkpoint, with its size, its keys, and the SHA-256 of its bytes."""
+    """One worker's file in a checkpoint, with its size, its keys, and the SHA-256 of its bytes. A key is the
+    name of a tensor, or of a box of one.
+    """
 
     file: str
     num_bytes: Annotated[int, Field(ge=0)]
     keys: tuple[str, ...]
-    sha256: str | None = None  # in checkpoints of earlier versions there is none
+    sha256: str
 
 
 class TrainedTask(Model):
@@ -59,23 +66,26 @@ class Checkpoint(Artifact):
             is saved under, '<task>.<dotted name>' like that.
         dtype: what everything was converted to, if anything.
         train: how it was trained.
-        shards: by rank.
+        tensors: by name.
+        shards: by rank; together they have every element of every tensor once.
         hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
         schedule: the schedule's own numbers.
     """
 
     KIND: ClassVar[str] = "checkpoint"
+    MAJOR: ClassVar[int] = 2
 
-    schema_: Annotated[Literal["spindle.checkpoint/1"], Field(alias="schema")] = "spindle.checkpoint/1"
+    schema_: Annotated[Literal["spindle.checkpoint/2"], Field(alias="schema")] = "spindle.checkpoint/2"
     step: Annotated[int, Field(ge=1)]
     plan_sha256: str
     workload: str
-    fingerprint: str | None = None  # it and the next two: not in checkpoints of earlier versions
+    fingerprint: str | None = None
     tasks: dict[str, TrainedTask] = Field(default_factory=dict)
     aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     dtype: str | None = None
     train: TrainSettings
-    shards: tuple[Shard, ...]
+    tensors: dict[str, SavedTensor] = Field(default_factory=dict)
+    shards: tuple[Shard, ...] = ()
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
     schedule: dict[str, Any] = Field(default_factory=dict)
 
@@ -92,25 +102,6 @@ class FoundCheckpoint:
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
     """Where the checkpoint after `step` steps is."""
     return model_path(run_dir, step).parent
-
-
-def state_key(key: str, name: str, part: Part | None = None) -> str:
-    """Key in a shard of a parameter's optimizer state by the optimizer's own `key`; `part`: of these elements
-    only.
-    """
-    return f"state:{key}:{name}" if part is None else f"piece:{key}:{part[0]}:{part[1]}:{name}"
-
-
-def state_of(shard_key: str) -> tuple[str, str, Part | None] | None:
-    """What `state_key` made a key of; None where it is the key of something else."""
-    kind, _, rest = shard_key.partition(":")
-    if kind == "state":
-        key, _, name = rest.partition(":")
-        return key, name, None
-    if kind == "piece":
-        key, first, last, name = rest.split(":", 3)
-        return key, name, (int(first), int(last))
-    return None
 
 
 def shard_name(rank: int) -> str:
@@ -134,7 +125,7 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
         if step is not None and number != step:
             continue
         try:
-            checkpoint = Checkpoint.read(folder / INDEX_FILE)
+            checkpoint = read_index(folder)
         except InputError as error:
             skipped.append(f"{folder.name} cannot be used: {error.message}")
             continue
@@ -146,6 +137,22 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
         "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *skipped)),
         hint="Start the run anew; with --checkpoint-every it saves one every so many steps.",
     )
+
+
+def read_index(folder: Path) -> Checkpoint:
+    """A checkpoint's index.
+
+    Raises:
+        InputError: it is missing, malformed, or of another version.
+    """
+    path = folder / INDEX_FILE
+    data = read_data(path)
+    if isinstance(data, dict) and data.get("schema") == EARLIER_SCHEMA:
+        raise InputError(
+            f"{path}: an earlier version of Spindle wrote it ({EARLIER_SCHEMA}), which this one cannot read: "
+            "end the run with that version, or export with it what is trained so far"
+        )
+    return Checkpoint.from_data(data, where=str(path))
 
 
 def checksum(path: Path) -> str:
@@ -236,6 +243,6 @@ def _wrong_checksum(folder: Path, shard: Shard) -> str | None:
         found = checksum(folder / shard.file)
     except OSError as error:
         return f"{shard.file} cannot be read: {error.strerror}"
-    if shard.sha256 is None or found == shard.sha256:
+    if found == shard.sha256:
         return None
     return f"{shard.file} is not what was written: its checksum differs"

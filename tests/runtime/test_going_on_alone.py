@@ -63,7 +63,7 @@ def test_chance_buffers_schedule_and_optimizer_go_on_bit_for_bit(whole: Path, tm
     run(folder, resume=True)
     expected = load_file(checkpoint_folder(whole, STEPS) / "rank-00000.safetensors")
     found = load_file(checkpoint_folder(folder, STEPS) / "rank-00000.safetensors")
-    assert {key.split(":")[0] for key in expected} == {"parameter", "state", "buffer", "random"}
+    assert {key.split(".")[0] for key in expected} == {"model", "optimizer", "buffers", "random"}
     assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
     assert expected.keys() == found.keys()
     before, after = (find_checkpoint(each).checkpoint for each in (whole, folder))
@@ -81,10 +81,11 @@ def test_masters_go_on_bit_for_bit(tmp_path: Path) -> None:
         for name in ("whole", "parts")
     )
     assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
-    masters = {key: tensor for key, tensor in expected.items() if key.startswith("state:master:")}
+    masters = {key: tensor for key, tensor in expected.items() if key.endswith(".master")}
     assert len(masters) > 4
     for key, master in masters.items():
-        parameter = expected[key.replace("state:master", "parameter")]
+        name = key.removeprefix("optimizer.state.").removesuffix(".master")
+        parameter = expected[f"model.{name}"]
         assert (parameter.dtype, master.dtype) == (torch.bfloat16, torch.float32)
         assert torch.equal(parameter, master.bfloat16())
         assert not torch.equal(parameter.float(), master)

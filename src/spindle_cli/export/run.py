@@ -7,16 +7,17 @@ the tasks' state dicts are written.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 from torch import Tensor, nn
 
 from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint
+from spindle_cli.checkpoint_reader import CheckpointReader, load_parts
+from spindle_cli.checkpoint_tensors import HeldTensors
 from spindle_cli.errors import UsageError
 from spindle_cli.export.types import Exported
 from spindle_cli.runtime.save import write_model
-from spindle_cli.saved_tensors import SavedTensors
+from spindle_cli.saved_names import every_name, model_key
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.load import load
 from spindle_cli.workload.parameters import ParameterTable
@@ -69,14 +70,15 @@ def trained_modules(found: FoundCheckpoint, workload: str) -> dict[str, nn.Modul
     """
     graph = analyse(load(workload).workload)
     table = ParameterTable.of(graph)
-    with ExitStack() as stack:
-        saved = SavedTensors(found.folder, found.checkpoint, stack)
-        for name, parameter in table.parameters.items():
-            if table.users[name]:
-                saved.copy_into(parameter, f"parameter:{name}")
-        for name, buffer in table.buffers.items():
-            if f"buffer:{name}" in saved:
-                saved.copy_into(buffer, f"buffer:{name}")
+    wanted = HeldTensors()
+    for name, parameter in table.parameters.items():
+        if table.users[name]:
+            wanted.add(model_key(name), parameter)
+    saved = every_name(found.checkpoint.tensors, found.checkpoint.aliases)
+    for name, buffer in table.buffers.items():
+        if model_key(name) in saved:
+            wanted.add(model_key(name), buffer)
+    load_parts(CheckpointReader(found.folder, found.checkpoint), wanted.by_name(), found.folder)
     return {name: task.root for name, task in graph.tasks.items()}
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.launch.checks import FoundWorkload
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import CHECKPOINTS_DIR
+from spindle_cli.saved_names import every_name, model_key
 
 # Settings that say nothing of the model or of what is trained.
 _UNSAID = ("steps", "shard_optimizer")
@@ -78,22 +78,20 @@ def _take_over(found: FoundCheckpoint, workload: FoundWorkload) -> tuple[str, ..
 
 
 def _require_same_shapes(found: FoundCheckpoint, carried: CarryOver, workload: FoundWorkload) -> None:
-    from spindle_cli.saved_tensors import SavedTensors
     from spindle_cli.workload.parameters import ParameterTable
 
     table = ParameterTable.of(workload.graph)
-    with ExitStack() as stack:
-        saved = SavedTensors(found.folder, found.checkpoint, stack)
-        for name, saved_as in carried.kept.items():
-            kind = "parameter" if name in table.parameters else "buffer"
-            wanted = tuple((table.parameters if name in table.parameters else table.buffers)[name].shape)
-            shape = saved.shape(f"{kind}:{saved_as}")
-            if shape != wanted:
-                was = "" if name == saved_as else f" (saved as {saved_as})"
-                raise InputError(
-                    f"{found.folder}: {kind} {name}{was} has shape {shape}; the workload's has {wanted}",
-                    hint="Give it its old shape to take it over, or another name to begin it anew.",
-                )
+    saved = every_name(found.checkpoint.tensors, found.checkpoint.aliases)
+    for name, saved_as in carried.kept.items():
+        kind = "parameter" if name in table.parameters else "buffer"
+        wanted = tuple((table.parameters if name in table.parameters else table.buffers)[name].shape)
+        shape = found.checkpoint.tensors[saved[model_key(saved_as)]].shape
+        if shape != wanted:
+            was = "" if name == saved_as else f" (saved as {saved_as})"
+            raise InputError(
+                f"{found.folder}: {kind} {name}{was} has shape {shape}; the workload's has {wanted}",
+                hint="Give it its old shape to take it over, or another name to begin it anew.",
+            )
 
 
 def _describe(checkpoint: Checkpoint, carried: CarryOver, workload: FoundWorkload) -> Iterator[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from spindle_cli.checkpoint_files import Part
+Elements = tuple[int, int]  # [first, last) of a flattened parameter
 
 # Parameters and ranges start at multiples of this, where kernels with vector instructions are fastest.
 _ALIGNMENT_BYTES = 64
@@ -28,7 +28,7 @@ class Piece:
     """
 
     name: str
-    part: Part | None
+    part: Elements | None
     tensor: nn.Parameter
     counted: bool = True
 

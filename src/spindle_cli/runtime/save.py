@@ -15,8 +15,8 @@ from torch import Tensor
 
 from spindle_cli.errors import InputError
 from spindle_cli.fragments import Fragment, fragment_key, fragments_by_name
+from spindle_cli.joining import joined
 from spindle_cli.run_files import model_path
-from spindle_cli.saved_tensors import joined
 
 Layout = tuple[tuple[int, ...], torch.dtype]  # a tensor's shape and dtype
 

@@ -28,6 +28,7 @@ from spindle_cli.run_files import PREDICTED_FILE
 from spindle_cli.run_timeline import TIMELINE_FILE
 from spindle_cli.runtime.checkpoints import Checkpoints
 from spindle_cli.runtime.clip import GradientClip
+from spindle_cli.runtime.collector import not_searched_again
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare, gather_times
 from spindle_cli.runtime.data import Feed, portions
@@ -38,12 +39,13 @@ from spindle_cli.runtime.losses import LossBoard
 from spindle_cli.runtime.masters import Masters
 from spindle_cli.runtime.metrics import MetricsLog
 from spindle_cli.runtime.replicas import check_replicas
+from spindle_cli.runtime.restore import restore
 from spindle_cli.runtime.save import save_model
 from spindle_cli.runtime.start_up import StartClock
 from spindle_cli.runtime.stopping import StopRequest
 from spindle_cli.runtime.timeline import gather_timeline
 from spindle_cli.runtime.timing import Stopwatch
-from spindle_cli.runtime.train_state import TrainState, require_same_run, restore
+from spindle_cli.runtime.train_state import TrainState, require_same_run
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
 from spindle_cli.worker_session import worker_session
@@ -107,7 +109,8 @@ def train_plan(
     trainer = make_trainer(request, state, pool, environment.rank, steps, stop, clock)
     clock.ends("set-up")
     try:
-        trainer.train(steps)
+        with not_searched_again():
+            trainer.train(steps)
     finally:
         trainer.feed.close()
     # A run that is captured is there to be compared, and nobody goes on with it.

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.fragments import Fragment, fragment_key, parse_key
+from spindle_cli.joining import joined
 from spindle_cli.request import CaptureStage, capture_path
-from spindle_cli.saved_tensors import joined
 
 
 @dataclass(frozen=True)

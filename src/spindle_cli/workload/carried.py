@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from spindle_cli.carry_over import CarryOver, saved_names, with_aliases
-from spindle_cli.checkpoint_files import Checkpoint, state_of
+from spindle_cli.checkpoint_files import Checkpoint
 from spindle_cli.errors import InputError
+from spindle_cli.saved_names import optimizer_keys
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizer import state_keys
@@ -24,8 +25,7 @@ def carried_over(checkpoint: Checkpoint, graph: WorkloadGraph) -> CarryOver:
     }
     aliases = table.aliases
     wanted = [name for name, users in table.users.items() if users and name in persistent]
-    saved = {**saved_names(checkpoint, "parameter"), **saved_names(checkpoint, "buffer")}
-    return CarryOver.of(saved, with_aliases(wanted, aliases))
+    return CarryOver.of(saved_names(checkpoint), with_aliases(wanted, aliases))
 
 
 def require_same_optimizer(checkpoint: Checkpoint, train: TrainSettings, where: Path) -> None:
@@ -42,7 +42,7 @@ def require_same_optimizer(checkpoint: Checkpoint, train: TrainSettings, where: 
             f"but the workload now says {train.optimizer!r}, which cannot take over its state",
             hint=f"Put {before.optimizer} back (lr and schedule may be others), or start a new run.",
         )
-    saved = {found[0] for shard in checkpoint.shards for key in shard.keys if (found := state_of(key))}
+    saved = {key for keys in optimizer_keys(checkpoint.tensors).values() for key in keys}
     missing = sorted(state_keys(train) - saved)
     if saved and missing:
         raise InputError(

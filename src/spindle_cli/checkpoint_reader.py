@@ -1,0 +1,252 @@
+"""Read a run's checkpoints through `torch.distributed.checkpoint`.
+
+`CheckpointReader` is the storage: with it any plain PyTorch program loads a checkpoint by
+`torch.distributed.checkpoint.load(state_dict, storage_reader=CheckpointReader(folder))`. The files are
+safetensors and JSON; nothing in them is unpickled.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from spindle_cli.checkpoint_files import INDEX_FILE, Checkpoint, SavedTensor, read_index
+from spindle_cli.checkpoint_tensors import HeldTensor
+from spindle_cli.errors import InputError
+from spindle_cli.regions import Region, parse_region
+from spindle_cli.saved_names import every_name
+
+
+class CheckpointReader(StorageReader):
+    """A checkpoint's folder, for `torch.distributed.checkpoint.load`."""
+
+    def __init__(self, folder: str | os.PathLike[str], checkpoint: Checkpoint | None = None) -> None:
+        """`checkpoint`: the folder's, where it has been read.
+
+        Raises:
+            InputError: the folder has no index, or it is not one.
+        """
+        self._folder = Path(folder)
+        self._checkpoint = checkpoint or read_index(self._folder)
+        self._where: dict[MetadataIndex, tuple[str, str]] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Part of torch's interface: from now on another folder, if one is given."""
+        if checkpoint_id is not None:
+            self._folder, self._where = Path(checkpoint_id), {}
+            self._checkpoint = read_index(self._folder)
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
+        """What is in the checkpoint, and in which chunks."""
+        tensors = {
+            name: TensorStorageMetadata(
+                TensorProperties(dtype=_dtype(saved)), torch.Size(saved.shape), chunks=[]
+            )
+            for name, saved in self._checkpoint.tensors.items()
+        }
+        for shard in self._checkpoint.shards:
+            for key in shard.keys:
+                name, region = self._parse(key)
+                chunk = ChunkStorageMetadata(torch.Size(region.offsets), torch.Size(region.sizes))
+                tensors[name].chunks.append(chunk)
+                self._where[MetadataIndex(name, region.offsets)] = shard.file, key
+        for name, saved in every_name(tensors, self._checkpoint.aliases).items():
+            if name != saved:
+                tensors[name] = tensors[saved]
+                self._where.update(
+                    (MetadataIndex(name, chunk.offsets), self._where[MetadataIndex(saved, chunk.offsets)])
+                    for chunk in tensors[saved].chunks
+                )
+        return Metadata(dict(tensors))
+
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
+        """Part of torch's interface; nothing to do."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Part of torch's interface; the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Part of torch's interface; the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what the plan asks for, file by file.
+
+        Raises:
+            InputError: a shard cannot be read.
+        """
+        by_file: dict[str, list[ReadItem]] = {}
+        for item in plan.items:
+            by_file.setdefault(self._where[item.storage_index][0], []).append(item)
+        for file, items in by_file.items():
+            path = self._folder / file
+            try:
+                with safe_open(path, framework="pt") as shard:
+                    for item in items:
+                        found = _slice(shard, self._where[item.storage_index][1], item)
+                        target = planner.resolve_tensor(item).detach()
+                        target.copy_(found)
+                        planner.commit_tensor(item, target)
+            except (OSError, SafetensorError) as error:
+                raise InputError(
+                    f"{path}: cannot be read: {error}",
+                    hint=f"Remove {self._folder}; then --resume takes the checkpoint before it.",
+                ) from error
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this is the folder of a checkpoint of ours."""
+        return (Path(checkpoint_id) / INDEX_FILE).is_file()
+
+    def _parse(self, key: str) -> tuple[str, Region]:
+        """The tensor that a shard's key stands for, and the part of it."""
+        if key in self._checkpoint.tensors:
+            return key, Region.whole(self._checkpoint.tensors[key].shape)
+        parsed = parse_region(key)
+        if parsed is None or parsed[0] not in self._checkpoint.tensors:
+            raise InputError(f"{self._folder / INDEX_FILE}: shards: {key!r} is of no tensor in it")
+        return parsed
+
+
+def _dtype(saved: SavedTensor) -> torch.dtype:
+    found: torch.dtype = getattr(torch, saved.dtype)
+    return found
+
+
+def _slice(shard: Any, key: str, item: ReadItem) -> Tensor:
+    found: Tensor
+    if not item.lengths:
+        found = shard.get_tensor(key)
+    else:
+        begins = zip(item.storage_offsets, item.lengths, strict=True)
+        found = shard.get_slice(key)[tuple(slice(begin, begin + length) for begin, length in begins)]
+    return found
+
+
+class PartsPlanner(LoadPlanner):
+    """Asks for any parts of a checkpoint's tensors, whichever parts were saved."""
+
+    def __init__(self, wanted: Mapping[str, HeldTensor], where: Path) -> None:
+        """`where`: the checkpoint, for messages."""
+        self._wanted = wanted
+        self._place = where
+        self._tensors: dict[str, Any] = {}
+
+    def set_up_planner(
+        self,
+        state_dict: dict[str, Any],  # noqa: ARG002
+        metadata: Metadata | None = None,
+        is_coordinator: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Take note of what there is."""
+        assert metadata is not None, "a reader has read it"
+        self._tensors = metadata.state_dict_metadata
+
+    def create_local_plan(self) -> LoadPlan:
+        """Everything that is wanted, from whichever chunks have it.
+
+        Raises:
+            InputError: something is not in the checkpoint, in part or at all, or has another shape there.
+        """
+        return LoadPlan([item for name, held in self._wanted.items() for item in self._reads(name, held)])
+
+    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
+        """Part of torch's interface; ranks read independently."""
+        return global_plan
+
+    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
+        """Part of torch's interface; the plan as it is."""
+        return central_plan
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:  # noqa: ARG002
+        """Never called: no checkpoint of ours has anything but tensors in its shards."""
+        raise AssertionError(f"{read_item.dest_index.fqn} is no tensor")
+
+    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+        """Where to put what is read."""
+        index = read_item.dest_index.index
+        assert index is not None, "set by create_read_items_for_chunk_list"
+        target = self._wanted[read_item.dest_index.fqn].parts[index].tensor
+        for dim, (first, length) in enumerate(zip(read_item.dest_offsets, read_item.lengths, strict=True)):
+            target = target.narrow(dim, first, length)
+        return target
+
+    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
+        """Part of torch's interface; it was read into its place."""
+
+    def _reads(self, name: str, held: HeldTensor) -> list[ReadItem]:
+        saved = self._tensors.get(name)
+        if saved is None:
+            raise InputError(
+                f"{self._place}: there is no {name} in it",
+                hint="The checkpoint is of another workload, or of one whose modules had other names.",
+            )
+        if tuple(saved.size) != held.shape:
+            raise InputError(
+                f"{self._place}: {name} has shape {tuple(saved.size)}; the workload's has {held.shape}",
+                hint="The checkpoint is of another version of the workload.",
+            )
+        chunks = [
+            ChunkStorageMetadata(torch.Size(part.region.offsets), torch.Size(part.region.sizes))
+            for part in held.parts
+        ]
+        items = create_read_items_for_chunk_list(name, saved, chunks)
+        lacking = sum(prod(chunk.sizes) for chunk in chunks) - sum(prod(item.lengths) for item in items)
+        if lacking:
+            raise InputError(
+                f"{self._place}: {name} lacks {lacking} elements",
+                hint="The checkpoint is of another version of the workload.",
+            )
+        return items
+
+
+def load_parts(reader: CheckpointReader, wanted: Mapping[str, HeldTensor], where: Path) -> None:
+    """Read parts of a checkpoint's tensors into the memory given for them; collective where there are ranks.
+
+    Raises:
+        InputError: on every rank, where one of them lacks something or cannot read it.
+    """
+    with plain_errors(), warnings.catch_warnings():
+        # `export` has no ranks, and torch says so.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        load({}, storage_reader=reader, planner=PartsPlanner(wanted, where))
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise what went wrong on the first rank where something did, in place of torch's summary of all."""
+    try:
+        yield
+    except CheckpointException as summary:
+        failures = summary.failures
+        first, _ = failures[min(failures)]
+        raise first from None

@@ -1,0 +1,127 @@
+"""Write safetensors files tensor by tensor, so that not all of one has to be in memory at a time.
+
+The format: the header's length in 8 bytes, little-endian; the header, JSON that gives each tensor's dtype,
+shape and place; then the bytes of all tensors. (https://huggingface.co/docs/safetensors)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_ALIGNMENT = 8  # of the tensors' bytes in the file
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor's shape and dtype."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Layout:
+        """That of a tensor."""
+        return cls(tuple(tensor.shape), tensor.dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensor's elements."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file's size, and the SHA-256 of its bytes."""
+
+    num_bytes: int
+    sha256: str
+
+
+def write_tensors(
+    path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]
+) -> WrittenFile:
+    """Write a file, and wait until it is on the disk.
+
+    Args:
+        path: the file.
+        layouts: what will be in it, by key.
+        tensor_of: called once for each key, in the file's order; the tensor may be on any device. It is let
+            go before the next one is asked for.
+
+    Raises:
+        OSError: the file cannot be written.
+        TypeError: a dtype that safetensors files have no name for.
+    """
+    # Larger dtypes first, as the safetensors library does it: then every tensor begins at a multiple of its
+    # own dtype's size.
+    keys = sorted(layouts, key=lambda key: (-layouts[key].dtype.itemsize, key))
+    digest, num_bytes = hashlib.sha256(), 0
+    with path.open("wb") as file:
+
+        def put(content: bytes | memoryview) -> None:
+            nonlocal num_bytes
+            file.write(content)
+            digest.update(content)
+            num_bytes += len(content)
+
+        put(_header(keys, layouts))
+        for key in keys:
+            put(_bytes_of(key, tensor_of(key), layouts[key]))
+        file.flush()
+        os.fsync(file.fileno())
+    return WrittenFile(num_bytes, digest.hexdigest())
+
+
+def _header(keys: list[str], layouts: Mapping[str, Layout]) -> bytes:
+    entries: dict[str, object] = {}
+    first = 0
+    for key in keys:
+        layout = layouts[key]
+        if layout.dtype not in _NAMES:
+            raise TypeError(f"{key}: safetensors files cannot hold {layout.dtype}")
+        last = first + layout.num_bytes
+        entries[key] = {
+            "dtype": _NAMES[layout.dtype],
+            "shape": list(layout.shape),
+            "data_offsets": [first, last],
+        }
+        first = last
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _bytes_of(key: str, tensor: Tensor, layout: Layout) -> memoryview:
+    assert Layout.of(tensor) == layout, f"{key}: {Layout.of(tensor)} is not {layout}"
+    if layout.num_bytes == 0:
+        return memoryview(b"")
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    content: memoryview = flat.view(torch.uint8).numpy().data
+    return content
