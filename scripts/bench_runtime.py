@@ -1,6 +1,7 @@
 """The runtime's benchmark: two hosts with a shaped link between them train the same model in four ways.
 
-    python scripts/bench_runtime.py [--speeds MBIT ...] [--rounds N] [--steps N] [--out DIR] [--no-page]
+    python scripts/bench_runtime.py [--speeds MBIT ...] [--only NAME ...] [--rounds N] [--steps N] [--out DIR]
+        [--no-page]
 
 As root, with iproute2. The hosts are network namespaces with a core each. Plain DistributedDataParallel and
 FSDP2, which train the tasks one after another, alternate with our `sequential` and `spindle` plans, made from
@@ -14,13 +15,13 @@ import argparse
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
 from runtime_bench.contestants import Contestant, Job, Run, plain, planned
 from runtime_bench.hosts import BenchError, Host, python, require_tools, run_on_both, shape, two_hosts
-from runtime_bench.page import Outcome, Trial, here_and_now, read_outcome, write_outcome
+from runtime_bench.page import NAMES, Outcome, Trial, here_and_now, read_outcome, write_outcome
 
 from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan
@@ -40,6 +41,13 @@ def main() -> None:
     parser.add_argument(
         "--speeds", type=int, nargs="*", default=SPEEDS, metavar="MBIT", help="Mbit/s of the link"
     )
+    parser.add_argument(
+        "--only",
+        choices=NAMES,
+        nargs="*",
+        default=(),
+        help="these and DDP, without writing the page",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant")
     parser.add_argument("--steps", type=int, default=12, help="steps of each run")
     parser.add_argument("--without-alone", action="store_true", help="leave out one task alone")
@@ -50,7 +58,7 @@ def main() -> None:
         require_tools()
         with tempfile.TemporaryDirectory() as temporary, two_hosts() as hosts:
             out = Path(temporary) if asked.out is None else asked.out.resolve()
-            bench = Bench(hosts, out, asked.rounds, asked.steps)
+            bench = Bench(hosts, out, asked.rounds, asked.steps, {"ddp", *(asked.only or NAMES)})
             trials = [bench.all_tasks(speed) for speed in asked.speeds]
             if not asked.without_alone:
                 trials.append(bench.one_task(ALONE_SPEED))
@@ -58,28 +66,32 @@ def main() -> None:
         print(f"bench-runtime: {error}", file=sys.stderr)
         sys.exit(1)
     outcome = Outcome(trials={trial.name: trial for trial in trials})
-    if not asked.no_page:
+    if not asked.no_page and not asked.only:
         write_outcome(ROOT / "docs", read_outcome(ROOT / "docs").updated(outcome))
 
 
 class Bench:
     """The benchmark on two hosts; profiles are made once and kept in `out`."""
 
-    def __init__(self, hosts: tuple[Host, Host], out: Path, rounds: int, steps: int) -> None:
+    def __init__(
+        self, hosts: tuple[Host, Host], out: Path, rounds: int, steps: int, taking_part: Collection[str]
+    ) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self.hosts = hosts
         self.out = out
         self.rounds = rounds
         self.steps = steps
+        self.taking_part = taking_part
 
     def all_tasks(self, mbit_per_s: int) -> Trial:
-        """All four contestants on all tasks."""
+        """All contestants that take part, on all tasks."""
         folder, plans = self._prepare(WORKLOADS / "senses-6.yaml", mbit_per_s, ("sequential", "spindle"))
-        contestants = {
+        everyone = {
             "ddp": plain("ddp"),
             "fsdp2": plain("fsdp2"),
             **{name: planned(path) for name, path in plans.items()},
         }
+        contestants = {name: run for name, run in everyone.items() if name in self.taking_part}
         return self._alternate(
             f"all tasks, {mbit_per_s} Mbit/s", folder, WORKLOADS / "senses-6.yaml", contestants, plans
         )

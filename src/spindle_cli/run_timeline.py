@@ -25,8 +25,8 @@ class MeasuredSpan(Sparse):
             when the taker has it and uses it. A sum is of a parameter group's gradients, a gather of its new
             values. Data: waiting for the input pipeline.
         slice: of a wait, the slice that waits; None: the step.
-        cause: of a wait, what is waited for; before a slice runs forward that may also be its parameters' new
-            values.
+        cause: of a wait, what is waited for; before a slice or one of its ops runs forward that may also be
+            new values of its parameters.
         peer: of a transfer, the device that takes it.
         group: of a sum or gather, which of the program's parameter groups.
         num_bytes: of transfers, sums and gathers; of transfers as the plan predicts them.

@@ -71,7 +71,7 @@ def test_when_an_op_is_through_it_and_all_after_it_have_their_gradients_and_no_o
         with_gradient[op] = [weight.grad is not None for weight in linears]
 
     batch = Batches(wired.task.task, seed=0).rows(0, 0, 8, wired.fields)
-    run = run_forward(local, batch, {}, {op: lambda op=op: note(op) for op in range(4)})
+    run = run_forward(local, batch, {}, {op: lambda op=op: note(op) for op in range(4)}, lambda op: None)
     (output,) = run.outputs.values()
     run_backward(run, {name: torch.ones_like(value) for name, value in run.outputs.items()}, 1.0)
     assert output.grad_fn is not None

@@ -17,7 +17,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.program.types import ParameterGroup
 from spindle_cli.runtime.buckets import Bucket
 from spindle_cli.runtime.clip import GradientClip
-from spindle_cli.runtime.collectives import Members
+from spindle_cli.runtime.collectives import Members, add_up
 from spindle_cli.runtime.communicators import Communicators
 from spindle_cli.runtime.comparison import compare
 from spindle_cli.runtime.data import Feed, Portion, StepBatch
@@ -246,13 +246,42 @@ def test_the_first_step_is_not_in_the_medians() -> None:
     assert len(stopwatch.seconds[Activity.FORWARD, 3]) == 3
 
 
+def test_time_in_a_block_inside_another_is_counted_once() -> None:
+    stopwatch = Stopwatch(CPU, keep_steps=1)
+    stopwatch.begin_step()
+    with stopwatch.timed(Activity.FORWARD, 3):
+        time.sleep(0.002)
+        with stopwatch.timed(Activity.WAIT, 3, "activation"):
+            time.sleep(0.02)
+        time.sleep(0.002)
+    stopwatch.end_step(0)
+    stopwatch.close()
+    seconds = {key: values[0] for key, values in stopwatch.seconds.items()}
+    assert 0.004 <= seconds[Activity.FORWARD, 3] < 0.02 <= seconds[Activity.WAIT, None]
+    (step,) = stopwatch.steps
+    assert [lap.kind for lap in step.laps] == [Activity.FORWARD, Activity.WAIT, Activity.FORWARD]
+    assert step.laps[0].end == step.laps[1].begin and step.laps[1].end == step.laps[2].begin
+
+
+@pytest.mark.parametrize(("dtype", "count"), [("float32", 2), ("float32", 3), ("bfloat16", 4)])
+def test_parts_are_added_up_in_order_and_rounded_once(dtype: str, count: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    parts = torch.randn(count, 1000, generator=generator).to(getattr(torch, dtype))
+    out = torch.empty_like(parts[0])
+    add_up(parts, out)
+    expected = parts[0].to(torch.float32)
+    for part in parts[1:]:
+        expected = expected + part.to(torch.float32)
+    torch.testing.assert_close(out, expected.to(parts.dtype), rtol=0, atol=0)
+
+
 def test_a_slice_takes_as_long_as_its_slowest_device() -> None:
     _, plan = two_towers()
     vision = [index for index, piece in enumerate(plan.slices) if piece.metaop == "pairs/vision"]
     ranks = [{(Activity.FORWARD, index): 1.0 + rank for index in vision} for rank in range(4)]
     for rank in ranks:
         rank[Activity.WAIT, None] = 0.5
-    found = compare(plan, [9.0, 4.0, 2.0, 3.0], ranks)
+    found = compare(plan, [9.0, 4.0, 2.0, 3.0], ranks, None)
     assert found.iteration.measured_s == 3.0
     assert found.steps == 3
     times = {metaop.metaop: metaop for metaop in found.metaops}["pairs/vision"]

@@ -71,8 +71,8 @@ def copy_stale(rank: int) -> Iterator[None]:
         initial = parameter.detach().clone()
         take_over = pool.await_parameters
 
-        def keep(piece: int) -> None:
-            take_over(piece)
+        def keep(piece: int, op: int) -> None:
+            take_over(piece, op)
             parameter.data.copy_(initial)
 
         pool.await_parameters = keep

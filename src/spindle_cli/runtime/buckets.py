@@ -193,6 +193,11 @@ class ShardedBucket:
         self._gather = start_gather(self._values, self._members)
         return self._gather
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a gather was started and not finished."""
+        return self._gather is not None
+
     def finish_gather(self) -> None:
         """Wait until the parameters are whole; does nothing where no gather was started."""
         if self._gather is not None:

@@ -68,6 +68,7 @@ def run_forward(
     fields: Mapping[str, Tensor],
     inputs: Mapping[str, Tensor],
     watched: Mapping[int, Callable[[], None]],
+    before: Callable[[int], None],
 ) -> ForwardRun:
     """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed.
 
@@ -77,6 +78,7 @@ def run_forward(
         watched: {op of the MetaOp: what to call}, in the later backward pass, as soon as that op and all
         after it
             in the slice are through (at the latest when the pass ends; then nothing is called).
+        before: called with each op of the MetaOp before it runs.
     """
     leaves = {
         spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
@@ -85,6 +87,7 @@ def run_forward(
     values: dict[str, Tensor] = dict(leaves)
     loss: Tensor | None = None
     for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True):
+        before(index)
         taken = [values[name] for name in op.inputs]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])

@@ -118,7 +118,6 @@ class Executor:
         wired = local.wired
         inputs: dict[str, Tensor] = {}
         with self._stopwatch.timed(Activity.WAIT, wired.index, "activation"):
-            self._pool.await_parameters(wired.index)
             for edge in wired.incoming:
                 held = self._outputs_of(edge.edge.producer)
                 inputs.update(self._exchange.complete(edge, held, is_gradient=False))
@@ -127,10 +126,15 @@ class Executor:
         stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
         with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
-            run = run_forward(local, fields, inputs, watched)
+            run = run_forward(local, fields, inputs, watched, partial(self._await_parameters, wired.index))
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss, local.samples)
         self._runs[wired.index] = run
+
+    def _await_parameters(self, piece: int, op: int) -> None:
+        if self._pool.awaits(piece, op):
+            with self._stopwatch.timed(Activity.WAIT, piece, "activation"):
+                self._pool.await_parameters(piece, op)
 
     def _backward(self, local: LocalSlice) -> None:
         wired = local.wired

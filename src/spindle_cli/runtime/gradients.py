@@ -45,7 +45,7 @@ class GradientPool:
         them. `sharded`: each rank steps its range of a bucket alone.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
-        self._users: dict[int, list[ShardedBucket]] = {}  # by slice
+        self._users: dict[tuple[int, int], list[ShardedBucket]] = {}  # by slice and op
         by_ranks: dict[tuple[int, ...], list[ShardedBucket]] = {}
         for group in groups:
             if rank not in group.devices or len(group.devices) < 2:
@@ -56,8 +56,8 @@ class GradientPool:
                 buckets = tuple(ShardedBucket(parameters, members) for parameters in parts)
                 self._buckets[group.index] = buckets
                 by_ranks.setdefault(group.devices, []).extend(buckets)
-                for piece in group.slices:
-                    self._users.setdefault(piece, []).extend(buckets)
+                for user in zip(group.slices, group.first_ops, strict=True):
+                    self._users.setdefault(user, []).extend(buckets)
             else:
                 self._buckets[group.index] = tuple(Bucket(parameters, members) for parameters in parts)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
@@ -110,15 +110,21 @@ class GradientPool:
             if isinstance(bucket, ShardedBucket):
                 self._note(Passing.GATHER, bucket, bucket.start_gather())
 
-    def await_parameters(self, piece: int) -> None:
-        """Wait until the parameters of a slice are those that the last step made."""
-        for bucket in self._users.get(piece, ()):
+    def awaits(self, piece: int, op: int) -> bool:
+        """Whether `await_parameters` has anything to wait for."""
+        return any(bucket.is_gathering for bucket in self._users.get((piece, op), ()))
+
+    def await_parameters(self, piece: int, op: int) -> None:
+        """Wait until the parameters that a slice uses from this op on, but not before it, are those that the
+        last step made.
+        """
+        for bucket in self._users.get((piece, op), ()):
             bucket.finish_gather()
 
     def await_all_parameters(self) -> None:
         """Wait until all parameters are those that the last step made."""
-        for piece in self._users:
-            self.await_parameters(piece)
+        for piece, op in self._users:
+            self.await_parameters(piece, op)
 
     def gather_gradients(self) -> None:
         """Make `.grad` of the parameters themselves whole too. Collective; after `finish`."""

@@ -78,11 +78,10 @@ def make_timeline(
     shifts = [-zero_s - offset.ahead_s for offset in offsets]
     steps = []
     for position, first in enumerate(ranks[0]):
-        taken_s = {
-            (device, lap.kind, lap.piece): lap.start_s + shift
-            for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True))
-            for lap in own[position].laps
-        }
+        taken_s: dict[tuple[int, str, int | None], float] = {}
+        for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True)):
+            for lap in own[position].laps:
+                taken_s.setdefault((device, lap.kind, lap.piece), lap.start_s + shift)
         devices = (
             _Device(program, device, shift, taken_s).spans(own[position].laps)
             for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True))
@@ -97,7 +96,7 @@ def make_timeline(
 
 
 class _Device:
-    """One device's laps as spans. `taken_s`: when which device began what."""
+    """One device's laps as spans. `taken_s`: when which device first began what."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 
@@ -108,16 +108,23 @@ class Stopwatch:
         self._origin, self._origin_s = self._take_origin()
         self._begin = take_mark(device)
         self._open: list[Lap] = []
+        self._timed: list[Lap] = []  # blocks that are timed now, the inmost last
         self._ended: KeptStep | None = None
 
     @contextmanager
     def timed(
         self, activity: Activity, piece: int | None = None, cause: WaitCause | None = None
     ) -> Iterator[None]:
-        """Count the time of the block."""
+        """Count the time of the block, without that of a block inside of it that is timed itself."""
         begin = take_mark(self.device)
+        if self._timed:
+            self._open.append(replace(self._timed[-1], end=begin))
+        self._timed.append(Lap(activity, begin, begin, piece, cause))
         yield
-        self._open.append(Lap(activity, begin, take_mark(self.device), piece, cause))
+        end = take_mark(self.device)
+        self._open.append(replace(self._timed.pop(), end=end))
+        if self._timed:
+            self._timed[-1] = replace(self._timed[-1], begin=end)
 
     def note_send(self, transfer: Transfer) -> None:
         """A transfer is on its way from now on."""
