@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Module):
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int = CLASSES) -> None:
         super().__init__()
         self.classify = nn.Linear(WIDTH, classes)
 
@@ -54,7 +54,7 @@ class Head(nn.Module):
 
 
 class Classify(nn.Module):
-    def __init__(self, blocks: nn.ModuleList, dropout: float, classes: int) -> None:
+    def __init__(self, blocks: nn.ModuleList, dropout: float, classes: int = CLASSES) -> None:
         super().__init__()
         self.blocks = blocks
         self.dropout = nn.Dropout(dropout)

@@ -12,8 +12,9 @@ from fault_scenarios import LOST_DEVICE, SCENARIOS, STEPS, Scenario
 from safetensors.torch import load_file
 
 from helpers.cli import Ended, run_spindle
-from helpers.faulty_workload import write_faults
+from helpers.faulty_workload import Fault, write_faults
 from helpers.toy_plan import write_toy
+from spindle_cli.checkpoint_files import checkpoint_folder
 from spindle_cli.plan.file import read_plan
 from spindle_cli.run_files import newest_model, read_metrics
 
@@ -26,7 +27,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run in which nothing goes wrong."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        assert launch(patch, folder).code == 0
+        assert launch(patch, folder, "--checkpoint-every", "2").code == 0
     return folder / "run"
 
 
@@ -63,6 +64,20 @@ def test_nothing_is_lost(
         again = launch(monkeypatch, tmp_path, "--resume")
         assert again.code == 0, again.err
     require_same_model(tmp_path / "run", undisturbed)
+
+
+def test_a_run_begun_from_another_one_begins_from_it_again(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed before it has a checkpoint of its own; it still trains what goes on from the other's."""
+    begun = checkpoint_folder(undisturbed, STEPS - 2)
+    faults = write_faults(tmp_path, Fault("kill"))
+    ended = launch(monkeypatch, tmp_path, "--from", str(begun), env=faults)
+    assert ended.code == 0, ended.err
+    assert f"starting again from {undisturbed} once more: there is no checkpoint (1 of 3" in ended.err
+    found, wanted = load_file(newest_model(tmp_path / "run")), load_file(newest_model(undisturbed))
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    assert [line.step for line in read_metrics(tmp_path / "run")] == [STEPS - 1, STEPS]
 
 
 def test_after_a_loss_for_good_training_goes_on_with_fewer_devices(

@@ -81,10 +81,15 @@ class Attempts:
         step = None if found is None else found.checkpoint.step
         if launch.node_rank == 0:
             forget_metrics_after(launch.run_dir, step or 0)
-        anew = launch.request.begin_from or "the beginning"
-        start = f"{anew}: there is no checkpoint yet" if found is None else found.folder
+        start = self._start_of_all() if found is None else found.folder
         self._say(f"starting again from {start} ({self._failures} of {launch.restarts} restarts)")
         return build_again(launch, step)
+
+    def _start_of_all(self) -> str:
+        """Where a run starts again that has no checkpoint yet."""
+        other = self._launch.request.begin_from
+        where = "the beginning" if other is None else f"{other} once more"
+        return f"{where}: there is no checkpoint"
 
     def _newest_checkpoint(self) -> FoundCheckpoint | None:
         run_dir = self._launch.run_dir
