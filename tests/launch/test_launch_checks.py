@@ -13,12 +13,13 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.launch.checks import locate
+from spindle_cli.launch.checks import compiled_otherwise, locate
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.network import interface_of, listen, parse_master, require_address, share_of_node
 from spindle_cli.launch.run_dir import choose_run_dir
 from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
+from spindle_cli.workload.file import TrainSettings
 
 
 @pytest.fixture
@@ -182,6 +183,17 @@ def test_devices_at_hand_are_compared_with_the_plans(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(InputError, match=r"4 devices \(h100\) on this node; found 1"):
         missing_devices(gpus, 4)
+
+
+def test_layers_compiled_otherwise_than_measured_are_said() -> None:
+    plan = two_towers()[1]
+    compiled = plan.model_copy(update={"compile": "inductor"})
+    plain, inductor = TrainSettings(), TrainSettings(compile="inductor")
+    assert compiled_otherwise(plan, plain) == compiled_otherwise(compiled, inductor) == ()
+    (line,) = compiled_otherwise(plan, inductor)
+    assert "layers as they are, and they run compiled by inductor" in line
+    (line,) = compiled_otherwise(compiled, plain)
+    assert "layers compiled by inductor, and they run as they are" in line
 
 
 def test_workers_get_the_threads_that_the_curves_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:

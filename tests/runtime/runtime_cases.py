@@ -142,6 +142,12 @@ ON_FOUR = (
 )
 EXACT_ON_TWO = (
     Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
+    Case(
+        "compiled",
+        (0, 1),
+        train={**ADAMW, "compile": "aot_eager"},
+        recompute=("pairs/vision", "caption/layers"),
+    ),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
 )
 DIVERGING = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})

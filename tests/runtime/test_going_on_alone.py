@@ -2,51 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from case_runs import Case, captured, prepare
+from alone import STEPS, TRAIN, run, world_of_one
+from case_runs import captured
 from safetensors.torch import load_file
 
 from spindle_cli.checkpoint_files import checkpoint_folder, find_checkpoint
-from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.errors import InputError, StoppedError
-from spindle_cli.request import RunRequest, stop_path
+from spindle_cli.request import stop_path
 from spindle_cli.run_files import model_path
-from spindle_cli.runtime.worker import train_plan
-
-ALONE = WorkerEnvironment(0, 0, 1, 1, "127.0.0.1", 0)
-STEPS = 6
-# The learning rate and a momentum move; one tensor of the state is not in the parameters' dtype.
-TRAIN = {
-    "optimizer": "NAdam",
-    "schedule": {"name": "OneCycleLR", "max_lr": 0.05, "total_steps": 8},
-    "clip_norm": 1.0,
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def world() -> Iterator[None]:
-    """A world of one rank, in this process."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-def run(
-    folder: Path, steps: int = STEPS, train: Mapping[str, object] = TRAIN, **changes: object
-) -> RunRequest:
-    """Train the moving workload in a folder, which may hold a run that is gone on with."""
-    case = Case("moving", (0,), function="build_moving", train=train, steps=steps, checkpoint_every=1)
-    if folder.exists():
-        request = RunRequest.read(folder / "request.json").model_copy(update={"steps": steps, **changes})
-    else:
-        request = prepare(case, 1, folder).model_copy(update=changes)
-    train_plan(request, ALONE, torch.device("cpu"))
-    return request
+    with world_of_one():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +63,49 @@ def test_masters_go_on_bit_for_bit(tmp_path: Path) -> None:
         assert (parameter.dtype, master.dtype) == (torch.bfloat16, torch.float32)
         assert torch.equal(parameter, master.bfloat16())
         assert not torch.equal(parameter.float(), master)
+
+
+def test_state_that_is_not_the_same_for_each_parameter_goes_on(tmp_path: Path) -> None:
+    """Adafactor keeps of a matrix what it does not keep of a vector."""
+    train = {"optimizer": "Adafactor", "lr": 1e-2}
+    run(tmp_path / "whole", train=train)
+    run(tmp_path / "parts", steps=3, train=train)
+    run(tmp_path / "parts", resume=True)
+    expected, found = (
+        load_file(checkpoint_folder(tmp_path / name, STEPS) / "rank-00000.safetensors")
+        for name in ("whole", "parts")
+    )
+    assert {"variance", "row_var"} <= {key.rsplit(".", 1)[1] for key in expected}
+    assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
+
+
+def test_state_that_is_no_longer_needed_is_left_out(tmp_path: Path) -> None:
+    run(
+        tmp_path / "before",
+        steps=2,
+        train={"optimizer": "SGD", "lr": 0.1, "optimizer_args": {"momentum": 0.9}},
+    )
+    run(tmp_path / "after", steps=4, train={"optimizer": "SGD", "lr": 0.1}, begin_from=tmp_path / "before")
+    states = [
+        {key for key in find_checkpoint(tmp_path / name).checkpoint.tensors if key.startswith("optimizer")}
+        for name in ("before", "after")
+    ]
+    assert states[0] and not states[1]
+
+
+def test_another_precision_goes_on_from_the_masters_and_to_them(tmp_path: Path) -> None:
+    """A run begun from one in another precision: from what its masters had, or to masters of what it had."""
+    run(tmp_path / "rounded", steps=3, train={**TRAIN, "precision": "bf16"}, dtype=None)
+    run(tmp_path / "full", steps=4, dtype=None, begin_from=tmp_path / "rounded")
+    saved = load_file(checkpoint_folder(tmp_path / "rounded", 3) / "rank-00000.safetensors")
+    begun = captured(tmp_path / "full", "initial", 1)[0]
+    for name, parameter in begun.items():
+        assert torch.equal(parameter, saved[f"optimizer.state.{name}.master"]), name
+    again = {**TRAIN, "precision": "bf16"}
+    run(tmp_path / "again", steps=5, train=again, dtype=None, begin_from=tmp_path / "full")
+    saved = load_file(checkpoint_folder(tmp_path / "full", 4) / "rank-00000.safetensors")
+    for name, parameter in captured(tmp_path / "again", "initial", 1)[0].items():
+        assert torch.equal(parameter, saved[f"model.{name}"].bfloat16()), name
 
 
 def test_only_the_last_checkpoints_are_kept(whole: Path) -> None:

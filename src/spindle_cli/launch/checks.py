@@ -58,6 +58,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
     """
     from spindle_cli.workload.abstract import load_abstract
     from spindle_cli.workload.analyse import analyse
+    from spindle_cli.workload.compiled import require_compiler
     from spindle_cli.workload.optimizer import require_elementwise
     from spindle_cli.workload.plan_splits import plan_splits
     from spindle_cli.workload.schedule import require_trainable
@@ -73,9 +74,28 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
     require_trainable(loaded.train)
+    require_compiler(loaded.train, "cpu" if plan.cluster.device_type == "cpu" else "cuda")
     if plan_splits(plan, found, str(plan_path)).by_op:
         require_elementwise(loaded.train)
     return FoundWorkload(source, loaded.train, found)
+
+
+def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
+    """Where torch.compile is not used as the plan's times expect, or as the workload asks, for people."""
+    lines = []
+    if plan.compile != train.compile:
+        lines.append(
+            f"the plan's times are of layers {_how(plan.compile)}, and they run {_how(train.compile)} "
+            "(train.compile): predictions will be off; profile and plan again"
+        )
+    split = dict.fromkeys(piece.metaop for piece in plan.slices if piece.tp > 1)
+    if train.compile is not None and split:
+        lines.append(f"not compiled, as tensor parallelism splits them: {', '.join(split)}")
+    return tuple(lines)
+
+
+def _how(backend: str | None) -> str:
+    return "as they are" if backend is None else f"compiled by {backend}"
 
 
 def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import beginning_from, build_launch, going_on, timed
-from spindle_cli.launch.checks import FoundWorkload, find_workload, require_valid
+from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.network import require_address, share_of_node
 from spindle_cli.launch.report import RunReport, report_run
@@ -84,7 +84,7 @@ def samples_per_step(plan: Plan) -> int:
 
 
 def require_machine(prepared: Prepared) -> tuple[str, ...]:
-    """Whether this machine can run its part; what it can do only slowly, as lines for people.
+    """Whether this machine can run its part; what it does otherwise than planned, as lines for people.
 
     Raises:
         InputError: devices, memory or disk are missing.
@@ -93,7 +93,10 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     launch = prepared.launch
     require_address(prepared.share)
     require_disk(launch.run_dir)
-    return missing_devices(prepared.plan, launch.processes)
+    return (
+        *missing_devices(prepared.plan, launch.processes),
+        *compiled_otherwise(prepared.plan, prepared.workload.train),
+    )
 
 
 def start_point(prepared: Prepared, *, or_anew: bool = False) -> StartPoint | None:

@@ -132,6 +132,7 @@ def make_plan_file(
         accumulate=problem.profile.accumulate,
         optimizer_s_per_byte=problem.profile.optimizer_s_per_byte,
         threads_per_process=threads_of(problem.profile),
+        compile=problem.profile.compiled_by,
         notes=notes,
         predicted=predicted,
         metaops=tuple(plan_metaop(metaop, slices) for metaop in problem.profile.metaops),

@@ -92,6 +92,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"optimizer_s_per_byte: {_flow(plan.optimizer_s_per_byte)}"
     if plan.threads_per_process is not None:
         yield f"threads_per_process: {plan.threads_per_process}"
+    if plan.compile is not None:
+        yield f"compile: {plan.compile}"
     if plan.notes:
         yield "notes:"
         yield from (f"  - {_flow(note)}" for note in plan.notes)

@@ -168,6 +168,8 @@ class Plan(Artifact):
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
+    # by what torch.compile compiled the layers that were measured; None: by nothing
+    compile: str | None = None
     notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
     predicted: Predicted
     # what the slices run; absent from a plan that another tool wrote: `with_metaops_of` fills it in
@@ -202,6 +204,7 @@ class Plan(Artifact):
             "accumulate": profile.accumulate,
             "optimizer_s_per_byte": profile.optimizer_s_per_byte,
             "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
+            "compile": profile.compiled_by,
         }
         shared = set(PlanMetaOp.model_fields)
         metaops = [PlanMetaOp(**{name: getattr(each, name) for name in shared}) for each in profile.metaops]

@@ -41,7 +41,8 @@ class MeasureSettings:
         max_devices: curves reach so far.
         max_points: at most about so many points of a curve are measured; those between are fitted.
         limits: when a measurement may stop.
-        precision: of the arithmetic, as the train settings have it.
+        precision: of the arithmetic, and `compile`: by what layers are compiled, as the train settings have
+            them.
         degrees: of tensor parallelism, on the links of `cluster`.
     """
 
@@ -53,6 +54,7 @@ class MeasureSettings:
     max_points: int
     limits: Limits
     precision: TrainPrecision = "full"
+    compile: str | None = None
     degrees: tuple[int, ...] = ()
     cluster: Cluster | None = None
 
@@ -68,6 +70,8 @@ class MeasureSettings:
             "time_limit_s": self.limits.max_s,
             "spread_bound": self.limits.spread,
         }
+        if self.compile is not None:
+            found["compile"] = self.compile
         if self.device == "cuda":
             found["cuda"] = torch.version.cuda
         return found

@@ -22,6 +22,7 @@ from spindle_cli.profile.stand_ins import load_analysed
 from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.timings import Limits
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.compiled import require_compiler
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -90,7 +91,9 @@ def profile_workload(
     )
     folder = Path.cwd()
     analysed = load_analysed(source, folder)
-    settings = replace(settings, precision=analysed.loaded.train.precision)
+    train = analysed.loaded.train
+    require_compiler(train, device)
+    settings = replace(settings, precision=train.precision, compile=train.compile)
     profile = measure(
         analysed,
         settings,

@@ -49,6 +49,7 @@ class Reused:
         }
         now = {
             "device": device.model_dump(),
+            "compile": None,
             **settings.environment(),
             "nproc": settings.nproc,
             "the links of --cluster": settings.links,

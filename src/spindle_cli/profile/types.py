@@ -310,6 +310,12 @@ class Profile(Artifact):
         check_metagraph(self.metaops)
         return self
 
+    @property
+    def compiled_by(self) -> str | None:
+        """By what torch.compile compiled the layers that were measured; None: by nothing."""
+        backend = self.environment.get("compile")
+        return backend if isinstance(backend, str) else None
+
     @cached_property
     def by_name(self) -> dict[str, MetaOpProfile]:
         """MetaOps by their unique names, in file order."""

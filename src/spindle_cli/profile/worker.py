@@ -43,6 +43,7 @@ from spindle_cli.profile.split_runs import SumCounter, one_part
 from spindle_cli.profile.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
+from spindle_cli.workload.compiled import LayerCompiler
 from spindle_cli.workload.ops import op_module
 from spindle_cli.workload.precision import Computing
 from spindle_cli.workload.tensor_parallel import layer_split
@@ -109,6 +110,7 @@ class _Worker:
         wanted = set(settings.stand_ins.values())
         give_parameters(self._graph, sorted(wanted))
         self._train = found.loaded.train
+        self._compiler = LayerCompiler.of(self._train)
         self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train, self._device)
         self._clock = _clock(settings)
         self._run: OpRun | None = None
@@ -135,12 +137,15 @@ class _Worker:
         ref = request.job.op
         task = self._graph.tasks[ref.task]
         op = task.ops[ref.op]
-        module: nn.Module = op_module(task, op).to(self._device)
+        whole = op_module(task, op).to(self._device)
+        module: nn.Module = whole
         sums = SumCounter((0,), 0, self._device)
         if request.job.tp > 1:
             split = layer_split(self._graph.workload, task, op, request.job.tp)
             assert split is not None, "a job is made only where the op can be split"
             module = one_part(module, split, sums)
+        elif self._compiler is not None:
+            module = self._compiler.compile_layer(whole, op.target)
         module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
         self._run.repeat(1)

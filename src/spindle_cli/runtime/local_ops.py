@@ -6,11 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from spindle_cli.runtime.compute import LocalSlice
 from spindle_cli.runtime.shards import Cuts, take_parts
 from spindle_cli.runtime.wiring import WiredSlice
+from spindle_cli.workload.compiled import LayerCompiler
+from spindle_cli.workload.graph import Op
 from spindle_cli.workload.ops import op_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.plan_splits import PlanSplits
@@ -20,13 +22,14 @@ from spindle_cli.workload.tensor_parallel import LayerSplit
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank's ops are built: which rank, on which device, with which floating-point dtype (None: that
-    of the workload).
+    """How a rank's ops are built: which rank, on which device, with which floating-point dtype (None: that of
+    the workload), and by what their layers are compiled, if at all.
     """
 
     rank: int
     device: torch.device
     dtype: torch.dtype | None
+    compiler: LayerCompiler | None = None
 
 
 class LocalOps:
@@ -90,15 +93,17 @@ class LocalOps:
             op_module(wired.task, op).to(device=device, dtype=self._place.dtype) for op in wired.ops
         )
         runnable = tuple(
-            self._runnable(wired, position, module, group)
-            for position, module in zip(range(*wired.piece.ops), modules, strict=True)
+            self._runnable(wired, position, op, module, group)
+            for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)
         )
         return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group)
 
     def _runnable(
-        self, wired: WiredSlice, position: int, module: nn.Module, group: TensorGroup | None
+        self, wired: WiredSlice, position: int, op: Op, module: fx.GraphModule, group: TensorGroup | None
     ) -> nn.Module:
-        """The op's module, over views of leaves where it does not use whole parameters of this rank's own."""
+        """The op's module, over views of leaves where it does not use whole parameters of this rank's own;
+        else compiled, if that is asked for.
+        """
         split = self._splits.by_op.get((wired.index, position))
         first = group is None or group.member == 0
         views: dict[str, View] = {}
@@ -114,5 +119,8 @@ class LocalOps:
             view = View(leaves, cut.dim, counts=first or is_own, is_zero=is_zero)
             views[dotted] = known.setdefault((name, view.counts, is_zero, len(leaves)), view)
         if split is None or group is None:
-            return PartialOp(module, views, None) if views else module
+            if views:
+                return PartialOp(module, views, None)
+            compiler = self._place.compiler
+            return module if compiler is None else compiler.compile_layer(module, op.target)
         return PartialOp(module, views, Region(module, split, group))

@@ -23,6 +23,7 @@ from spindle_cli.runtime.compute import LocalSlice
 from spindle_cli.runtime.local_ops import LocalOps, Place
 from spindle_cli.runtime.shards import Cuts, find_cuts
 from spindle_cli.runtime.wiring import Wiring, wire
+from spindle_cli.workload.compiled import LayerCompiler
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local
@@ -87,7 +88,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     dtype = dtype_of(request, train)
     wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
     own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
-    ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype))
+    ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype, LayerCompiler.of(train)))
     slices = ops.slices()
     buffers = buffers_of(slices.values(), table)
     return LocalModel(graph, train, program, wiring, slices, ops.leaves, buffers, cuts)

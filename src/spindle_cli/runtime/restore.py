@@ -100,8 +100,11 @@ class _Wish:
                 self.wanted.add(own, buffer)
             elif known is not None:
                 self.wanted.add(model_key(known), buffer)
-        kept = state_keys(state.model.train) | ({MASTER_KEY} if state.masters is not None else set())
-        self.states = [self._want_state(piece, kept) for piece in state.pieces]
+        # What the settings say no more to keep. (What is kept depends on the parameter, too.)
+        dropped = state_keys(checkpoint.train) - state_keys(state.model.train)
+        if state.masters is None:
+            dropped |= {MASTER_KEY}
+        self.states = [self._want_state(piece, dropped) for piece in state.pieces]
         self.generators = self._want_generators(rank) if same_plan else {}
 
     def _saved_name(self, name: str) -> str | None:
@@ -118,12 +121,13 @@ class _Wish:
         source = state_key(known, MASTER_KEY) if has_master else model_key(known)
         self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
 
-    def _want_state(self, piece: Piece, kept: frozenset[str]) -> dict[str, Tensor]:
+    def _want_state(self, piece: Piece, dropped: frozenset[str]) -> dict[str, Tensor]:
         name, shape, region = place_of(piece.name, self._state.model)
         known = self._saved_name(name)
         found: dict[str, Tensor] = {}
-        for key in kept.intersection(self._keys.get(known, ()) if known is not None else ()):
-            assert known is not None
+        if known is None:
+            return found
+        for key in (key for key in self._keys.get(known, ()) if key not in dropped):
             saved = self._tensors[state_key(known, key)]
             is_like_parameter = saved.shape == shape
             size = piece.tensor.shape if is_like_parameter else saved.shape

@@ -122,7 +122,7 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
     """Refuse to go on with other tasks or train settings than those that the run began with, but for its
-    length and where the optimizer's state is.
+    length, where the optimizer's state is, and whether layers are compiled.
 
     Raises:
         InputError: naming the first that differs.
@@ -131,7 +131,7 @@ def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | Non
     before = {**checkpoint.train.model_dump(), "dtype": checkpoint.dtype}
     now = {**state.model.train.model_dump(), "dtype": dtype}
     for key in now:
-        if key not in ("steps", "shard_optimizer") and now[key] != before.get(key):
+        if key not in ("steps", "shard_optimizer", "compile") and now[key] != before.get(key):
             raise InputError(
                 f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
                 f"but the workload now says {now[key]!r}",

@@ -48,6 +48,7 @@ from spindle_cli.runtime.timing import Stopwatch
 from spindle_cli.runtime.train_state import TrainState, require_same_run
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
+from spindle_cli.runtime.warm_up import compile_layers
 from spindle_cli.worker_session import worker_session
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.carried import carried_over, require_same_optimizer
@@ -94,6 +95,7 @@ def train_plan(
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model = localise(request, plan, environment.rank, device)
+    compile_layers(model, device)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)

@@ -42,9 +42,8 @@ def require_same_optimizer(checkpoint: Checkpoint, train: TrainSettings, where: 
             f"but the workload now says {train.optimizer!r}, which cannot take over its state",
             hint=f"Put {before.optimizer} back (lr and schedule may be others), or start a new run.",
         )
-    saved = {key for keys in optimizer_keys(checkpoint.tensors).values() for key in keys}
-    missing = sorted(state_keys(train) - saved)
-    if saved and missing:
+    missing = sorted(state_keys(train) - state_keys(before))
+    if missing and optimizer_keys(checkpoint.tensors):
         raise InputError(
             f"{where}: with optimizer_args={train.optimizer_args!r} {train.optimizer} keeps "
             f"{', '.join(missing)} of each parameter, which was not saved: the run had "

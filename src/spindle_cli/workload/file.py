@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from spindle_cli.artifact import Artifact, Model
 
@@ -25,6 +25,7 @@ _STATE_PER_PARAM = {
 
 
 Precision = Literal["full", "bf16-autocast", "bf16"]
+CompileBackend = Literal["inductor", "aot_eager"]
 
 
 class Schedule(Model):
@@ -57,6 +58,8 @@ class TrainSettings(Model):
     optimizer steps and which start from the parameters as rounded.
     `accumulate`: batches of every task in one step, one after the other. The step's loss is that of a batch
     of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each batch.
+    `compile`: operators run through torch.compile with this backend, but for those that tensor parallelism
+    splits; None: as they are. 'aot_eager' only takes the compiler's way to the same kernels.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -69,6 +72,7 @@ class TrainSettings(Model):
     shard_optimizer: bool = True
     precision: Precision = "full"
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    compile: CompileBackend | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -77,6 +81,13 @@ class TrainSettings(Model):
         if unknown:
             raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
         return data
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _true_is_the_usual_backend(cls, value: Any) -> Any:
+        if isinstance(value, bool):
+            return "inductor" if value else None
+        return value
 
     def in_full_precision(self) -> TrainSettings:
         """The same settings for the workload's own numbers."""

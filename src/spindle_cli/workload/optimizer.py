@@ -114,7 +114,7 @@ def make_optimizer(train: TrainSettings, parameters: Iterable[nn.Parameter]) -> 
 
 
 def state_keys(train: TrainSettings) -> frozenset[str]:
-    """What the optimizer of `train` keeps of each parameter once it has stepped it.
+    """What the optimizer of `train` keeps of each matrix once it has stepped it.
 
     Raises:
         WorkloadError: as `make_optimizer`.
