@@ -20,7 +20,7 @@ from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.request import RunRequest
 
 # Rooms that are tried, as shares of what a plan needs that recomputes nothing.
-_ROOMS = (0.8, 0.85, 0.9, 0.95)
+_ROOMS = (0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,9 @@ def _recomputing(profile: Profile, cluster: Cluster, strategy: StrategyName, nee
         nodes = tuple(
             group.model_copy(update={"memory_gib": room * needed / 2**30}) for group in cluster.nodes
         )
+        small = Cluster(name=cluster.name, nodes=nodes, links=cluster.links)
         try:
-            plan = make_plan(profile, cluster.model_copy(update={"nodes": nodes}), strategy)
+            plan = make_plan(profile, small, strategy)
         except NoPlanError:
             continue
         if any(piece.recompute for piece in plan.slices):

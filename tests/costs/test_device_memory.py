@@ -136,6 +136,15 @@ def test_each_op_has_its_own_numbers_wherever_its_metaop_is_cut() -> None:
     assert [mib(need.activation_bytes) for need in needs] == [(3,), (0.5 + 1 + 2,), (3.5,)]
 
 
+def test_of_a_tasks_fields_the_largest_share_is_there() -> None:
+    """An encoder on two devices, a loss on one of them: that reads both's fields for the whole batch."""
+    encoder = model("a/m", 1, op(kept=2), field_bytes={0: 4 * MIB})
+    loss = model("a/loss", 1, op(kept=1), field_bytes={0: MIB}, inputs=("a/m",))
+    slices = [slice_of("a/m", (0, 1), [0, 1], 2), slice_of("a/loss", (0, 1), [0], 1, start_s=1)]
+    needs = needs_of([encoder, loss], slices, gpus(2))
+    assert [mib(need.activation_bytes) for need in needs] == [(1 + 1 + 5,), (1 + 2,)]
+
+
 def test_the_update_of_masters_takes_gradients_of_their_own() -> None:
     net = model("a/m", 3, op(kept=1))
     (need,) = needs_of([net], [slice_of("a/m", (0, 3), [0], 1)], cluster_of(1), update_bytes_per_param=2.0)
@@ -213,7 +222,10 @@ def test_sums_take_the_place_of_activations_that_have_been_let_go_of() -> None:
 
 
 def test_a_share_that_is_on_the_device_already_is_not_received() -> None:
-    """A consumer on the same devices, in another order, on one of them and another, on one alone."""
+    """A consumer on the same devices, in another order, on one of them and another, on one alone.
+
+    In another order gradients have to come back, too.
+    """
     a = model("a/m", 1, param_bytes_per_op=0).model_copy(update={"output_bytes": 4 * MIB})
     b = model("a/n", 1, op(kept=8), param_bytes_per_op=0, inputs=("a/m",))
 
@@ -226,7 +238,7 @@ def test_a_share_that_is_on_the_device_already_is_not_received() -> None:
         return [mib(needs[device].buffer_bytes) for device in devices]
 
     assert received([0, 1]) == [(0,), (0,)]
-    assert received([1, 0]) == [(2,), (2,)]
+    assert received([1, 0]) == [(4,), (4,)]
     assert received([0, 2]) == [(0,), (2,)]
     assert received([1]) == [(4,)]
 

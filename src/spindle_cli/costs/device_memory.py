@@ -90,8 +90,11 @@ def device_memory(
     * Gradients take the bytes of the trained parameters. Those of parameters that the device alone holds are
       made in the backward pass and given up after the update, or, with several batches in a step, kept
       between them.
-    * What a slice received stays until it has run backward; the gradients of its inputs to the iteration's
-      end. The batch's fields stay once they are used.
+    * What a slice receives, activations and gradients, has its place as soon as it may be sent: before the
+      first slice runs in that direction. It stays until the slice has run backward; the gradients of its
+      inputs to the iteration's end.
+    * The fields of a task's batch that a device reads are there all the time, of the largest share that it
+      has of the task.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
     """
@@ -124,6 +127,7 @@ class _Part:
     """What a slice takes of each of its devices."""
 
     __slots__ = (
+        "dp",
         "fields",
         "handed",
         "kept_inputs",
@@ -131,6 +135,7 @@ class _Part:
         "recompute",
         "taken_at_once",
         "taken_by_every_op",
+        "task",
         "tp",
         "uses",
     )
@@ -141,7 +146,8 @@ class _Part:
         self.tp = piece.tp
         self.recompute = piece.recompute
         self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, piece.dp, piece.tp)
-        self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last) / piece.dp
+        self.task, self.dp = metaop.task, piece.dp
+        self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
         handed = slice_output_bytes(metaop, last, metaop.num_ops) / piece.dp
         self.handed = handed if is_handed_on else 0.0
         self.kept_inputs = 0.0
@@ -249,7 +255,9 @@ class _Iteration:
         self._made: set[Block] = set(held) if keeps_own else set()
         self._fullest = _Fullest()
         self._gradients = sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
-        self._kept = self._fields = self._received = self._retained = 0.0
+        self._fields = self._loaded()
+        self._received = sum(received for *_, received, _ in roles)
+        self._kept = self._retained = 0.0
         self._summing = 0.0
         self._sums_at_most = 0.0
         if account.on_cpu and account.optimizer.optimizer_state_sharded:
@@ -260,6 +268,7 @@ class _Iteration:
         """Its fullest moment; `own`: gradients that are not shared, `update`: what the update takes."""
         for role in self._roles:
             self._forward(role)
+        self._received += sum(returned for *_, returned in self._roles)
         first_op = sum(len(self._account.parts[index].uses) for index, *_ in self._roles)
         for role in reversed(self._roles):
             first_op -= len(self._account.parts[role[0]].uses)
@@ -268,10 +277,19 @@ class _Iteration:
         self._fullest.see(own, self._fields, update)
         return self._fullest
 
+    def _loaded(self) -> float:
+        """Bytes of the batches' fields."""
+        fields: dict[str, int] = {}
+        share: dict[str, float] = {}
+        for index, *_ in self._roles:
+            part = self._account.parts[index]
+            if part.fields:
+                fields[part.task] = fields.get(part.task, 0) + part.fields
+                share[part.task] = max(share.get(part.task, 0.0), 1 / part.dp)
+        return sum(size * share[task] for task, size in fields.items())
+
     def _forward(self, role: _Role) -> None:
         part = self._account.parts[role[0]]
-        self._received += role[2]
-        self._fields += part.fields
         casts = 0.0
         for count, needs in part.needs:
             kept = part.kept_inputs if part.recompute else needs.kept
@@ -292,12 +310,12 @@ class _Iteration:
             running = self._backward_bytes(needs, part.uses[position])
             if part.recompute:
                 running = joined + max(needs.forward, needs.kept + running)
-            buffers = self._received + self._retained + returned + part.handed
+            buffers = self._received + self._retained + part.handed
             self._see(running, buffers + self._sums())
             self._kept -= part.kept_inputs if part.recompute else needs.kept + joined
             self._end_op(part.uses[position], first_op + position)
         self._retained += part.taken_at_once
-        self._received -= received
+        self._received -= received + returned
 
     def _backward_bytes(self, needs: OpNeeds, uses: Sequence[BlockUse]) -> float:
         """Of an op, with the gradients that it makes: those of parameters that the device alone holds."""
