@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from spindle_cli.workload.batches import Batches
@@ -80,13 +80,25 @@ def ddp(model: AllTasks, loaded: LoadedWorkload) -> nn.Module:
 
 
 def fsdp2(model: AllTasks, loaded: LoadedWorkload) -> nn.Module:
-    """Every operator sharded on its own, gathered once per iteration: memory is not what is compared here."""
+    """Every operator sharded on its own, gathered once per iteration: memory is not what is compared here.
+
+    What several tasks use would otherwise be given up after the first task's backward, and gathered again for
+    the next one's.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for module in model.modules():
         if isinstance(module, loaded.workload.operators) and next(module.parameters(), None) is not None:
             fully_shard(module, mesh=mesh, reshard_after_forward=False)
     fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    model.set_reshard_after_backward(False)  # type: ignore[operator]  # fully_shard makes it an FSDPModule
     return model
+
+
+def give_up_gathered(model: nn.Module) -> None:
+    """After backward: the next forward gathers what the optimizer is about to change. Nothing with DDP."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
 
 WRAPPERS = {"ddp": ddp, "fsdp2": fsdp2}
@@ -124,6 +136,7 @@ def train(source: str, how: str, num_steps: int) -> list[Step]:
     for batches in batches_of(loaded.workload, loaded.train.seed, num_steps):
         total, losses = model(batches)
         total.backward()
+        give_up_gathered(model)
         optimizer.step()
         optimizer.zero_grad()
         steps.append(Step(time.perf_counter() - begin, as_numbers(losses)))
