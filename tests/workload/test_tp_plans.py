@@ -12,7 +12,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizer import require_elementwise
-from spindle_cli.workload.tensor_parallel import layer_split
+from spindle_cli.workload.tensor_parallel import kept_whole, layer_split
 from spindle_cli.workload.tp_plans import plan_of
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo import digits, multitask_clip, ofasys, qwen_val
@@ -103,3 +103,20 @@ def test_every_chain_of_layers_of_the_zoo_can_be_split(zoo) -> None:
     for metaop in chains:
         task = graph.tasks[metaop.task]
         assert all(layer_split(graph.workload, task, task.ops[op], 2) for op in metaop.ops), metaop.name
+
+
+def test_maps_between_whole_values_stay_whole_and_the_others_are_split() -> None:
+    plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise", "layers.*.fused": "colwise_gather_output"}
+    layer = Mlp()
+    layer.add_module("fused", nn.Linear(WIDTH, WIDTH))
+    assert plan_of(workload(dict(plan)), layer) == {"up": "colwise", "down": "rowwise"}
+    assert plan_of(workload({"up": "colwise_gather_output", "down": "rowwise_split_input"}), Mlp()) is None
+
+
+def test_what_stays_whole_for_an_unknown_style_is_said() -> None:
+    graph = analyse(workload({"layers.*.up": "packed_colwise", "layers.*.down": "rowwise"}))
+    (line,) = kept_whole(graph)
+    assert line == (
+        "tensor parallelism: the plan of Mlp says what is not supported: up: packed_colwise; it stays whole"
+    )
+    assert kept_whole(analyse(workload({"up": "colwise", "down": "rowwise"}))) == ()

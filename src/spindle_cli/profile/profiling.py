@@ -18,11 +18,12 @@ from spindle_cli.profile.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
 from spindle_cli.profile.measure import MeasureSettings, measure, shared_limits
 from spindle_cli.profile.reuse import Reused
-from spindle_cli.profile.stand_ins import load_analysed
+from spindle_cli.profile.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.timings import Limits
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.compiled import require_compiler
+from spindle_cli.workload.tensor_parallel import kept_whole
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -93,6 +94,7 @@ def profile_workload(
     analysed = load_analysed(source, folder)
     train = analysed.loaded.train
     require_compiler(train, device)
+    _say_what_stays_whole(analysed, settings.degrees, audience)
     settings = replace(settings, precision=train.precision, compile=train.compile)
     profile = measure(
         analysed,
@@ -158,9 +160,16 @@ def estimate_profile(
     analysed = load_analysed(source, Path.cwd())
     full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
+    _say_what_stays_whole(analysed, degrees_on(cluster), audience)
     profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
     write_json(out, profile)
     return profile
+
+
+def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:
+    if degrees:
+        for line in kept_whole(analysed.graph):
+            audience.note(line)
 
 
 def _num_processes(device: DeviceType, cluster: Cluster | None, nproc: int | None) -> int:

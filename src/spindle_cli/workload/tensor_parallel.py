@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.tp_plans import Way, plan_of
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.tp_plans import Way, plan_of, unknown_ways
 from spindle_cli.workload.types import Workload
 
 # Dimension of a linear map's [out, in] weight that is split.
@@ -133,6 +133,21 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
         plan = plan_of(workload, layer)
     except WorkloadError as error:
         return error.message
+    unknown = unknown_ways(workload, layer)
+    if unknown:
+        listed = ", ".join(f"{path}: {way}" for path, way in unknown.items())
+        return f"the plan of {kind} says what is not supported: {listed}"
     if not plan:
-        return f"{kind} has no plan in tp_plans"
+        return f"{kind} has no plan in tp_plans, or none that splits anything"
     return f"the heads or channels of {kind} do not divide by it, or its parameters are used elsewhere too"
+
+
+def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
+    """For people: classes of layers that have a plan which cannot be followed, and why."""
+    found: dict[str, None] = {}
+    for metaop in graph.metaops:
+        task = graph.tasks[metaop.task]
+        op = task.ops[metaop.ops[0]]
+        if op.target is not None and unknown_ways(graph.workload, task.root.get_submodule(op.target)):
+            found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
+    return tuple(found)

@@ -20,11 +20,16 @@ from spindle_cli.workload.types import Workload
 Way = Literal["colwise", "rowwise", "partial"]
 
 # What plans may say -> what it means here. "partial": all devices hold the parameters whole, but use them for
-# their own part of the layer, so that gradients are to be summed (norms of single heads).
-WAYS: Mapping[str, Way] = {
+# their own part of the layer, so that gradients are to be summed (norms of single heads). None: what goes in
+# and comes out is whole on every device, so that the map may stay whole, too: it computes the same.
+WAYS: Mapping[str, Way | None] = {
     "colwise": "colwise",
     "rowwise": "rowwise",
     "replicated_with_grad_allreduce": "partial",
+    "colwise_gather_output": None,
+    "colwise_rep": None,
+    "rowwise_split_input": None,
+    "rowwise_rep": None,
     "ColwiseParallel()": "colwise",
     "RowwiseParallel()": "rowwise",
 }
@@ -37,22 +42,35 @@ def plan_of(workload: Workload, layer: nn.Module) -> dict[str, Way] | None:
         WorkloadError: the workload's plan names a submodule that is no linear map of the layer, or an unknown
             way.
     """
-    given = workload.tp_plans.get(type(layer))
-    if given is None:
-        given = _of_config(layer)
+    given = _given(workload, layer)
     if given is None:
         return None
     exact = {path: way for path, way in given.items() if "*" not in path}
-    plan = {path: _known_way(layer, path, way) for path, way in exact.items()}
-    for path, way in plan.items():
+    spoken = {path: _known_way(layer, path, way) for path, way in exact.items()}
+    for path, way in spoken.items():
         _require_fitting(layer, path, way)
     matched = _matched(layer, given)
     if any(_spoken(way) not in WAYS for way in matched.values()):
         return None
-    plan.update({path: WAYS[_spoken(way)] for path, way in matched.items()})
+    spoken.update({path: WAYS[_spoken(way)] for path, way in matched.items()})
+    plan = {path: way for path, way in spoken.items() if way is not None}
     if any(_misfit(layer, path, way) for path, way in plan.items()):
         return None
     return plan or None
+
+
+def unknown_ways(workload: Workload, layer: nn.Module) -> dict[str, str]:
+    """What a plan of a whole model says of the layer that cannot be done here, submodule -> way; such a layer
+    stays whole.
+    """
+    matched = _matched(layer, _given(workload, layer) or {})
+    return {path: _spoken(way) for path, way in matched.items() if _spoken(way) not in WAYS}
+
+
+def _given(workload: Workload, layer: nn.Module) -> Mapping[str, Any] | None:
+    """The plan that the workload has for the layer's class, or its model's configuration."""
+    given = workload.tp_plans.get(type(layer))
+    return _of_config(layer) if given is None else given
 
 
 def _of_config(layer: nn.Module) -> Mapping[str, Any] | None:
@@ -85,7 +103,7 @@ def _spoken(way: object) -> str:
     return str(way)
 
 
-def _known_way(layer: nn.Module, path: str, way: object) -> Way:
+def _known_way(layer: nn.Module, path: str, way: object) -> Way | None:
     spoken = _spoken(way)
     if spoken not in WAYS:
         raise WorkloadError(
@@ -94,7 +112,7 @@ def _known_way(layer: nn.Module, path: str, way: object) -> Way:
     return WAYS[spoken]
 
 
-def _require_fitting(layer: nn.Module, path: str, way: Way) -> None:
+def _require_fitting(layer: nn.Module, path: str, way: Way | None) -> None:
     misfit = _misfit(layer, path, way)
     if misfit is not None:
         raise WorkloadError(
@@ -102,7 +120,7 @@ def _require_fitting(layer: nn.Module, path: str, way: Way) -> None:
         )
 
 
-def _misfit(layer: nn.Module, path: str, way: Way) -> str | None:
+def _misfit(layer: nn.Module, path: str, way: Way | None) -> str | None:
     """What a plan's name stands for, where it cannot be split in this way."""
     found = dict(layer.named_modules()).get(path)
     if found is None:
