@@ -33,7 +33,7 @@ class RunRequest(Artifact):
         begin_from: where there is nothing to resume, begin from the checkpoint of this other run, possibly of
             other tasks. `begin_step`: after this step; None: from its newest.
         checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
-            kept.
+            kept. `async_checkpoints`: they are written while training goes on.
         device_type: torch device type of every worker, 'cpu' or 'cuda'.
         backend: of torch.distributed, 'gloo' or 'nccl'.
         threads: torch threads of each process.
@@ -60,6 +60,7 @@ class RunRequest(Artifact):
     begin_step: Annotated[int, Field(ge=1)] | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     keep: Annotated[int, Field(ge=1)] = 3
+    async_checkpoints: bool = False
     device_type: str = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"
     threads: Annotated[int, Field(ge=1)] = 1

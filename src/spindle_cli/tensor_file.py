@@ -6,13 +6,13 @@ shape and place; then the bytes of all tensors. (https://huggingface.co/docs/saf
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -56,39 +56,49 @@ class Layout:
         return prod(self.shape) * self.dtype.itemsize
 
 
-@dataclass(frozen=True)
-class WrittenFile:
-    """A file's size, and the SHA-256 of its bytes."""
+class Digest(Protocol):
+    """One of hashlib's."""
 
-    num_bytes: int
-    sha256: str
+    def update(self, content: bytes | memoryview, /) -> None:
+        """Take these bytes in."""
+
+
+def file_order(layouts: Mapping[str, Layout]) -> list[str]:
+    """The keys in the order in which their tensors lie in a file.
+
+    Larger dtypes first, as the safetensors library does it: then every tensor begins at a multiple of its own
+    dtype's size.
+    """
+    return sorted(layouts, key=lambda key: (-layouts[key].dtype.itemsize, key))
 
 
 def write_tensors(
-    path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]
-) -> WrittenFile:
-    """Write a file, and wait until it is on the disk.
+    path: Path,
+    layouts: Mapping[str, Layout],
+    tensor_of: Callable[[str], Tensor],
+    digest: Digest | None = None,
+) -> int:
+    """Write a file, and wait until it is on the disk; returns how many bytes it has.
 
     Args:
         path: the file.
         layouts: what will be in it, by key.
-        tensor_of: called once for each key, in the file's order; the tensor may be on any device. It is let
-            go before the next one is asked for.
+        tensor_of: called once for each key, in `file_order`; the tensor may be on any device. It is let go
+            before the next one is asked for.
+        digest: takes in the file's bytes.
 
     Raises:
         OSError: the file cannot be written.
         TypeError: a dtype that safetensors files have no name for.
     """
-    # Larger dtypes first, as the safetensors library does it: then every tensor begins at a multiple of its
-    # own dtype's size.
-    keys = sorted(layouts, key=lambda key: (-layouts[key].dtype.itemsize, key))
-    digest, num_bytes = hashlib.sha256(), 0
+    keys, num_bytes = file_order(layouts), 0
     with path.open("wb") as file:
 
         def put(content: bytes | memoryview) -> None:
             nonlocal num_bytes
             file.write(content)
-            digest.update(content)
+            if digest is not None:
+                digest.update(content)
             num_bytes += len(content)
 
         put(_header(keys, layouts))
@@ -96,7 +106,7 @@ def write_tensors(
             put(_bytes_of(key, tensor_of(key), layouts[key]))
         file.flush()
         os.fsync(file.fileno())
-    return WrittenFile(num_bytes, digest.hexdigest())
+    return num_bytes
 
 
 def _header(keys: list[str], layouts: Mapping[str, Layout]) -> bytes:

@@ -37,7 +37,7 @@ VARIABLE = "SPINDLE_TEST_FAULTS"
 @dataclass(frozen=True)
 class Fault:
     """`deed` happens on `rank` in the `step`-th step that its process trains (from 1), at `place`:
-    'forward', 'backward', 'sum' or 'checkpoint' (the first file of one that is written).
+    'forward', 'backward', 'sum' or 'checkpoint' (the first file of one that is written from that step on).
     """
 
     deed: str
@@ -76,7 +76,10 @@ class Injector:
         if self._path is None:
             return None
         faults = [Fault(**each) for each in json.loads(self._path.read_text())]
-        if not faults or faults[0] != Fault(faults[0].deed, place, int(os.environ["RANK"]), self._step):
+        if not faults or (faults[0].place, faults[0].rank) != (place, int(os.environ["RANK"])):
+            return None
+        # A file may be written in the background, while the next step is under way.
+        if self._step < faults[0].step or (self._step > faults[0].step and place != "checkpoint"):
             return None
         rest = json.dumps([asdict(fault) for fault in faults[1:]])
         whole = self._path.with_name(f"{self._path.name}.{os.getpid()}")

@@ -48,6 +48,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "begin_step": None,
             "checkpoint_every": None,
             "keep": 3,
+            "async_checkpoints": False,
             "device_type": "cpu",
             "backend": "gloo",
             "threads": 1,

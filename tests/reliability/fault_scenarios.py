@@ -12,6 +12,7 @@ from helpers.faulty_workload import Fault
 STEPS = 6
 KILLED = r"worker 1 was killed by signal 9"
 EVERY_STEP = ("--checkpoint-every", "1")
+IN_BACKGROUND = (*EVERY_STEP, "--async-checkpoints")
 
 # How the run comes to its end.
 Ending = Literal["by itself", "with --resume"]
@@ -69,6 +70,21 @@ SCENARIOS = (
         ),
         "by itself",
         (*EVERY_STEP, "--restarts", "4"),
+    ),
+    Scenario(
+        "killed-while-saving",
+        (
+            Row(
+                "a worker is killed while it writes a checkpoint in the background (`--async-checkpoints`)",
+                f"the run {AGAIN}",
+                NEWEST,
+            ),
+        ),
+        (Fault("kill", "checkpoint"),),
+        0,
+        (KILLED, r"starting again from .*step-000001 \(1 of 3"),
+        "by itself",
+        IN_BACKGROUND,
     ),
     Scenario(
         "killed-early",
@@ -155,6 +171,21 @@ SCENARIOS = (
         (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
         "with --resume",
         (),
+    ),
+    Scenario(
+        "sigterm-while-saving",
+        (
+            Row(
+                "SIGTERM to a worker, while one writes in the background (`--async-checkpoints`)",
+                STOPS,
+                SAVED,
+            ),
+        ),
+        (Fault("term", rank=0),),
+        143,
+        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        "with --resume",
+        IN_BACKGROUND,
     ),
     Scenario(
         "out-of-memory",

@@ -98,7 +98,7 @@ def alone() -> object:
 
 def save(run_dir: Path, held: HeldTensors, aliases: Mapping[str, Sequence[str]] = {}) -> Path:
     target = checkpoint_folder(run_dir, 1)
-    writer = ShardWriter(target, 0, DRAFT.model_copy(update={"aliases": dict(aliases)}), 1)
+    writer = ShardWriter(target, 0, lambda: DRAFT.model_copy(update={"aliases": dict(aliases)}), 1)
     with plain_errors():
         dcp.save({}, storage_writer=writer, planner=PartsSavePlanner(held.by_name(), None))
     return target

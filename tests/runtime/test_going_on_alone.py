@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +18,8 @@ from spindle_cli.checkpoint_files import checkpoint_folder, find_checkpoint
 from spindle_cli.errors import InputError, StoppedError
 from spindle_cli.request import stop_path
 from spindle_cli.run_files import model_path
+from spindle_cli.runtime import checkpoint_writer
+from spindle_cli.tensor_file import write_tensors
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,6 +47,44 @@ def test_chance_buffers_schedule_and_optimizer_go_on_bit_for_bit(whole: Path, tm
     assert expected.keys() == found.keys()
     before, after = (find_checkpoint(each).checkpoint for each in (whole, folder))
     assert (before.hyperparameters, before.schedule) == (after.hyperparameters, after.schedule)
+
+
+def test_what_is_saved_in_the_background_is_what_the_step_left(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Writing takes longer than a step here, so that a save sees later values if it can see any."""
+
+    def slowly(*arguments: Any) -> int:
+        time.sleep(0.3)
+        return write_tensors(*arguments)
+
+    monkeypatch.setattr(checkpoint_writer, "write_tensors", slowly)
+    run(tmp_path / "run", async_checkpoints=True)
+    for step in (STEPS - 2, STEPS - 1, STEPS):
+        expected, found = (
+            load_file(checkpoint_folder(folder, step) / "rank-00000.safetensors")
+            for folder in (whole, tmp_path / "run")
+        )
+        assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
+    assert model_path(tmp_path / "run", STEPS).exists()
+
+
+def test_a_save_that_fails_in_the_background_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def full(*arguments: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write_tensors(*arguments)
+
+    monkeypatch.setattr(checkpoint_writer, "write_tensors", full)
+    with pytest.raises(InputError, match=r"the checkpoint cannot be saved: .*No space left on device"):
+        run(tmp_path / "run", async_checkpoints=True)
+    assert find_checkpoint(tmp_path / "run").checkpoint.step == 1
 
 
 def test_masters_go_on_bit_for_bit(tmp_path: Path) -> None:

@@ -53,6 +53,14 @@ def test_steps_can_be_asked_for_in_any_order() -> None:
     assert [batches.indices(step) for step in (5, 0, 3, 1, 4, 2)] == [forward[s] for s in (5, 0, 3, 1, 4, 2)]
 
 
+def test_a_run_that_goes_on_in_the_middle_of_an_epoch_takes_the_samples_of_one_undisturbed() -> None:
+    undisturbed = Batches(task_of(numbered(22)), 3)  # 5 steps an epoch
+    expected = [undisturbed.rows(step, 0, 4)["y"].tolist() for step in range(12)]
+    for begin in (3, 5, 8):
+        gone_on = Batches(task_of(numbered(22)), 3)
+        assert [gone_on.rows(step, 0, 4)["y"].tolist() for step in range(begin, 12)] == expected[begin:]
+
+
 def test_the_global_generator_has_no_part_in_it() -> None:
     torch.manual_seed(1)
     state = torch.get_rng_state()

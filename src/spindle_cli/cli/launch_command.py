@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
 from spindle_cli.cli.launch_options import (
+    AsyncOption,
     CheckpointEveryOption,
     DryRunOption,
     ElasticOption,
@@ -44,6 +45,7 @@ def launch(
     begin_from: FromOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep: KeepOption = 3,
+    async_checkpoints: AsyncOption = False,
     trace: TraceOption = None,
     trace_steps: TraceStepsOption = 3,
     restarts: RestartsOption = 3,
@@ -72,6 +74,8 @@ def launch(
     from spindle_cli.launch.trace import require_writable, write_run_trace
     from spindle_cli.launch.types import LaunchOptions
 
+    if async_checkpoints and checkpoint_every is None:
+        raise UsageError("--async-checkpoints is for --checkpoint-every")
     if trace is not None:
         require_writable(trace)
     options = LaunchOptions(
@@ -80,6 +84,7 @@ def launch(
         begin_from=begin_from,
         checkpoint_every=checkpoint_every,
         keep=keep,
+        async_checkpoints=async_checkpoints,
         traced_steps=None if trace is None else trace_steps,
         timeout_s=timeout,
         restarts=restarts,

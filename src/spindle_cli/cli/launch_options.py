@@ -42,6 +42,13 @@ CheckpointEveryOption = Annotated[
 KeepOption = Annotated[
     int, typer.Option("--keep", metavar="N", min=1, help="How many checkpoints to keep, the newest.")
 ]
+AsyncOption = Annotated[
+    bool,
+    typer.Option(
+        "--async-checkpoints",
+        help="With --checkpoint-every: write them while training goes on, from a copy in host memory.",
+    ),
+]
 TraceOption = Annotated[
     Path | None,
     typer.Option(

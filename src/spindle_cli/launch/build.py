@@ -36,6 +36,7 @@ def build_launch(
         begin_step=begin_step,
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
+        async_checkpoints=options.async_checkpoints,
         device_type="cpu" if plan.cluster.device_type == "cpu" else "cuda",
         backend="gloo" if plan.cluster.device_type == "cpu" else "nccl",
         threads=options.threads,

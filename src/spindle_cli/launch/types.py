@@ -50,6 +50,7 @@ class LaunchOptions:
     begin_from: Path | None = None
     checkpoint_every: int | None = None
     keep: int = 3
+    async_checkpoints: bool = False
     traced_steps: int | None = None
     threads: int = 1
     timeout_s: float = DEFAULT_TIMEOUT_S

@@ -7,15 +7,16 @@ into one safetensors file; the index is JSON. Torch's own storage keeps the inde
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
@@ -55,10 +56,15 @@ from spindle_cli.tensor_file import Layout, write_tensors
 class PartsSavePlanner(DefaultSavePlanner):
     """Offers what this rank has, and hands out what it is to write."""
 
-    def __init__(self, held: Mapping[str, HeldTensor], numbers: Numbers | None) -> None:
-        """`numbers`: None where this rank trains nothing."""
+    def __init__(
+        self, held: Mapping[str, HeldTensor], numbers: Numbers | None, copied: threading.Event | None = None
+    ) -> None:
+        """`numbers`: None where this rank trains nothing. `copied`: set when training may go on, as all that
+        this rank is to write is copied; None: nothing is copied.
+        """
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._numbers = numbers
+        self._copied = copied
         self._tensors: dict[MetadataIndex, Tensor] = {}
         self._items: list[WriteItem] = []
         for name, tensor in held.items():
@@ -86,6 +92,15 @@ class PartsSavePlanner(DefaultSavePlanner):
         numbers = (plan.planner_data for plan in all_plans if plan.planner_data is not None)
         return plans, replace(metadata, planner_data=next(numbers, Numbers({}, {})))
 
+    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
+        """What this rank is to write is known: copy it, if training is to go on."""
+        if self._copied is not None:
+            self._tensors = {
+                item.index: self._tensors[item.index].to("cpu", copy=True) for item in new_plan.items
+            }
+            self._copied.set()
+        return new_plan
+
     def resolve_data(self, write_item: WriteItem) -> Tensor:
         """The elements to write."""
         return self._tensors[write_item.index]
@@ -103,8 +118,10 @@ def _write_item(name: str, tensor: HeldTensor, region: Region) -> WriteItem:
 class ShardWriter(StorageWriter):
     """One checkpoint's folder: a shard per rank, written aside and renamed when the last is on the disk."""
 
-    def __init__(self, target: Path, rank: int, draft: Checkpoint, keep: int) -> None:
-        """`draft`: the index, without what writing finds out. `keep`: how many checkpoints are kept."""
+    def __init__(self, target: Path, rank: int, draft: Callable[[], Checkpoint], keep: int) -> None:
+        """`draft`: the index, without what writing finds out; called on the first rank alone. `keep`: how
+        many checkpoints are kept.
+        """
         self._target = target
         self._aside = target.with_name(f".{target.name}.tmp")
         self._rank = rank
@@ -149,11 +166,13 @@ class ShardWriter(StorageWriter):
             assert isinstance(found, Tensor)
             return found
 
+        digest = hashlib.sha256()
         try:
-            written = write_tensors(path, {key: _layout(item) for key, item in items.items()}, tensor_of)
-        except (OSError, SafetensorError) as error:
+            layouts = {key: _layout(item) for key, item in items.items()}
+            num_bytes = write_tensors(path, layouts, tensor_of, digest)
+        except OSError as error:
             raise InputError(f"{path}: cannot be written: {error}") from error
-        shard = Shard(file=path.name, num_bytes=written.num_bytes, keys=tuple(items), sha256=written.sha256)
+        shard = Shard(file=path.name, num_bytes=num_bytes, keys=tuple(items), sha256=digest.hexdigest())
         results: Future[list[WriteResult]] = Future()
         results.set_result([WriteResult(item.index, 0, shard) for item in plan.items])
         return results
@@ -172,7 +191,7 @@ class ShardWriter(StorageWriter):
             for name, saved in metadata.state_dict_metadata.items()
             if isinstance(saved, TensorStorageMetadata)  # nothing else is offered
         }
-        checkpoint = self._draft.model_copy(
+        checkpoint = self._draft().model_copy(
             update={
                 "tensors": tensors,
                 "shards": tuple(of_rank[0].storage_data for of_rank in results if of_rank),

@@ -1,13 +1,16 @@
 """When a run's checkpoints are saved, and that all ranks agree on it.
 
 No rank ever holds more than its part. All ranks write at once; the folder gets its name when the last has
-written its shard (checkpoint_writer.py).
+written its shard (checkpoint_writer.py). With `async_checkpoints` a rank copies its part first, and writes
+the copy while training goes on.
 """
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
@@ -15,8 +18,12 @@ from spindle_cli.checkpoint_files import Checkpoint, TrainedTask, checkpoint_fol
 from spindle_cli.errors import InputError
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import CHECKPOINTS_DIR
+from spindle_cli.runtime.background import BackgroundSaves
 from spindle_cli.runtime.train_state import TrainState, held_by, numbers_of
 from spindle_cli.workload.parameters import ParameterTable
+
+if TYPE_CHECKING:
+    from spindle_cli.runtime.checkpoint_writer import PartsSavePlanner, ShardWriter
 
 T = TypeVar("T")
 
@@ -41,6 +48,9 @@ class Checkpoints:
                 hint="Choose a folder on a shared disk with --run-dir, or leave --checkpoint-every out.",
             )
 
+        in_background = request.async_checkpoints and self.possible
+        self._background = BackgroundSaves(request.timeout_s) if in_background else None
+
     def is_due(self, step: int) -> bool:
         """Whether to save after `step` steps: after one of every K."""
         every = self._request.checkpoint_every
@@ -49,26 +59,44 @@ class Checkpoints:
     def save(self, step: int) -> None:
         """Save after `step` steps, unless that is done; collective. Older ones beyond those kept are deleted.
 
+        In the background this waits for the save before, and until what is saved is copied.
+
         Raises:
-            InputError: on every rank, where one of them cannot write.
+            InputError: on every rank, where one of them cannot write; in the background, maybe later by
+                another method.
         """
+        self.finish()
         if not self.possible or step == self._saved_step:
             return
         # Its import takes most of a second, which a run that saves nothing need not wait for.
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        from spindle_cli.checkpoint_reader import plain_errors
         from spindle_cli.runtime.checkpoint_writer import PartsSavePlanner, ShardWriter
 
         target = checkpoint_folder(self._request.run_dir, step)
-        writer = ShardWriter(target, self._rank, self._draft(step), self._request.keep)
-        planner = PartsSavePlanner(held_by(self._state, self._rank), numbers_of(self._state))
-        try:
-            with plain_errors():
-                save({}, storage_writer=writer, planner=planner)
-        except InputError as error:
-            raise _cannot_be_saved(error.message) from error
+        writer = ShardWriter(target, self._rank, partial(self._draft, step), self._request.keep)
+        copied = None if self._background is None else threading.Event()
+        planner = PartsSavePlanner(held_by(self._state, self._rank), numbers_of(self._state), copied)
+        if self._background is None or copied is None:
+            _save(writer, planner, None)
+        else:
+            self._background.start(partial(_save, writer, planner, self._background.group), copied)
         self._saved_step = step
+
+    def check(self) -> None:
+        """Raise InputError where a save in the background has failed."""
+        if self._background is not None:
+            self._background.check()
+
+    def finish(self) -> None:
+        """Wait for the save in the background, if there is one; raises InputError where it fails."""
+        if self._background is not None:
+            self._background.finish()
+
+    def finish_after(self, error: Exception) -> None:
+        """The same though training has failed. Where the save fails too, the error says so in a note."""
+        try:
+            self.finish()
+        except Exception as second:
+            error.add_note(str(second))
 
     def _draft(self, step: int) -> Checkpoint:
         model, graph = self._state.model, self._state.model.graph
@@ -85,6 +113,19 @@ class Checkpoints:
             dtype=self._request.dtype,
             train=model.train,
         )
+
+
+def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGroup | None) -> None:
+    """Raises InputError: on every rank, where one of them cannot write."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from spindle_cli.checkpoint_reader import plain_errors
+
+    try:
+        with plain_errors():
+            save({}, storage_writer=writer, planner=planner, process_group=group)
+    except InputError as error:
+        raise _cannot_be_saved(error.message) from error
 
 
 def _gather(own: T) -> list[T]:

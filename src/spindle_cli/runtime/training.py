@@ -66,6 +66,7 @@ class Trainer:
         begin = time.perf_counter()
         for step in steps:
             self._step(step, begin, is_first=step == steps.start)
+            self.checkpoints.check()
             self.clock.ends("first step")
             if self.checkpoints.is_due(step + 1):
                 self._save(step + 1)
@@ -81,6 +82,7 @@ class Trainer:
 
     def _stop(self, step: int) -> None:
         self._save(step)
+        self.checkpoints.finish()
         if not self.checkpoints.possible:
             raise StoppedError(f"stopped by SIGTERM after step {step}; the nodes share no folder to save in")
         raise StoppedError(

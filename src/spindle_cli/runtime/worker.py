@@ -49,7 +49,7 @@ from spindle_cli.runtime.train_state import TrainState, require_same_run
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.transfers import Exchange
 from spindle_cli.runtime.warm_up import compile_layers
-from spindle_cli.worker_session import worker_session
+from spindle_cli.worker_session import is_lost_peer, worker_session
 from spindle_cli.workload.batches import Batches
 from spindle_cli.workload.carried import carried_over, require_same_optimizer
 from spindle_cli.workload.optimizer import make_optimizer
@@ -113,11 +113,16 @@ def train_plan(
     try:
         with not_searched_again():
             trainer.train(steps)
+    except Exception as error:
+        if not is_lost_peer(error):  # the others can still write their parts
+            trainer.checkpoints.finish_after(error)
+        raise
     finally:
         trainer.feed.close()
     # A run that is captured is there to be compared, and nobody goes on with it.
     if request.capture_dir is None:
         trainer.checkpoints.save(steps.stop)
+    trainer.checkpoints.finish()
     save_model(request.run_dir, steps.stop, tuple(model.cuts.by_name), model.parameters, device)
     finish(trainer, device)
 
