@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from safetensors.torch import load_file
 from spindle_cli.errors import InputError
 from spindle_cli.run_files import model_path, newest_model
 from spindle_cli.runtime.save import save_model, write_model
+from spindle_cli.tensor_file import Layout
 
+ZERO = torch.zeros(1)
 HELD = (("a", "b"), ("b", "c"))  # by rank; nobody holds "d"
 
 
@@ -34,13 +37,34 @@ def test_every_parameter_is_taken_from_the_first_rank_that_holds_it(tmp_path: Pa
     assert [path.name for path in model_path(tmp_path, 40).parent.iterdir()] == ["model.safetensors"]
 
 
+COUNT, MIB = 48, 2**20  # tensors, of 4 MiB each
+
+
+def save_much_as_rank(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    names = tuple(f"t{number:02d}" for number in range(COUNT))
+    held = {name: torch.ones(MIB) for name in names} if rank == 1 else {}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    save_model(Path(folder), 1, names, held, torch.device("cpu"))
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    (Path(folder) / f"grown-{rank}").write_text(str(grown_kib))
+    dist.destroy_process_group()
+
+
+@pytest.mark.processes
+def test_the_first_rank_holds_little_more_than_one_parameter_of_the_others_at_a_time(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(save_much_as_rank, args=(str(tmp_path),), nprocs=2)
+    assert model_path(tmp_path, 1).stat().st_size > COUNT * 4 * MIB
+    assert int((tmp_path / "grown-0").read_text()) * 1024 < 10 * 4 * MIB
+
+
 def test_the_newest_model_is_that_of_the_most_steps(tmp_path: Path) -> None:
     for step in (9, 10, 200):
-        write_model(model_path(tmp_path, step), {"a": torch.zeros(1)})
+        write_model(model_path(tmp_path, step), {"a": Layout.of(ZERO)}, lambda _: ZERO)
     assert newest_model(tmp_path) == model_path(tmp_path, 200)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(InputError, match="the trained parameters cannot be written"):
-        write_model(model_path(tmp_path, 1), {"a": torch.zeros(1)})
+        write_model(model_path(tmp_path, 1), {"a": Layout.of(ZERO)}, lambda _: ZERO)

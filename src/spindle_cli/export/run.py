@@ -18,6 +18,7 @@ from spindle_cli.errors import UsageError
 from spindle_cli.export.types import Exported
 from spindle_cli.runtime.save import write_model
 from spindle_cli.saved_names import every_name, model_key
+from spindle_cli.tensor_file import Layout
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.load import load
 from spindle_cli.workload.parameters import ParameterTable
@@ -47,7 +48,7 @@ def export_run(run_dir: Path, output: Path, *, task: str | None, workload: str |
         if task is not None
         else {f"{name}.{key}": value for name, root in modules.items() for key, value in _state(root).items()}
     )
-    write_model(output, tensors)
+    write_model(output, {key: Layout.of(tensor) for key, tensor in tensors.items()}, tensors.__getitem__)
     return Exported(
         file=str(output),
         run_dir=str(run_dir),
@@ -83,9 +84,5 @@ def trained_modules(found: FoundCheckpoint, workload: str) -> dict[str, nn.Modul
 
 
 def _state(root: nn.Module) -> Mapping[str, Tensor]:
-    """A module's state dict, each tensor in memory of its own."""
-    return {
-        key: value.detach().clone().contiguous()
-        for key, value in root.state_dict().items()
-        if isinstance(value, Tensor)
-    }
+    """A module's state dict; no copy."""
+    return {key: value.detach() for key, value in root.state_dict().items() if isinstance(value, Tensor)}

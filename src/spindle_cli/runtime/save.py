@@ -1,31 +1,31 @@
-"""Save the trained parameters: one safetensors file keyed by canonical name, written whole by rank 0."""
+"""Save the trained parameters: one safetensors file keyed by canonical name, written whole by rank 0.
+
+No rank ever holds more than its part, and rank 0 one parameter of the others' besides.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from spindle_cli.errors import InputError
 from spindle_cli.fragments import Fragment, fragment_key, fragments_by_name
 from spindle_cli.joining import joined
 from spindle_cli.run_files import model_path
-
-Layout = tuple[tuple[int, ...], torch.dtype]  # a tensor's shape and dtype
+from spindle_cli.tensor_file import Layout, file_order, write_tensors
 
 
 def save_model(
     run_dir: Path, step: int, names: Sequence[str], held: Mapping[str, Tensor], device: torch.device
 ) -> None:
-    """Gather every parameter on rank 0, each fragment from the first rank that holds it, and write them.
-    Collective.
+    """Send every parameter to rank 0, each fragment from the first rank that holds it, and write them one by
+    one. Collective.
 
     Args:
         names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
@@ -35,46 +35,56 @@ def save_model(
     Raises:
         InputError: the folder is not writable, or the disk is full.
     """
-    layouts = _gather_layouts(held)
-    fragments = fragments_by_name(key for offered in layouts for key in offered)
-    gathered: dict[str, Tensor] = {}
-    for name in names:
+    offered = _gather_layouts(held)
+    fragments = fragments_by_name(key for layouts in offered for key in layouts)
+    owners = {key: rank for rank, layouts in reversed(list(enumerate(offered))) for key in layouts}
+    leaves = {key: offered[rank][key] for key, rank in owners.items()}
+    whole = {name: _whole(name, fragments[name], leaves) for name in names if name in fragments}
+
+    def receive(name: str) -> Tensor:
         taken: dict[Fragment | None, Tensor] = {}
-        for fragment in fragments.get(name, ()):
+        for fragment in fragments[name]:
             key = fragment_key(name, fragment)
-            owner = next(rank for rank, offered in enumerate(layouts) if key in offered)
-            shape, dtype = layouts[owner][key]
-            if dist.get_rank() == 0:
-                taken[fragment] = _take(held[key] if owner == 0 else None, owner, shape, dtype, device)
-            elif dist.get_rank() == owner:
-                dist.send(held[key].detach().to(device).contiguous(), 0)
-        if taken:
-            gathered[name] = joined(taken)
+            taken[fragment] = (
+                held[key].detach() if owners[key] == 0 else _receive(owners[key], leaves[key], device)
+            )
+        return joined(taken)
+
     if dist.get_rank() == 0:
-        write_model(model_path(run_dir, step), gathered)
+        write_model(model_path(run_dir, step), whole, receive)
+        return
+    for name in file_order(whole):
+        for fragment in fragments[name]:
+            key = fragment_key(name, fragment)
+            if owners[key] == dist.get_rank():
+                dist.send(held[key].detach().to(device).contiguous(), 0)
 
 
 def _gather_layouts(held: Mapping[str, Tensor]) -> list[dict[str, Layout]]:
     """What every rank holds, by rank."""
-    own: dict[str, Layout] = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in held.items()}
+    own = {name: Layout.of(tensor) for name, tensor in held.items()}
     gathered: list[dict[str, Layout] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
     return [layouts for layouts in gathered if layouts is not None]
 
 
-def _take(
-    own: Tensor | None, owner: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """A copy in host memory of rank 0's own tensor, or of the one that `owner` sends."""
-    if own is not None:
-        return own.detach().to("cpu", copy=True).contiguous()
-    received = torch.empty(shape, dtype=dtype, device=device)
+def _whole(name: str, fragments: Sequence[Fragment | None], leaves: Mapping[str, Layout]) -> Layout:
+    """The layout of a tensor from those of its fragments, which lie side by side along one dimension."""
+    layouts = [leaves[fragment_key(name, each)] for each in fragments]
+    first, shape = fragments[0], list(layouts[0].shape)
+    if first is not None:
+        shape[first.dim] = sum(layout.shape[first.dim] for layout in layouts)
+    return Layout(tuple(shape), layouts[0].dtype)
+
+
+def _receive(owner: int, layout: Layout, device: torch.device) -> Tensor:
+    received = torch.empty(layout.shape, dtype=layout.dtype, device=device)
     dist.recv(received, owner)
-    return received.cpu()
+    return received
 
 
-def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors whole or not at all.
+def write_model(path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]) -> None:
+    """Write tensors whole or not at all; see `write_tensors`.
 
     Raises:
         InputError: the folder is not writable, or the disk is full.
@@ -82,9 +92,9 @@ def write_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(dict(tensors), temporary)
+        write_tensors(temporary, layouts, tensor_of)
         temporary.replace(path)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise InputError(
             f"{path}: the trained parameters cannot be written: {error}",
             hint="Check that the run's folder is writable and that the disk is not full.",
