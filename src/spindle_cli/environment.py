@@ -51,6 +51,11 @@ def child_environment(additions: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **additions}
 
 
+def join_environment(additions: Mapping[str, str]) -> None:
+    """Make this process's environment that of the worker that it becomes."""
+    os.environ.update(additions)
+
+
 def chosen_interface() -> str | None:
     """The network interface that the user has chosen for the workers, if any; the name is gloo's own."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None

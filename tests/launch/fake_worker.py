@@ -51,8 +51,8 @@ def misbehave(deed: str) -> None:
         time.sleep(600)
 
 
-def main() -> None:
-    request = RunRequest.read(Path(sys.argv[1]))
+def main(argv: list[str]) -> None:
+    request = RunRequest.read(Path(argv[1]))
     deed, _, rank = request.workload.partition(":")
     me = WorkerEnvironment.read()
     with worker_session(request.run_dir, me.rank):
@@ -60,4 +60,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

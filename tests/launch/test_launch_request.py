@@ -63,7 +63,6 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
         "environment": {
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",
-            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "3",
         },
         "argv": [
             sys.executable,
@@ -76,6 +75,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "--rdzv-endpoint=127.0.0.1:0",
             "--rdzv-conf=rank=0",
             "--max-restarts=0",
+            "--start-method=fork",
             "-m",
             "spindle_cli.runtime.worker",
             request_file,
@@ -100,10 +100,11 @@ def test_the_script_is_what_the_launch_says() -> None:
     ]
     assert lines[-4:] == [
         "END",
-        "env OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo TORCH_ELASTIC_SHUTDOWN_TIMEOUT=3 \\",
+        "env OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo \\",
         f"  {sys.executable} -m spindle_cli.launch.torchrun '/a run/workers/node-0.exits.json' --nnodes=1"
         " --nproc-per-node=2 --rdzv-backend=spindle --rdzv-endpoint=127.0.0.1:0 --rdzv-conf=rank=0"
-        " --max-restarts=0 -m spindle_cli.runtime.worker '/a run/workers/node-0.request.json' \\",
+        " --max-restarts=0 --start-method=fork -m spindle_cli.runtime.worker"
+        " '/a run/workers/node-0.request.json' \\",
         "  > '/a run/workers/node-0.log' 2>&1",
     ]
     assert json.loads("\n".join(lines[3:-4]))["steps"] == 7

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.cause import failure_of
+from spindle_cli.launch.head_start import HeadStart
 from spindle_cli.launch.network import LOOPBACK, interface_of, listen
 from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
@@ -89,6 +91,53 @@ def test_a_good_run_leaves_metrics_and_logs_and_never_listens_beyond_loopback(tm
     assert [metrics.step for metrics in read_metrics(launch.run_dir)] == list(range(1, 11))
     for rank in range(WORKERS):
         assert f"rank {rank} of {WORKERS} done" in log_path(launch.run_dir, rank).read_text()
+
+
+def test_workers_that_are_not_forked_are_pythons_of_their_own(tmp_path: Path) -> None:
+    launch = launch_of(tmp_path / "run", "kill:1")
+    assert "--start-method=fork" in launch.argv
+    spawned = tuple("--start-method=spawn" if "--start-method" in word else word for word in launch.argv)
+    commands: set[str] = set()
+
+    def poll() -> None:
+        for pid in living_workers(launch):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                commands.add(" ".join(psutil.Process(pid).cmdline()[1:4]))
+
+    ending = run_launch(launch.model_copy(update={"argv": spawned}), poll)
+    assert commands == {"-u -m fake_worker"}
+    assert failure_of(launch, ending.stuck).message == "worker 1 was killed by signal 9 (out of memory?)"
+
+
+def test_a_run_leaves_nothing_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    launch = launch_of(tmp_path / "run", "train")
+    with HeadStart() as head_start:
+        head_start.begin(("fake_worker",), launch.environment)
+        assert run_launch(launch, lambda: None, head_start).code == 0
+    assert [metrics.step for metrics in read_metrics(launch.run_dir)] == [1, 2, 3]
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_head_start_that_is_not_taken_ends_with_its_launcher() -> None:
+    code = (
+        "import time; from spindle_cli.launch.head_start import HeadStart; head_start = HeadStart()\n"
+        "head_start.begin((), {}); print(head_start._process.pid, flush=True); time.sleep(60)"
+    )
+    launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    waiting = int(launcher.stdout.readline())
+    assert _lives(waiting)
+    launcher.kill()
+    launcher.communicate()
+    give_up_at = time.monotonic() + 20
+    while _lives(waiting) and time.monotonic() < give_up_at:
+        time.sleep(0.05)
+    assert not _lives(waiting)
 
 
 def test_a_workers_exception_is_the_runs_error_and_ends_it_at_once(tmp_path: Path) -> None:

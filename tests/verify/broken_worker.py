@@ -114,8 +114,12 @@ def run_all(request: RunRequest, environment: WorkerEnvironment) -> None:
                 worker.train_plan(request.model_copy(update=changed), environment, device)
 
 
-if __name__ == "__main__":
-    read = RunRequest.read(Path(sys.argv[1]))
+def main(argv: list[str]) -> None:
+    request = RunRequest.read(Path(argv[1]))
     me = WorkerEnvironment.read()
-    with worker_session(read.run_dir, me.rank):
-        run_all(read, me)
+    with worker_session(request.run_dir, me.rank):
+        run_all(request, me)
+
+
+if __name__ == "__main__":
+    main(sys.argv)

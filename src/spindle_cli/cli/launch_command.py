@@ -33,6 +33,7 @@ from spindle_cli.errors import UsageError
 from spindle_cli.units import counted
 
 if TYPE_CHECKING:
+    from spindle_cli.launch.head_start import HeadStart
     from spindle_cli.launch.report import RunReport
     from spindle_cli.launch.run import Prepared
 
@@ -67,8 +68,8 @@ def launch(
     and exit code 143.
     """
     begun_s = time.time()
-    from spindle_cli.elastic.run import Elastic
     from spindle_cli.launch import run
+    from spindle_cli.launch.head_start import HeadStart
     from spindle_cli.launch.report import render_report
     from spindle_cli.launch.shell import shell_script
     from spindle_cli.launch.trace import require_writable, write_run_trace
@@ -90,7 +91,7 @@ def launch(
         restarts=restarts,
     )
 
-    def prepare(path: Path, goes_on: bool = False) -> Prepared:
+    def prepare(path: Path, goes_on: bool = False, head_start: HeadStart | None = None) -> Prepared:
         return run.prepare(
             path,
             workload=workload,
@@ -99,28 +100,32 @@ def launch(
             master=master,
             options=replace(options, resume=resume or goes_on),
             begun_s=None if goes_on else begun_s,
+            head_start=head_start,
         )
 
     if (nproc is not None or profile is not None) and not elastic:
         raise UsageError("--nproc and --profile are for --elastic")
-    if trace is not None and elastic:
-        raise UsageError("--trace is of one plan, and --elastic may make others")
-    prepared = prepare(plan)
-    fewer = Elastic.of(prepared, plan, profile, prepare, output.note) if elastic else None
-    if fewer is not None and nproc is not None and nproc < prepared.plan.cluster.num_devices:
-        prepared = fewer.on_fewer(prepared, nproc, goes_on=False)
-    if dry_run:
-        output.report(as_json, prepared.launch, shell_script(prepared.launch))
-        return
-    start = partial(train, or_anew=elastic and not resume)
-    report = start(prepared) if fewer is None else fewer.train(prepared, start)
+    with HeadStart() as head_start:
+        prepared = prepare(plan, head_start=None if dry_run else head_start)
+        fewer = None
+        if elastic:
+            from spindle_cli.elastic.run import Elastic  # with the planner, which no other launch needs
+
+            fewer = Elastic.of(prepared, plan, profile, prepare, output.note)
+        if fewer is not None and nproc is not None and nproc < prepared.plan.cluster.num_devices:
+            prepared = fewer.on_fewer(prepared, nproc, goes_on=False)
+        if dry_run:
+            output.report(as_json, prepared.launch, shell_script(prepared.launch))
+            return
+        start = partial(train, or_anew=elastic and not resume, head_start=head_start)
+        prepared, report = (prepared, start(prepared)) if fewer is None else fewer.train(prepared, start)
     if trace is not None:
         written = write_run_trace(trace, prepared.plan, prepared.launch.run_dir)
         output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")
     output.report(as_json, report, render_report(report))
 
 
-def train(prepared: Prepared, *, or_anew: bool) -> RunReport:
+def train(prepared: Prepared, *, or_anew: bool, head_start: HeadStart) -> RunReport:
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
     from spindle_cli.launch.start_point import describe_folder
@@ -135,4 +140,4 @@ def train(prepared: Prepared, *, or_anew: bool) -> RunReport:
     started = prepared.launch
     steps, workers = counted(prepared.total_steps, "step"), counted(started.processes, "worker")
     output.note(f"training {steps} with {workers} in {started.run_dir}")
-    return run.start(prepared, begins, output.err(), output.note)
+    return run.start(prepared, begins, output.err(), output.note, head_start)

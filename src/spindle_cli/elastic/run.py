@@ -63,15 +63,18 @@ class Elastic:
         )
         return again
 
-    def train(self, prepared: Prepared, train: Train) -> RunReport:
+    def train(self, prepared: Prepared, train: Train) -> tuple[Prepared, RunReport]:
         """Train to the end, on as few devices as it takes.
+
+        Returns:
+            The run as it was when it ended, and its report.
 
         Raises:
             WorkerLostError: a worker was lost, and its device was the last.
         """
         while True:
             try:
-                return train(prepared)
+                return prepared, train(prepared)
             except WorkerLostError as lost:
                 left = prepared.plan.cluster.num_devices - 1
                 if left == 0:

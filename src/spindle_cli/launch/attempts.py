@@ -11,6 +11,7 @@ from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.follow import MetricsFollower
+from spindle_cli.launch.head_start import HeadStart
 from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.progress import live_progress
 from spindle_cli.launch.run_dir import forget_attempt
@@ -36,8 +37,13 @@ class Attempts:
         console: Console,
         say: Say,
         progress: tuple[int, int],
+        head_start: HeadStart | None = None,
     ) -> None:
-        """`ranks`: this node's workers. `progress`: the run's steps, and the samples of each."""
+        """`ranks`: this node's workers. `progress`: the run's steps, and the samples of each.
+
+        `head_start`: of the first attempt.
+        """
+        self._head_start = head_start
         self._launch = launch
         self._ranks = ranks
         self._signals = signals
@@ -68,7 +74,7 @@ class Attempts:
         with live_progress(self._console, total_steps, samples_per_step) as show:
             watch = Watch(launch, follower, self._signals, show, self._say, self.steps)
             try:
-                ending = run_launch(launch, watch.poll)
+                ending = run_launch(launch, watch.poll, self._head_start)
             except WorkerLostError as stuck:
                 return stuck
         return None if ending.code == 0 else failure_of(launch, ending.stuck)

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 from spindle_cli.checkpoint_files import locate_checkpoint
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
@@ -16,6 +17,7 @@ from spindle_cli.request import TIMELINE_STEPS, RunRequest, workers_dir
 SHUTDOWN_S = 3
 # Seconds that starting the workers may take longer on one node than on another.
 START_S = 60
+TORCHRUN = "spindle_cli.launch.torchrun"
 
 
 def build_launch(
@@ -38,7 +40,7 @@ def build_launch(
         keep=options.keep,
         async_checkpoints=options.async_checkpoints,
         device_type="cpu" if plan.cluster.device_type == "cpu" else "cuda",
-        backend="gloo" if plan.cluster.device_type == "cpu" else "nccl",
+        backend=backend_of(plan),
         threads=options.threads,
         timeout_s=options.timeout_s,
         dtype=options.dtype,
@@ -56,8 +58,8 @@ def build_launch(
         run_dir=run_dir,
         request_file=request_file,
         request=request,
-        environment=_environment(request, share),
-        argv=_argv(share, options.worker_module, request_file, exits_file),
+        environment=worker_environment(options.threads, request.backend, share),
+        argv=_argv(share, start_method(plan), options.worker_module, request_file, exits_file),
         log=folder / f"node-{share.rank}.log",
         exits_file=exits_file,
         restarts=options.restarts,
@@ -94,22 +96,31 @@ def build_again(launch: Launch, step: int | None) -> Launch:
     return timed(going_on(launch.model_copy(update={"argv": argv}), step), time.time())
 
 
-def _environment(request: RunRequest, share: NodeShare) -> dict[str, str]:
-    additions = {
-        "OMP_NUM_THREADS": str(request.threads),
-        "GLOO_SOCKET_IFNAME": share.interface,
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(SHUTDOWN_S),
-    }
-    if request.backend == "nccl":
+def backend_of(plan: Plan) -> Literal["gloo", "nccl"]:
+    """The backend of torch.distributed that a plan's workers use."""
+    return "gloo" if plan.cluster.device_type == "cpu" else "nccl"
+
+
+def worker_environment(threads: int, backend: Literal["gloo", "nccl"], share: NodeShare) -> dict[str, str]:
+    """The variables that a node's workers have beyond the launcher's own."""
+    additions = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": share.interface}
+    if backend == "nccl":
         additions["NCCL_SOCKET_IFNAME"] = share.interface
     return additions
 
 
-def _argv(share: NodeShare, worker_module: str, request_file: Path, exits_file: Path) -> tuple[str, ...]:
+def start_method(plan: Plan) -> Literal["fork", "spawn"]:
+    """How workers come to be. CUDA does not survive a fork, nor do system libraries but on Linux."""
+    return "fork" if plan.cluster.device_type == "cpu" and sys.platform == "linux" else "spawn"
+
+
+def _argv(
+    share: NodeShare, method: str, worker_module: str, request_file: Path, exits_file: Path
+) -> tuple[str, ...]:
     return (
         sys.executable,
         "-m",
-        "spindle_cli.launch.torchrun",
+        TORCHRUN,
         str(exits_file),
         f"--nnodes={share.num_nodes}",
         f"--nproc-per-node={share.processes}",
@@ -117,6 +128,7 @@ def _argv(share: NodeShare, worker_module: str, request_file: Path, exits_file: 
         f"--rdzv-endpoint={share.master}",
         f"--rdzv-conf=rank={share.rank}",
         "--max-restarts=0",
+        f"--start-method={method}",
         "-m",
         worker_module,
         str(request_file),

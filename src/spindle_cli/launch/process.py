@@ -14,6 +14,7 @@ import psutil
 from spindle_cli.artifact import write_json
 from spindle_cli.environment import child_environment
 from spindle_cli.launch.build import SHUTDOWN_S
+from spindle_cli.launch.head_start import HeadStart
 from spindle_cli.launch.stuck import StuckWorker, find_stuck
 from spindle_cli.launch.types import Launch
 from spindle_cli.request import WorkerError, workers_dir
@@ -33,23 +34,16 @@ class Ending:
     stuck: tuple[StuckWorker, ...] = ()
 
 
-def run_launch(launch: Launch, on_poll: Callable[[], None]) -> Ending:
-    """Run the command to its end. `on_poll` is called every `POLL_S` seconds and at the end.
+def run_launch(launch: Launch, on_poll: Callable[[], None], head_start: HeadStart | None = None) -> Ending:
+    """Run the command to its end. `on_poll` is called every `POLL_S` seconds and at the end. `head_start`: of
+    the process that becomes the command, where there is one.
 
     A worker's error file ends everything within `AFTERMATH_S`. On any exception, `StuckError` and Ctrl-C
     among them, everything that was started is ended before it passes on.
     """
     write_json(launch.request_file, launch.request)
     earlier = _error_files(launch.run_dir)
-    with launch.log.open("ab") as log:
-        command = subprocess.Popen(
-            launch.argv,
-            env=child_environment(launch.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone; it ends the rest
-        )
+    command = (head_start and head_start.take(launch)) or _start(launch)
     tree = ProcessTree(command)
     try:
         ending = _wait(launch, command, tree, on_poll, earlier)
@@ -57,6 +51,18 @@ def run_launch(launch: Launch, on_poll: Callable[[], None]) -> Ending:
         tree.end()
     on_poll()
     return ending
+
+
+def _start(launch: Launch) -> subprocess.Popen[bytes]:
+    with launch.log.open("ab") as log:
+        return subprocess.Popen(
+            launch.argv,
+            env=child_environment(launch.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone; it ends the rest
+        )
 
 
 def _wait(

@@ -9,9 +9,19 @@ from pathlib import Path
 from rich.console import Console
 
 from spindle_cli.launch.attempts import Attempts, Say
-from spindle_cli.launch.build import beginning_from, build_launch, going_on, timed
+from spindle_cli.launch.build import (
+    backend_of,
+    beginning_from,
+    build_launch,
+    going_on,
+    start_method,
+    timed,
+    worker_environment,
+)
 from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.forked import IMPORTED_LATE
+from spindle_cli.launch.head_start import HeadStart
 from spindle_cli.launch.network import require_address, share_of_node
 from spindle_cli.launch.report import RunReport, report_run
 from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
@@ -55,10 +65,11 @@ def prepare(
     master: str | None = None,
     options: LaunchOptions | None = None,
     begun_s: float | None = None,
+    head_start: HeadStart | None = None,
 ) -> Prepared:
     """Check the plan and its workload, and build the launch of this node. Nothing is written.
 
-    `begun_s`: see `Prepared`; now if None.
+    `begun_s`: see `Prepared`; now if None. `head_start`: begun as soon as the plan is known to be valid.
 
     Raises:
         InputError: the plan is malformed or not valid, or its workload is missing or another.
@@ -70,9 +81,12 @@ def prepare(
     require_valid(plan, plan_path)
     share = share_of_node(plan.cluster, node_rank, master)
     chosen = choose_run_dir(plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank)
+    threads = threads_per_worker(plan, share.processes)
+    if head_start is not None:
+        modules = (*IMPORTED_LATE, asked.worker_module) if start_method(plan) == "fork" else ()
+        head_start.begin(modules, worker_environment(threads, backend_of(plan), share))
     found = find_workload(plan, plan_path, workload)
     steps = asked.steps or found.train.steps
-    threads = threads_per_worker(plan, share.processes)
     full = replace(asked, steps=steps, threads=threads)
     launch = build_launch(plan, plan_path, found.source, chosen, share, full)
     return Prepared(launch, share, plan, found, steps, samples_per_step(plan), begun_s)
@@ -105,10 +119,17 @@ def start_point(prepared: Prepared, *, or_anew: bool = False) -> StartPoint | No
     return find_start(request, prepared.workload, prepared.total_steps, or_anew=or_anew)
 
 
-def start(prepared: Prepared, begins: StartPoint | None, console: Console, say: Say) -> RunReport:
+def start(
+    prepared: Prepared,
+    begins: StartPoint | None,
+    console: Console,
+    say: Say,
+    head_start: HeadStart | None = None,
+) -> RunReport:
     """Run this node's workers to their end, with progress on `console` where it is a terminal.
 
-    `begins`: the checkpoint that they go on from. `say`: takes lines for people.
+    `begins`: the checkpoint that they go on from. `say`: takes lines for people. `head_start`: taken by the
+    first attempt.
 
     Raises:
         RunFailedError: a worker failed, with that worker's error; or SIGTERM has stopped the run, with the
@@ -127,6 +148,6 @@ def start(prepared: Prepared, begins: StartPoint | None, console: Console, say: 
         launch = beginning_from(launch, begins.found.checkpoint.step)
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals(launch.run_dir) as signals:
-        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress)
+        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, head_start)
         attempts.run()
     return report_run(launch, attempts.steps, prepared.samples_per_step)
