@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
+
+from spindle_cli.at_once import ending_at_once
 
 
 def main() -> None:
     """Run the command line."""
-    try:
+    with ending_at_once(signal.SIGINT):
         from spindle_cli.cli.app import run
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
-    run()
+
+        run()
 
 
 if __name__ == "__main__":

@@ -97,9 +97,17 @@ def fail() -> None:
     raise ValueError("the layer's own error")
 
 
+def stop_torchrun() -> None:
+    stop_ancestor(0)
+
+
 def stop_launcher() -> None:
-    """SIGTERM to the process that started torchrun, until it has passed it on."""
-    psutil.Process().parents()[1].send_signal(signal.SIGTERM)
+    stop_ancestor(1)
+
+
+def stop_ancestor(distance: int) -> None:
+    """SIGTERM to torchrun's process, or to the one that started it, until it has passed it on."""
+    psutil.Process().parents()[distance].send_signal(signal.SIGTERM)
     while not Path(sys.argv[1]).with_name(STOP_FILE).exists():
         time.sleep(0.01)
 
@@ -135,6 +143,7 @@ DEEDS: dict[str, Callable[[], object]] = {
     "hang": hang,
     "term": lambda: os.kill(os.getpid(), signal.SIGTERM),
     "term-launcher": stop_launcher,
+    "term-torchrun": stop_torchrun,
     "raise": fail,
     "memory": use_up_memory,
     "nan": lambda: None,

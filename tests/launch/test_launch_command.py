@@ -80,7 +80,8 @@ def test_the_trace_and_the_timeline_have_every_slice_and_sum_of_the_last_steps(t
         for device, spans in enumerate(step.devices):
             own = [index for index, piece in enumerate(plan.slices) if device in piece.devices]
             for kind in ("forward", "backward"):
-                assert sorted(span.slice for span in spans if span.kind == kind) == own
+                ran = {span.slice for span in spans if span.kind == kind}  # in pieces where it waits between
+                assert ran == set(own)
             assert [span.kind for span in spans].count("optimizer") == 1
             assert all(span.start_s <= span.end_s for span in spans)
     assert any(span.kind == "sum" for step in timeline.steps for span in step.devices[0])

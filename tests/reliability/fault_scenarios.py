@@ -164,6 +164,15 @@ SCENARIOS = (
         (),
     ),
     Scenario(
+        "sigterm-to-torchrun",
+        (Row("SIGTERM to the process that the workers come from (torchrun)", STOPS, SAVED),),
+        (Fault("term-torchrun"),),
+        143,
+        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        "with --resume",
+        (),
+    ),
+    Scenario(
         "sigterm-to-a-worker",
         (Row("SIGTERM to a worker, or to every process", STOPS, SAVED),),
         (Fault("term", rank=0),),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -92,9 +93,11 @@ def test_after_a_loss_for_good_training_goes_on_with_fewer_devices(
     assert launch(monkeypatch, whole, "--elastic", "--nproc", "1").code == 0
     assert read_plan(whole / "plan-on-1.yaml").cluster.num_devices == 1
     faults = write_faults(cut, *LOST_DEVICE.faults)
-    ended = launch(monkeypatch, cut, *LOST_DEVICE.options, env=faults)
+    ended = launch(monkeypatch, cut, *LOST_DEVICE.options, "--trace", "trace.json", env=faults)
     assert ended.code == LOST_DEVICE.code, ended.err
     assert all(text in ended.err for text in LOST_DEVICE.said), ended.err
+    events = json.loads((cut / "trace.json").read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0}, "the trace is of the plan that the run ended by"
     found, wanted = load_file(newest_model(cut / "run")), load_file(newest_model(whole / "run"))
     assert found.keys() == wanted.keys()
     for name, tensor in wanted.items():

@@ -31,6 +31,7 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from spindle_cli.at_once import interruptible
 from spindle_cli.cli.failures import end_with
 
 # Name and one-line help of every command, in the order in which they are used.
@@ -49,6 +50,9 @@ COMMANDS: dict[str, str] = {
     "launch": "Train by a plan.",
     "export": "Write a run's trained model as one safetensors file.",
 }
+
+# Commands that say themselves from where on they have begun something that Ctrl-C must not leave behind.
+END_AT_ONCE = ("launch",)
 
 
 def load_command(name: str) -> Any:
@@ -70,7 +74,10 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Like the base class's, but with the real command for the one that is used."""
         name, command, rest = super().resolve_command(ctx, args)
-        return name, command if name is None else load_command(name), rest
+        command = command if name is None else load_command(name)
+        if name not in END_AT_ONCE:
+            interruptible()
+        return name, command, rest
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a failure ends in one message on standard error and its exit code."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spindle_cli.at_once import ending_at_once
 from spindle_cli.cli import output
 from spindle_cli.cli.launch_options import (
     AsyncOption,
@@ -105,15 +107,14 @@ def launch(
 
     if (nproc is not None or profile is not None) and not elastic:
         raise UsageError("--nproc and --profile are for --elastic")
-    with HeadStart() as head_start:
+    with ending_at_once(signal.SIGINT, signal.SIGTERM), HeadStart() as head_start:
         prepared = prepare(plan, head_start=None if dry_run else head_start)
         fewer = None
         if elastic:
             from spindle_cli.elastic.run import Elastic  # with the planner, which no other launch needs
 
             fewer = Elastic.of(prepared, plan, profile, prepare, output.note)
-        if fewer is not None and nproc is not None and nproc < prepared.plan.cluster.num_devices:
-            prepared = fewer.on_fewer(prepared, nproc, goes_on=False)
+            prepared = fewer.begin(prepared, nproc)
         if dry_run:
             output.report(as_json, prepared.launch, shell_script(prepared.launch))
             return

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spindle_cli.elastic.replan import find_profile, replan
 from spindle_cli.errors import UsageError, WorkerLostError
+from spindle_cli.launch.devices import devices_here
 from spindle_cli.launch.report import RunReport
 from spindle_cli.launch.run import Prepared
 from spindle_cli.profile.types import Profile
@@ -50,6 +51,13 @@ class Elastic:
                 hint="Plan for the nodes that are left with `spindle plan`, and go on with --resume.",
             )
         return cls(plan_path, find_profile(prepared.plan, plan_path, profile_path), prepare, say)
+
+    def begin(self, prepared: Prepared, num_devices: int | None) -> Prepared:
+        """The run on so many of the plan's devices; if None on those that are here."""
+        here = devices_here(prepared.plan) if num_devices is None else num_devices
+        if not here or here >= prepared.plan.cluster.num_devices:  # where there are none, the launch says so
+            return prepared
+        return self.on_fewer(prepared, here, goes_on=False)
 
     def on_fewer(self, prepared: Prepared, num_devices: int, *, goes_on: bool) -> Prepared:
         """The run by a new plan for so many devices; says so."""

@@ -28,6 +28,15 @@ def threads_per_worker(plan: Plan, processes: int) -> int:
     return plan.threads_per_process or max(1, usable_cores() // processes)
 
 
+def devices_here(plan: Plan) -> int | None:
+    """How many devices of the plan's kind this machine has; None on CPUs, where each is only a process."""
+    if plan.cluster.device_type == "cpu":
+        return None
+    import torch
+
+    return torch.cuda.device_count()
+
+
 def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
     """What this node lacks, as lines for people; a CPU plan may have more workers than cores, only slower.
 
@@ -47,9 +56,7 @@ def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
 
 
 def _require_gpus(plan: Plan, processes: int) -> None:
-    import torch
-
-    found = torch.cuda.device_count()
+    found = devices_here(plan) or 0
     if found < processes:
         raise InputError(
             f"the plan has {processes} devices ({plan.cluster.device_type}) on this node; found {found}",

@@ -24,12 +24,13 @@ from spindle_cli.launch.forked import IMPORTED_LATE
 from spindle_cli.launch.head_start import HeadStart
 from spindle_cli.launch.network import require_address, share_of_node
 from spindle_cli.launch.report import RunReport, report_run
-from spindle_cli.launch.run_dir import choose_run_dir, forget_errors, prepare_run_dir
+from spindle_cli.launch.run_dir import choose_run_dir, discard_unused, forget_errors, prepare_run_dir
 from spindle_cli.launch.signals import heeding_signals
 from spindle_cli.launch.start_point import StartPoint, find_start
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
+from spindle_cli.request import stop_path
 from spindle_cli.run_files import forget_metrics_after
 
 
@@ -138,6 +139,24 @@ def start(
         KeyboardInterrupt: after everything that was started has ended.
     """
     launch = timed(prepared.launch, prepared.begun_s)
+    is_new = not launch.run_dir.exists()
+    progress = (prepared.total_steps, prepared.samples_per_step)
+    with heeding_signals(launch.run_dir) as signals:
+        launch = _with_folder(launch, begins)
+        if signals.stop:
+            stop_path(launch.run_dir).touch()
+        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, head_start)
+        try:
+            attempts.run()
+        except (KeyboardInterrupt, SystemExit):
+            if is_new and launch.num_nodes == 1:
+                discard_unused(launch.run_dir)
+            raise
+    return report_run(launch, attempts.steps, prepared.samples_per_step)
+
+
+def _with_folder(launch: Launch, begins: StartPoint | None) -> Launch:
+    """Make the run's folder, or make it ready to go on in; the launch from where it begins."""
     prepare_run_dir(launch.run_dir)
     if launch.request.resume:
         step = begins.found.checkpoint.step if begins is not None and begins.is_own else None
@@ -146,8 +165,4 @@ def start(
         forget_metrics_after(launch.run_dir, step or 0)
     if begins is not None and not begins.is_own:
         launch = beginning_from(launch, begins.found.checkpoint.step)
-    progress = (prepared.total_steps, prepared.samples_per_step)
-    with heeding_signals(launch.run_dir) as signals:
-        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, head_start)
-        attempts.run()
-    return report_run(launch, attempts.steps, prepared.samples_per_step)
+    return launch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from spindle_cli.errors import InputError, UsageError
@@ -73,6 +74,12 @@ def prepare_run_dir(run_dir: Path) -> None:
             f"{run_dir}: the run's folder cannot be made: {error.strerror}",
             hint="Choose a folder on a disk that can be written, with --run-dir.",
         ) from error
+
+
+def discard_unused(run_dir: Path) -> None:
+    """Remove the folder of a run that was ended by hand before its first step: the next try may have it."""
+    if [path.name for path in run_dir.iterdir()] == [workers_dir(run_dir).name]:
+        shutil.rmtree(run_dir)
 
 
 def forget_attempt(run_dir: Path, ranks: range, node_rank: int) -> None:

@@ -6,6 +6,7 @@ them, which they look for once a step.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from spindle_cli.at_once import ends_at_once
 from spindle_cli.errors import ExitCode
 from spindle_cli.request import stop_path
 
@@ -25,12 +27,20 @@ class Signals:
     """
 
     stop: bool = False
+    stop_now: bool = False
     interrupt: bool = False
 
     def look(self) -> None:
-        """Raises KeyboardInterrupt: Ctrl-C was pressed."""
+        """What was asked for happens here.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+            SystemExit: SIGTERM has come twice.
+        """
         if self.interrupt:
             raise KeyboardInterrupt
+        if self.stop_now:
+            raise SystemExit(ExitCode.STOPPED)
 
 
 @contextmanager
@@ -46,16 +56,17 @@ def heeding_signals(run_dir: Path) -> Iterator[Signals]:
         return
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        if seen.stop:
-            raise SystemExit(ExitCode.STOPPED)
+        seen.stop_now = seen.stop
         seen.stop = True
-        stop_path(run_dir).touch()
+        with contextlib.suppress(FileNotFoundError):  # the folder is not there yet: `start` looks again
+            stop_path(run_dir).touch()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         seen.interrupt = True
 
     before = {signal.SIGTERM: signal.signal(signal.SIGTERM, stop)}
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not where a parent wants it ignored
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if usual or ends_at_once(signal.SIGINT):  # not where a parent wants it ignored
         before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
     try:
         yield seen

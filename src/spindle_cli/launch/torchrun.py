@@ -101,6 +101,7 @@ def run(exits_file: Path, torchrun_arguments: Sequence[str]) -> int:
 
 def _work(argv: list[str]) -> None:
     """What a forked worker does: `main` of its module, which takes the words of the command."""
+    sys.argv = argv
     import_module(argv[0]).main(argv)
 
 
