@@ -138,7 +138,7 @@ def test_help_loads_no_stage() -> None:
     code = (
         "import sys\nfrom spindle_cli.cli import app\n"
         "loaded = [m for m in sys.modules if m.startswith('spindle_cli.')]\n"
-        "assert {m.split('.')[1] for m in loaded} <= {'cli', 'errors'}, loaded\n"
+        "assert {m.split('.')[1] for m in loaded} <= {'cli', 'errors', 'at_once'}, loaded\n"
         "assert not {'torch', 'pydantic', 'rich.console', 'yaml'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
