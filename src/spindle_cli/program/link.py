@@ -16,8 +16,13 @@ from spindle_cli.program.edges import execution_order, slice_edges, slice_layout
 from spindle_cli.program.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.program.transfers import plan_transfers
 from spindle_cli.program.types import Action, Kind, ParameterGroup, Program, Transfer
+from spindle_cli.units import KIB
 
 Compute = tuple[Kind, int]  # F or B, and the slice
+
+# Receives up to this many bytes together are posted as early as they can be: they cost next to no memory, and
+# what is posted before its sender sends arrives in one message where gloo would else need three.
+EARLY_BYTES = 64 * KIB
 
 
 def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
@@ -57,6 +62,27 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
         groups=groups,
         actions={device: tuple(draft.write()) for device, draft in drafts.items()},
     )
+
+
+@dataclass
+class _Ahead:
+    """Computes by their position: `takers`, what they take is not posted; `posted`, it is, with its bytes."""
+
+    takers: deque[int]
+    posted: deque[tuple[int, int]] = field(default_factory=deque)
+    num_bytes: int = 0  # of all `posted`
+
+    def pass_by(self, place: int) -> None:
+        """The computes up to `place` are reached."""
+        while self.takers and self.takers[0] <= place:
+            self.takers.popleft()
+        while self.posted and self.posted[0][0] <= place:
+            self.num_bytes -= self.posted.popleft()[1]
+
+    def post(self, num_bytes: int) -> None:
+        """What the first taker takes is posted."""
+        self.posted.append((self.takers.popleft(), num_bytes))
+        self.num_bytes += num_bytes
 
 
 @dataclass
@@ -103,15 +129,17 @@ class _Draft:
 
     def write(self) -> list[Action]:
         """The device's actions. Receives are posted one compute ahead of the one that waits for them, so that
-        the data can come while that one runs, yet few buffers are held at a time.
+        the data can come while that one runs, yet few buffers are held at a time; small ones as early as they
+        can be (`EARLY_BYTES`).
         """
         actions: list[Action] = []
+        ahead = _Ahead(
+            deque(place for place, compute in enumerate(self.computes) if compute in self.incoming)
+        )
         for place, compute in enumerate(self.computes):
             for transfer in self.incoming.get(compute, ()):
                 self._post_through(transfer, actions, must=True)
-            for after in self.computes[place + 1 : place + 2]:
-                for transfer in self.incoming.get(after, ()):
-                    self._post_through(transfer, actions, must=False)
+            self._post_ahead(place, ahead, actions)
             actions.append(Action(compute[0], piece=compute[1]))
             for transfer in self.outgoing.get(compute, ()):
                 self._post_through(transfer, actions, must=True)
@@ -119,8 +147,23 @@ class _Draft:
         actions.append(Action(Kind.STEP))
         return actions
 
-    def _post_through(self, transfer: Transfer, actions: list[Action], *, must: bool) -> None:
-        """Post everything between this device and the transfer's peer up to and including it.
+    def _post_ahead(self, place: int, ahead: _Ahead, actions: list[Action]) -> None:
+        """Post what the computes behind `place` take, as far as it may be posted now."""
+        ahead.pass_by(place)
+        while ahead.takers:
+            taker = ahead.takers[0]
+            transfers = self.incoming[self.computes[taker]]
+            num_bytes = sum(transfer.num_bytes for transfer in transfers)
+            if taker > place + 1 and ahead.num_bytes + num_bytes > EARLY_BYTES:
+                return
+            posted = [self._post_through(transfer, actions, must=False) for transfer in transfers]
+            if not all(posted):
+                return
+            ahead.post(num_bytes)
+
+    def _post_through(self, transfer: Transfer, actions: list[Action], *, must: bool) -> bool:
+        """Post everything between this device and the transfer's peer up to and including it; whether that
+        is done.
 
         Without `must`, stop at a send whose data is not computed yet.
         """
@@ -131,8 +174,9 @@ class _Draft:
             if head.source == self.device:
                 if head is not transfer:
                     assert not must, "a sender has run everything that comes before its transfer"
-                    return
+                    return False
                 kind = Kind.SEND_GRAD if head.is_gradient else Kind.SEND
             else:
                 kind = Kind.RECV_GRAD if head.is_gradient else Kind.RECV
             actions.append(Action(kind, transfer=queue.popleft()))
+        return True
