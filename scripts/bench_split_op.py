@@ -4,7 +4,8 @@
 
 Two processes of this machine train one transformer layer, forward and backward, in turns by either way, on
 the same shards. Prints medians over the rounds of the slower process, and checks that both find the same
-gradients.
+gradients. *Composed* is what `spindle profile --tp 2` rests on: each process's part without any sums, and the
+sums by themselves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -27,11 +30,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+from spindle_cli.profile.split_runs import SumCounter
 from spindle_cli.workload.split_op import PartialOp, Region, TensorGroup, View
 from spindle_cli.workload.tensor_parallel import LayerSplit
 from spindle_cli.zoo.layers import EncoderLayer
 
-WAYS = ("own sums", "DTensor")
+WAYS = ("own sums", "DTensor", "part", "sums")
 COLWISE = ("attention.query", "attention.key", "attention.value", "mlp.up")
 ROWWISE = ("attention.out", "mlp.down")
 
@@ -50,8 +54,8 @@ def main() -> None:
     if asked.out is not None:
         measure(asked)
         return
-    print("| width | own sums, ms | DTensor, ms | ratio |")
-    print("|---|---|---|---|")
+    print("| width | own sums, ms | DTensor, ms | DTensor / own | composed, ms | composed / own |")
+    print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
         command = [sys.executable, *torchrun, __file__, *sys.argv[1:], "--out", folder]
@@ -62,11 +66,14 @@ def main() -> None:
             sys.exit(done.stdout + done.stderr)
         found = [json.loads((Path(folder) / str(rank)).read_text(encoding="utf-8")) for rank in range(2)]
     for width in asked.widths:
-        own, theirs = (
+        own, theirs, part, sums = (
             median(max(pair) for pair in zip(*(rank[str(width)][way] for rank in found), strict=True))
             for way in WAYS
         )
-        print(f"| {width} | {own * 1e3:.2f} | {theirs * 1e3:.2f} | {theirs / own:.2f} |")
+        print(
+            f"| {width} | {own * 1e3:.2f} | {theirs * 1e3:.2f} | {theirs / own:.2f} "
+            f"| {(part + sums) * 1e3:.2f} | {(part + sums) / own:.2f} |"
+        )
 
 
 def measure(asked: argparse.Namespace) -> None:
@@ -79,16 +86,25 @@ def measure(asked: argparse.Namespace) -> None:
         torch.manual_seed(0)
         layer = EncoderLayer(width, 4)
         x = torch.randn(asked.rows, asked.tokens, width)
-        layers = {"own sums": own_layer(layer), "DTensor": dtensor_layer(copy.deepcopy(layer), mesh)}
+        counter = SumCounter((0, 1), dist.get_rank(), torch.device("cpu"))
+        steps = {
+            "own sums": partial(step, own_layer(layer, real_group()), x),
+            "DTensor": partial(step, dtensor_layer(copy.deepcopy(layer), mesh), x),
+            "part": partial(step, own_layer(copy.deepcopy(layer), counter), x),
+        }
+        steps["part"]()
+        sums = counter.take()
+        summed = [torch.zeros(size // 4) for size in (*sums.forward, *sums.backward)]
+        steps["sums"] = partial(sum_all, summed)
         for _ in range(3):
-            grads = [step(module, x) for module in layers.values()]
+            grads = [steps[way]() for way in WAYS[:2]]
         assert torch.allclose(*grads, atol=1e-5), "both ways find the same gradient of the input"
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(asked.rounds):
             for way in WAYS:
                 dist.barrier()
                 begin = time.perf_counter()
-                step(layers[way], x)
+                steps[way]()
                 seconds[way].append(time.perf_counter() - begin)
         found[width] = seconds
     (asked.out / str(dist.get_rank())).write_text(json.dumps(found), encoding="utf-8")
@@ -104,15 +120,26 @@ def step(module: nn.Module, x: Tensor) -> Tensor:
     return taken.grad.to_local() if isinstance(taken.grad, DTensor) else taken.grad
 
 
-def own_layer(layer: nn.Module) -> nn.Module:
+def sum_all(tensors: Sequence[Tensor]) -> None:
+    """The sums of a step, one after the other."""
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+
+
+def real_group() -> TensorGroup:
+    """Both ranks."""
+    group = TensorGroup((0, 1), dist.get_rank(), torch.device("cpu"))
+    group.join(dist.group.WORLD)
+    return group
+
+
+def own_layer(layer: nn.Module, group: TensorGroup) -> nn.Module:
     """This rank's half, as the runtime runs it."""
     rank = dist.get_rank()
     dims = {f"{name}.weight": 0 for name in COLWISE} | {f"{name}.weight": 1 for name in ROWWISE}
     names = dict(layer.named_parameters())
     dims |= {f"{name}.bias": 0 for name in COLWISE if f"{name}.bias" in names}
     split = LayerSplit(2, dims, COLWISE, ROWWISE, frozenset(f"{name}.bias" for name in ROWWISE))
-    group = TensorGroup((0, 1), rank, torch.device("cpu"))
-    group.join(dist.group.WORLD)
     views: dict[str, View] = {}
     for name, parameter in names.items():
         if name in dims:
