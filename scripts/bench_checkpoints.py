@@ -63,6 +63,7 @@ def spindle(*arguments: str | Path) -> None:
 def measure(run_dir: Path) -> float:
     """Train; seconds from the beginning of a step to that of the next one, on rank 0."""
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_DEVICES}"]
+    torchrun.append(f"--log-dir={run_dir / 'torchrun'}")
     times = run_dir / "times"
     run([sys.executable, *torchrun, "-m", "step_times", str(run_dir / "request.json"), str(times)])
     begins = [float(line) for line in times.read_text(encoding="utf-8").split()]

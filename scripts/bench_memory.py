@@ -143,11 +143,12 @@ def rows(
 def torchrun(num_devices: int, *arguments: str) -> None:
     """Run the ranks; ends with what they said where they fail."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_devices}"]
-    command = [sys.executable, *launcher, "-m", "memory_bench.rank", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT / "scripts", env=environment, capture_output=True, text=True, check=False
-    )
+    with tempfile.TemporaryDirectory() as logs:
+        command = [sys.executable, *launcher, f"--log-dir={logs}", "-m", "memory_bench.rank", *arguments]
+        done = subprocess.run(
+            command, cwd=ROOT / "scripts", env=environment, capture_output=True, text=True, check=False
+        )
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 

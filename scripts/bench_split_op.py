@@ -58,6 +58,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        torchrun.append(f"--log-dir={folder}/logs")
         command = [sys.executable, *torchrun, __file__, *sys.argv[1:], "--out", folder]
         done = subprocess.run(
             command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False

@@ -86,6 +86,7 @@ def run_cases(cases: Sequence[Case], num_workers: int, folder: Path, *, fails: b
         prepare(case, num_workers, folder / case.name)
         (folder / f"{number:02d}").symlink_to(folder / case.name)
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
+    torchrun.append(f"--log-dir={folder / 'torchrun'}")
     command = [sys.executable, *torchrun, str(HERE / "many_worker.py"), str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=180)
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("workers/*.log")))

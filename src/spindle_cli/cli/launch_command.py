@@ -74,11 +74,13 @@ def launch(
     from spindle_cli.launch.head_start import HeadStart
     from spindle_cli.launch.report import render_report
     from spindle_cli.launch.shell import shell_script
-    from spindle_cli.launch.trace import require_writable, write_run_trace
+    from spindle_cli.launch.trace import require_writable
     from spindle_cli.launch.types import LaunchOptions
 
     if async_checkpoints and checkpoint_every is None:
         raise UsageError("--async-checkpoints is for --checkpoint-every")
+    if (nproc is not None or profile is not None) and not elastic:
+        raise UsageError("--nproc and --profile are for --elastic")
     if trace is not None:
         require_writable(trace)
     options = LaunchOptions(
@@ -105,8 +107,6 @@ def launch(
             head_start=head_start,
         )
 
-    if (nproc is not None or profile is not None) and not elastic:
-        raise UsageError("--nproc and --profile are for --elastic")
     with ending_at_once(signal.SIGINT, signal.SIGTERM), HeadStart() as head_start:
         prepared = prepare(plan, head_start=None if dry_run else head_start)
         fewer = None
@@ -121,9 +121,17 @@ def launch(
         start = partial(train, or_anew=elastic and not resume, head_start=head_start)
         prepared, report = (prepared, start(prepared)) if fewer is None else fewer.train(prepared, start)
     if trace is not None:
-        written = write_run_trace(trace, prepared.plan, prepared.launch.run_dir)
-        output.note(f"wrote {trace}" if written else "the trace is written on node 0, where rank 0 is")
+        output.note(_write_trace(trace, prepared))
     output.report(as_json, report, render_report(report))
+
+
+def _write_trace(path: Path, prepared: Prepared) -> str:
+    """Write the run's timeline, where this node has it; gives what is to be said of it."""
+    from spindle_cli.launch.trace import write_run_trace
+
+    if write_run_trace(path, prepared.plan, prepared.launch.run_dir):
+        return f"wrote {path}"
+    return "the trace is written on node 0, where rank 0 is"
 
 
 def train(prepared: Prepared, *, or_anew: bool, head_start: HeadStart) -> RunReport:
