@@ -12,6 +12,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import psutil
 import torch
 import torch.distributed as dist
 
@@ -25,7 +26,9 @@ STEP_S = 0.02
 
 def train(request: RunRequest, me: WorkerEnvironment, deed: str) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=request.timeout_s))
+    command = " ".join(psutil.Process().cmdline())
     (request.run_dir / "workers" / f"pid-{me.rank}").write_text(str(os.getpid()))
+    (request.run_dir / "workers" / f"command-{me.rank}").write_text(command)
     with (request.run_dir / METRICS_FILE).open("a") as file:
         for step in range(1, (request.steps or 1) + 1):
             if step == 2:

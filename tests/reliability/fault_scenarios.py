@@ -80,9 +80,10 @@ SCENARIOS = (
                 NEWEST,
             ),
         ),
-        (Fault("kill", "checkpoint"),),
+        # In the third step what is written may still be the second's checkpoint.
+        (Fault("kill", "checkpoint", step=3),),
         0,
-        (KILLED, r"starting again from .*step-000001 \(1 of 3"),
+        (KILLED, r"starting again from .*step-00000[12] \(1 of 3"),
         "by itself",
         IN_BACKGROUND,
     ),
