@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from spindle_cli.artifact import Artifact
 from spindle_cli.check.report import CheckReport
-from spindle_cli.checkpoint_files import Checkpoint
+from spindle_cli.checkpoint.files import Checkpoint
 from spindle_cli.cluster import Cluster
 from spindle_cli.export.types import Exported
 from spindle_cli.launch.report import RunReport

@@ -20,15 +20,27 @@ MAX_LINES = 400
 MAY_IMPORT = {
     "workload": set(),
     "costs": set(),
+    "checkpoint": {"workload"},  # what a workload takes over from one
     "profile": {"workload", "costs"},
     "plan": {"profile", "costs"},
     "program": {"plan", "costs"},
     "check": {"costs"},
     "show": {"program"},
-    "runtime": {"workload", "program", "check", "costs"},  # it keeps to the buffers that memory counts
-    "launch": {"check", "program", "workload"},  # the workload's fingerprint is compared before a launch
+    "runtime": {
+        "workload",
+        "checkpoint",
+        "program",
+        "check",
+        "costs",
+    },  # it keeps to the buffers that memory counts
+    "launch": {
+        "check",
+        "program",
+        "workload",
+        "checkpoint",
+    },  # the workload's fingerprint is compared before a launch
     "elastic": {"launch", "plan", "check", "questions"},
-    "export": {"workload", "runtime"},
+    "export": {"workload", "runtime", "checkpoint"},
     "verify": {"launch", "runtime", "workload", "check"},
     "simulate": {"program", "costs"},
     "questions": {"plan"},
@@ -56,8 +68,10 @@ WITHOUT_TORCH = (
     "questions",
     "report",
     "cli",
-    "checkpoint_files",
-    "regions",
+    "checkpoint.files",
+    "checkpoint.names",
+    "checkpoint.regions",
+    "checkpoint.carry_over",
 )
 
 

@@ -15,7 +15,7 @@ from test_faults import launch, require_same_model, undisturbed  # noqa: F401
 from helpers.cli import run_spindle
 from helpers.faulty_workload import write_faults
 from helpers.toy_plan import write_toy
-from spindle_cli.checkpoint_files import INDEX_FILE, checkpoint_folder
+from spindle_cli.checkpoint.files import INDEX_FILE, checkpoint_folder
 from spindle_cli.launch.network import LOOPBACK, listen
 
 pytestmark = pytest.mark.processes

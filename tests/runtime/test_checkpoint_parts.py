@@ -17,15 +17,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 
-from spindle_cli.checkpoint_files import Checkpoint, checkpoint_folder, find_checkpoint
-from spindle_cli.checkpoint_reader import CheckpointReader, load_parts, plain_errors
-from spindle_cli.checkpoint_tensors import HeldTensors
+from spindle_cli.checkpoint.files import Checkpoint, checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.names import buffer_key, model_key, optimizer_keys, state_key
+from spindle_cli.checkpoint.reader import CheckpointReader, load_parts, plain_errors
+from spindle_cli.checkpoint.regions import Region, parse_region
+from spindle_cli.checkpoint.tensor_file import Layout, write_tensors
+from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.fragments import Fragment
-from spindle_cli.regions import Region, parse_region
 from spindle_cli.runtime.checkpoint_writer import PartsSavePlanner, ShardWriter
-from spindle_cli.saved_names import buffer_key, model_key, optimizer_keys, state_key
-from spindle_cli.tensor_file import Layout, write_tensors
 from spindle_cli.workload.file import TrainSettings
 
 WHOLE = torch.arange(24.0).view(4, 6)

@@ -11,7 +11,7 @@ from alone import STEPS, TRAIN, run, world_of_one
 from safetensors.torch import load_file
 from torch._dynamo.utils import counters
 
-from spindle_cli.checkpoint_files import checkpoint_folder
+from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime import worker
 from spindle_cli.runtime.warm_up import compile_layers

@@ -14,12 +14,12 @@ from alone import STEPS, TRAIN, run, world_of_one
 from case_runs import captured
 from safetensors.torch import load_file
 
-from spindle_cli.checkpoint_files import checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.tensor_file import write_tensors
 from spindle_cli.errors import InputError, StoppedError
 from spindle_cli.request import stop_path
 from spindle_cli.run_files import model_path
 from spindle_cli.runtime import checkpoint_writer
-from spindle_cli.tensor_file import write_tensors
 
 
 @pytest.fixture(scope="module", autouse=True)

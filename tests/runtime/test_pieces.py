@@ -10,7 +10,7 @@ from case_runs import captured
 from runtime_cases import EXACT_ON_FOUR, SAVED, SAVED_WHOLE
 from torch import Tensor
 
-from spindle_cli.checkpoint_files import find_checkpoint
+from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.runtime.pieces import FlatLayout
 
 

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from spindle_cli.checkpoint.tensor_file import Layout
 from spindle_cli.errors import InputError
 from spindle_cli.run_files import model_path, newest_model
 from spindle_cli.runtime.save import save_model, write_model
-from spindle_cli.tensor_file import Layout
 
 ZERO = torch.zeros(1)
 HELD = (("a", "b"), ("b", "c"))  # by rank; nobody holds "d"

@@ -11,14 +11,14 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
-from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint
-from spindle_cli.checkpoint_reader import CheckpointReader, load_parts
-from spindle_cli.checkpoint_tensors import HeldTensors
+from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
+from spindle_cli.checkpoint.names import every_name, model_key
+from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
+from spindle_cli.checkpoint.tensor_file import Layout
+from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import UsageError
 from spindle_cli.export.types import Exported
 from spindle_cli.runtime.save import write_model
-from spindle_cli.saved_names import every_name, model_key
-from spindle_cli.tensor_file import Layout
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.load import load
 from spindle_cli.workload.parameters import ParameterTable

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from spindle_cli.checkpoint_files import FoundCheckpoint, find_checkpoint
+from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.cause import failure_of

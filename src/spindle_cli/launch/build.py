@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from spindle_cli.checkpoint_files import locate_checkpoint
+from spindle_cli.checkpoint.files import locate_checkpoint
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
 from spindle_cli.request import TIMELINE_STEPS, RunRequest, workers_dir

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spindle_cli.carry_over import CarryOver, task_of
-from spindle_cli.checkpoint_files import (
+from spindle_cli.checkpoint.carry_over import CarryOver, task_of
+from spindle_cli.checkpoint.files import (
     Checkpoint,
     FoundCheckpoint,
     find_checkpoint,
     require_same_workload,
     require_steps_left,
 )
+from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
 from spindle_cli.launch.checks import FoundWorkload
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import CHECKPOINTS_DIR
-from spindle_cli.saved_names import every_name, model_key
 
 # Settings that say nothing of the model or of what is trained.
 _UNSAID = ("steps", "shard_optimizer")
@@ -63,7 +63,7 @@ def find_start(
 
 def _take_over(found: FoundCheckpoint, workload: FoundWorkload) -> tuple[str, ...]:
     """What is taken over, after making sure that it can be."""
-    from spindle_cli.workload.carried import carried_over, require_same_optimizer
+    from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 
     checkpoint = found.checkpoint
     carried = carried_over(checkpoint, workload.graph)

@@ -38,7 +38,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from spindle_cli.artifact import to_compact_json, write_text
-from spindle_cli.checkpoint_files import (
+from spindle_cli.checkpoint.files import (
     INDEX_FILE,
     Checkpoint,
     SavedTensor,
@@ -46,11 +46,11 @@ from spindle_cli.checkpoint_files import (
     forget_old,
     shard_name,
 )
-from spindle_cli.checkpoint_tensors import HeldTensor
+from spindle_cli.checkpoint.regions import Region
+from spindle_cli.checkpoint.tensor_file import Layout, write_tensors
+from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError
-from spindle_cli.regions import Region
 from spindle_cli.runtime.train_state import Numbers
-from spindle_cli.tensor_file import Layout, write_tensors
 
 
 class PartsSavePlanner(DefaultSavePlanner):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from spindle_cli.checkpoint_files import Checkpoint, TrainedTask, checkpoint_folder
+from spindle_cli.checkpoint.files import Checkpoint, TrainedTask, checkpoint_folder
 from spindle_cli.errors import InputError
 from spindle_cli.request import RunRequest
 from spindle_cli.run_files import CHECKPOINTS_DIR
@@ -119,7 +119,7 @@ def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGro
     """Raises InputError: on every rank, where one of them cannot write."""
     from torch.distributed.checkpoint.state_dict_saver import save
 
-    from spindle_cli.checkpoint_reader import plain_errors
+    from spindle_cli.checkpoint.reader import plain_errors
 
     try:
         with plain_errors():

@@ -8,13 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from spindle_cli.carry_over import CarryOver
-from spindle_cli.checkpoint_files import Checkpoint, SavedTensor
-from spindle_cli.checkpoint_tensors import HeldTensors
+from spindle_cli.checkpoint.carry_over import CarryOver
+from spindle_cli.checkpoint.files import Checkpoint, SavedTensor
+from spindle_cli.checkpoint.names import (
+    buffer_key,
+    every_name,
+    model_key,
+    optimizer_keys,
+    random_key,
+    state_key,
+)
+from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.runtime.masters import MASTER_KEY
 from spindle_cli.runtime.pieces import Piece
 from spindle_cli.runtime.train_state import TrainState, place_of
-from spindle_cli.saved_names import buffer_key, every_name, model_key, optimizer_keys, random_key, state_key
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizer import state_keys
 from spindle_cli.workload.schedule import advance
@@ -36,7 +43,7 @@ def restore(
         InputError: a shard cannot be read, or lacks a parameter of this workload.
     """
     # Its import takes most of a second, which a run that goes on from nothing need not wait for.
-    from spindle_cli.checkpoint_reader import CheckpointReader, load_parts
+    from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
 
     same_plan = checkpoint.plan_sha256 == state.model.program.plan.sha256()
     if not same_plan:

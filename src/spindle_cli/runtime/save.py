@@ -14,11 +14,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spindle_cli.checkpoint.tensor_file import Layout, file_order, write_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.fragments import Fragment, fragment_key, fragments_by_name
 from spindle_cli.joining import joined
 from spindle_cli.run_files import model_path
-from spindle_cli.tensor_file import Layout, file_order, write_tensors
 
 
 def save_model(

@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint_files import Checkpoint, require_same_workload
-from spindle_cli.checkpoint_tensors import HeldTensor, HeldTensors
+from spindle_cli.checkpoint.files import Checkpoint, require_same_workload
+from spindle_cli.checkpoint.names import buffer_key, model_key, random_key, state_key
+from spindle_cli.checkpoint.regions import Region
+from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.fragments import parse_key
-from spindle_cli.regions import Region
 from spindle_cli.runtime.localise import LocalModel
 from spindle_cli.runtime.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.pieces import Piece
-from spindle_cli.saved_names import buffer_key, model_key, random_key, state_key
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ import torch.distributed as dist
 from spindle_cli.allocator import keep_freed_memory
 from spindle_cli.artifact import to_compact_json, write_json, write_text
 from spindle_cli.check.run import check_plan
-from spindle_cli.checkpoint_files import find_checkpoint, require_steps_left
+from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
+from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
@@ -51,7 +52,6 @@ from spindle_cli.runtime.transfers import Exchange
 from spindle_cli.runtime.warm_up import compile_layers
 from spindle_cli.worker_session import is_lost_peer, worker_session
 from spindle_cli.workload.batches import Batches
-from spindle_cli.workload.carried import carried_over, require_same_optimizer
 from spindle_cli.workload.optimizer import make_optimizer
 from spindle_cli.workload.schedule import make_schedule
 

@@ -4,7 +4,7 @@
 which says what is in which. It is written beside its place and renamed, so that a folder with this name is
 whole unless something has damaged it since.
 
-Tensors have the names of saved_names.py; a shard has all of one or boxes of it, by the keys of
+Tensors have the names of names.py; a shard has all of one or boxes of it, by the keys of
 regions.py.
 """
 

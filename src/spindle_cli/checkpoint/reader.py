@@ -33,11 +33,11 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from spindle_cli.checkpoint_files import INDEX_FILE, Checkpoint, SavedTensor, read_index
-from spindle_cli.checkpoint_tensors import HeldTensor
+from spindle_cli.checkpoint.files import INDEX_FILE, Checkpoint, SavedTensor, read_index
+from spindle_cli.checkpoint.names import every_name
+from spindle_cli.checkpoint.regions import Region, parse_region
+from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError
-from spindle_cli.regions import Region, parse_region
-from spindle_cli.saved_names import every_name
 
 
 class CheckpointReader(StorageReader):

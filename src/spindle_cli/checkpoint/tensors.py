@@ -1,6 +1,6 @@
 """What a process holds, or wants, of the tensors of a checkpoint.
 
-A tensor is known by its name (saved_names.py) and its whole shape; a process has parts of it, each a box.
+A tensor is known by its name (names.py) and its whole shape; a process has parts of it, each a box.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from spindle_cli.regions import Region
+from spindle_cli.checkpoint.regions import Region
 
 
 @dataclass(frozen=True)

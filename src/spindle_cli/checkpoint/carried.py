@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spindle_cli.carry_over import CarryOver, saved_names, with_aliases
-from spindle_cli.checkpoint_files import Checkpoint
+from spindle_cli.checkpoint.carry_over import CarryOver, saved_names, with_aliases
+from spindle_cli.checkpoint.files import Checkpoint
+from spindle_cli.checkpoint.names import optimizer_keys
 from spindle_cli.errors import InputError
-from spindle_cli.saved_names import optimizer_keys
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizer import state_keys
