@@ -9,12 +9,12 @@ first two. The profile is estimated. Prints a table.
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+
+from bench_commands import run_command
 
 from spindle_cli.artifact import write_json
 from spindle_cli.request import RunRequest
@@ -57,7 +57,7 @@ def main() -> None:
 
 def spindle(*arguments: str | Path) -> None:
     """Run a command; its output only where it fails."""
-    run([sys.executable, "-m", "spindle_cli", *map(str, arguments)])
+    run_command([sys.executable, "-m", "spindle_cli", *map(str, arguments)])
 
 
 def measure(run_dir: Path) -> float:
@@ -65,21 +65,11 @@ def measure(run_dir: Path) -> float:
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={NUM_DEVICES}"]
     torchrun.append(f"--log-dir={run_dir / 'torchrun'}")
     times = run_dir / "times"
-    run([sys.executable, *torchrun, "-m", "step_times", str(run_dir / "request.json"), str(times)])
+    run_command([sys.executable, *torchrun, "-m", "step_times", str(run_dir / "request.json"), str(times)])
     begins = [float(line) for line in times.read_text(encoding="utf-8").split()]
     return median(
         after - before for before, after in zip(begins[WARM_UP:], begins[WARM_UP + 1 :], strict=False)
     )
-
-
-def run(command: list[str]) -> None:
-    """Run a command here; ends with what it said where it fails."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT / "scripts", env=environment, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
 
 if __name__ == "__main__":

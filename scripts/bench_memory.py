@@ -11,14 +11,13 @@ in other ways; DistributedDataParallel is measured for the workload as it is alo
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench_commands import run_command
 from memory_bench.rank import STEPS, read_peaks
 from memory_bench.variants import VARIANTS, plan_variant, write_run, write_variant
 
@@ -143,14 +142,8 @@ def rows(
 def torchrun(num_devices: int, *arguments: str) -> None:
     """Run the ranks; ends with what they said where they fail."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_devices}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as logs:
-        command = [sys.executable, *launcher, f"--log-dir={logs}", "-m", "memory_bench.rank", *arguments]
-        done = subprocess.run(
-            command, cwd=ROOT / "scripts", env=environment, capture_output=True, text=True, check=False
-        )
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+        run_command([sys.executable, *launcher, f"--log-dir={logs}", "-m", "memory_bench.rank", *arguments])
 
 
 if __name__ == "__main__":

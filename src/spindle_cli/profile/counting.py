@@ -138,7 +138,7 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     """Notes the work of every operation that starts a kernel."""
 
     def __init__(self, itemsize: Callable[[torch.dtype], int]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._itemsize = itemsize
         self._kernels: list[Kernel] = []
 

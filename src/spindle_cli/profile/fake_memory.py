@@ -67,7 +67,7 @@ def _copying_gradients(module: nn.Module, split: LayerSplit | None) -> Iterator[
                 return (inside, *args[1:])
         if not args:
             return args
-        entered.append((args[0], _Copied.apply(args[0])))  # type: ignore[no-untyped-call]
+        entered.append((args[0], _Copied.apply(args[0])))  # type: ignore[no-untyped-call]  # untyped in torch
         return (entered[-1][1], *args[1:])
 
     names = split.entered if split is not None else ()

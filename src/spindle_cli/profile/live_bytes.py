@@ -30,7 +30,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             itemsize: bytes of an element by dtype, for a run on fake tensors, whose storages are on the meta
                 device; without it, real storages alone count.
         """
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self._itemsize = itemsize
         self._sizes: dict[int, float] = {}
         self.held = 0.0

@@ -109,7 +109,7 @@ def _call_when_backward_reaches(tensors: Collection[Tensor], call: Callable[[], 
     """
     for tensor in tensors:
         if tensor.grad_fn is not None:
-            tensor.register_hook(lambda _: call())  # type: ignore[no-untyped-call]
+            tensor.register_hook(lambda _: call())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def run_backward(

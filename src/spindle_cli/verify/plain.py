@@ -113,7 +113,7 @@ def backward(
         if task.reduction == "mean":
             loss = loss / count
         losses[task.name] = float(loss.detach())
-        (loss * task.weight).backward()  # type: ignore[no-untyped-call]
+        (loss * task.weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return losses
 
 
