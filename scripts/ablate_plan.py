@@ -13,14 +13,14 @@ from statistics import mean
 from bench_tables import BEGIN, END, table
 from paper_profiles import ROOT, WORKLOADS, cluster_path, read_profile
 
-from spindle_cli.cluster import Cluster
-from spindle_cli.plan.bound import lower_bound
-from spindle_cli.plan.improve import search
-from spindle_cli.plan.listing import Timed, time_jobs
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.random_profiles import SHAPES, random_profile
+from spindle_cli.plan.search.improve import search
+from spindle_cli.plan.search.listing import Timed, time_jobs
+from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 from spindle_cli.plan.strategies.spindle import base_effort
-from spindle_cli.plan.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 from spindle_cli.profile.types import Profile
 
 STEPS = ("waves", "no waves wait", "no levels wait", "dispatched", "improved", "improved for longer")

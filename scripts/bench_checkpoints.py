@@ -16,8 +16,8 @@ from statistics import median
 
 from bench_commands import run_command
 
-from spindle_cli.artifact import write_json
-from spindle_cli.request import RunRequest
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.request import RunRequest
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_DEVICES = 2

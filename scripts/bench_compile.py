@@ -16,7 +16,7 @@ from statistics import median, quantiles
 
 import yaml
 
-from spindle_cli.run_files import read_metrics
+from spindle_cli.files.run_files import read_metrics
 from spindle_cli.units import format_seconds
 
 ROOT = Path(__file__).parent.parent

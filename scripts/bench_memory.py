@@ -21,7 +21,7 @@ from bench_commands import run_command
 from memory_bench.rank import STEPS, read_peaks
 from memory_bench.variants import VARIANTS, plan_variant, write_run, write_variant
 
-from spindle_cli.cluster import Cluster
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.units import MIB
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from bench_tables import put_between_markers
 from paper_profiles import ROOT
 
+from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.file import read_plan
-from spindle_cli.profile.machine import cpu_model
-from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured
+from spindle_cli.profile.machine.machine import cpu_model
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import format_seconds
 

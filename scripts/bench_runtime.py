@@ -23,7 +23,7 @@ from runtime_bench.contestants import Contestant, Job, Run, plain, planned
 from runtime_bench.hosts import BenchError, Host, python, require_tools, run_on_both, shape, two_hosts
 from runtime_bench.page import NAMES, Outcome, Trial, here_and_now, read_outcome, write_outcome
 
-from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -30,9 +30,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from spindle_cli.profile.split_runs import SumCounter
-from spindle_cli.workload.split_op import PartialOp, Region, TensorGroup, View
-from spindle_cli.workload.tensor_parallel import LayerSplit
+from spindle_cli.operators.split_op import PartialOp, Region, TensorGroup, View
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.zoo.layers import EncoderLayer
 
 WAYS = ("own sums", "DTensor", "part", "sums")

@@ -3,7 +3,7 @@
     python scripts/calibrate.py            write docs/calibration.md's table from the batch sizes as they are
     python scripts/calibrate.py --fit      search for batch sizes and print them
 
-Only the batch sizes are fitted here; the device's constants are in src/spindle_cli/profile/devices.py.
+Only the batch sizes are fitted here; the device's constants are in src/spindle_cli/profile/machine/devices.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import yaml
 from calibration_fit import REFERENCE_BATCH, Model, Target, fit
 from rich.console import Console
 
-from spindle_cli.cluster import Cluster
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.profiling import Audience, estimate_profile

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.types import Plan
-from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.units import format_seconds
 
 ROOT = Path(__file__).resolve().parent.parent

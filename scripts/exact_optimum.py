@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spindle_cli.cluster import Cluster
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile

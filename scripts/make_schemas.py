@@ -8,13 +8,16 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from spindle_cli.artifact import Artifact
 from spindle_cli.check.report import CheckReport
 from spindle_cli.checkpoint.files import Checkpoint
-from spindle_cli.cluster import Cluster
 from spindle_cli.export.types import Exported
-from spindle_cli.launch.report import RunReport
+from spindle_cli.files.artifact import Artifact
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.request import RunRequest, WorkerError
+from spindle_cli.files.run_files import PredictedVsMeasured, StepMetrics
+from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.launch.types import Launch
+from spindle_cli.launch.watching.report import RunReport
 from spindle_cli.plan.report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
@@ -23,9 +26,6 @@ from spindle_cli.questions.diff import Difference
 from spindle_cli.questions.explain import Explanation
 from spindle_cli.questions.sweep import Sweep
 from spindle_cli.report.types import ReportData
-from spindle_cli.request import RunRequest, WorkerError
-from spindle_cli.run_files import PredictedVsMeasured, StepMetrics
-from spindle_cli.run_timeline import MeasuredTimeline
 from spindle_cli.show.program import RankReport
 from spindle_cli.show.summary import ShowReport
 from spindle_cli.simulate.report import SimulationReport

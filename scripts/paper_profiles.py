@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from spindle_cli.cluster import Cluster
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.op.stand_ins import load_analysed
 from spindle_cli.profile.profiling import Audience, estimate_profile
-from spindle_cli.profile.stand_ins import load_analysed
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import WorkloadFile
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.request import RunRequest
+from spindle_cli.files.request import RunRequest
+from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime import training, worker
 
 

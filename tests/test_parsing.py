@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spindle_cli.errors import InputError
-from spindle_cli.parsing import parse_json, parse_yaml
+from spindle_cli.files.parsing import parse_json, parse_yaml
 
 
 def plain(text: st.SearchStrategy[str]) -> st.SearchStrategy[object]:

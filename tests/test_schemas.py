@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from helpers.plans import two_towers
-from spindle_cli.artifact import to_json
+from spindle_cli.files.artifact import to_json
 from spindle_cli.plan.file import plan_text
 
 ROOT = Path(__file__).parent.parent

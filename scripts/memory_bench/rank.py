@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 from runtime_bench import plain_training
 
-from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.profile.live_bytes import LiveBytes
-from spindle_cli.request import RunRequest
+from spindle_cli.files.request import RunRequest
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime import training
 from spindle_cli.runtime.worker import connected, train_plan
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 
 STEPS = 3
 

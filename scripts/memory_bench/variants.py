@@ -9,15 +9,15 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from spindle_cli.artifact import write_json
-from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.request import RunRequest
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile, Profile
-from spindle_cli.request import RunRequest
 
 # Rooms that are tried, as shares of what a plan needs that recomputes nothing.
 _ROOMS = (0.6, 0.7, 0.8, 0.9)

@@ -10,7 +10,7 @@ from statistics import mean
 
 from runtime_bench.hosts import ADDRESSES, PORT, Host, python, run_on_both
 from runtime_bench.plain_training import Step
-from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
+from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
 
 # Steps at the start of each run that are not counted: allocators, buckets and links warm up.
 WARM_UP = 2

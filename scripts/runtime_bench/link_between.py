@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from spindle_cli.artifact import write_json
-from spindle_cli.profile.link_speed import as_link, measure_link
+from spindle_cli.files.artifact import write_json
+from spindle_cli.profile.machine.link_speed import as_link, measure_link
 
 
 def main() -> None:

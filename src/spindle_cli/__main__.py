@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from spindle_cli.at_once import ending_at_once
+from spindle_cli.process.at_once import ending_at_once
 
 
 def main() -> None:

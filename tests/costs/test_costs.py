@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of
-from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, transfer_s
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
 
 def gpus(nodes: int, per_node: int) -> Cluster:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from helpers import toy_workload
 from helpers.toy_workload import Block, Head
-from spindle_cli.request import STOP_FILE
+from spindle_cli.files.request import STOP_FILE
 from spindle_cli.workload.types import Workload
 
 # How gradients may be summed; the toy plan sends no activations, and losses are not summed in float32.

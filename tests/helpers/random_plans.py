@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.types import CurvePoint, WorkloadRef
 

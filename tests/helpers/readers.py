@@ -12,7 +12,7 @@ import yaml
 
 from helpers.cli import Ended, run_spindle
 from helpers.plans import cluster_of, two_towers
-from spindle_cli.artifact import to_json
+from spindle_cli.files.artifact import to_json
 from spindle_cli.plan.file import write_plan
 
 Edit = Callable[[dict[str, Any]], object]

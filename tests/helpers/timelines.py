@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
-from spindle_cli.run_timeline import MeasuredTimeline
-from spindle_cli.runtime.clocks import Offset
-from spindle_cli.runtime.timeline import LapRow, RankStep, make_timeline
+from spindle_cli.runtime.measuring.clocks import Offset
+from spindle_cli.runtime.measuring.timeline import LapRow, RankStep, make_timeline
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Simulation
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import yaml
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.artifact import write_json
+from spindle_cli.files.artifact import write_json
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, WorkloadRef
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 
 HERE = Path(__file__).parent
 DEVICES = {"large": (0, 1), "small": (1,)}

@@ -16,10 +16,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.request import RunRequest
-from spindle_cli.run_files import METRICS_FILE, StepMetrics
-from spindle_cli.worker_session import worker_session
+from spindle_cli.files.request import RunRequest
+from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.process.worker_session import worker_session
 
 STEP_S = 0.02
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from helpers.cli import Ended, run_spindle
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import find_checkpoint
-from spindle_cli.run_files import newest_model, read_metrics
+from spindle_cli.files.run_files import newest_model, read_metrics
 
 pytestmark = pytest.mark.processes
 

@@ -9,11 +9,11 @@ import pytest
 
 from helpers.plans import two_towers
 from spindle_cli.errors import ExitCode, WorkloadError
+from spindle_cli.files.request import WorkerError, log_path
 from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.cause import describe_failure
 from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare, WorkerExit
-from spindle_cli.request import WorkerError, log_path
-from spindle_cli.worker_session import describe_error, is_lost_peer
+from spindle_cli.launch.watching.cause import describe_failure
+from spindle_cli.process.worker_session import describe_error, is_lost_peer
 
 
 @pytest.fixture

@@ -15,8 +15,14 @@ from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.launch.checks import compiled_otherwise, locate
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.network import interface_of, listen, parse_master, require_address, share_of_node
 from spindle_cli.launch.run_dir import choose_run_dir
+from spindle_cli.launch.starting.network import (
+    interface_of,
+    listen,
+    parse_master,
+    require_address,
+    share_of_node,
+)
 from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
 from spindle_cli.workload.file import TrainSettings

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from helpers.cli import Ended, run_spindle, spindle_process
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
+from spindle_cli.files.run_files import METRICS_FILE, newest_model, read_metrics
+from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.plan.file import read_plan
-from spindle_cli.run_files import METRICS_FILE, newest_model, read_metrics
-from spindle_cli.run_timeline import MeasuredTimeline
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 
 pytestmark = pytest.mark.processes
 

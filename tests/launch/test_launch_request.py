@@ -12,7 +12,7 @@ from helpers.cli import run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.shell import shell_script
+from spindle_cli.launch.starting.shell import shell_script
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
 
 LOOPBACK = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "lo")
@@ -67,7 +67,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
         "argv": [
             sys.executable,
             "-m",
-            "spindle_cli.launch.torchrun",
+            "spindle_cli.launch.starting.torchrun",
             exits_file,
             "--nnodes=1",
             "--nproc-per-node=2",
@@ -101,7 +101,7 @@ def test_the_script_is_what_the_launch_says() -> None:
     assert lines[-4:] == [
         "END",
         "env OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo \\",
-        f"  {sys.executable} -m spindle_cli.launch.torchrun '/a run/workers/node-0.exits.json' --nnodes=1"
+        f"  {sys.executable} -m spindle_cli.launch.starting.torchrun '/a run/workers/node-0.exits.json' --nnodes=1"
         " --nproc-per-node=2 --rdzv-backend=spindle --rdzv-endpoint=127.0.0.1:0 --rdzv-conf=rank=0"
         " --max-restarts=0 --start-method=fork -m spindle_cli.runtime.worker"
         " '/a run/workers/node-0.request.json' \\",

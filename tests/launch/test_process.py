@@ -17,19 +17,19 @@ import pytest
 
 from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, WorkerLostError
+from spindle_cli.files.request import log_path
+from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.cause import failure_of
-from spindle_cli.launch.follow import MetricsFollower
-from spindle_cli.launch.head_start import HeadStart
-from spindle_cli.launch.network import LOOPBACK, interface_of, listen
-from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
-from spindle_cli.launch.shell import shell_script
-from spindle_cli.launch.signals import Signals
+from spindle_cli.launch.starting.head_start import HeadStart
+from spindle_cli.launch.starting.network import LOOPBACK, interface_of, listen
+from spindle_cli.launch.starting.process import run_launch
+from spindle_cli.launch.starting.shell import shell_script
 from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare
-from spindle_cli.launch.watch import Watch
-from spindle_cli.request import log_path
-from spindle_cli.run_files import read_metrics
+from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.follow import MetricsFollower
+from spindle_cli.launch.watching.signals import Signals
+from spindle_cli.launch.watching.watch import Watch
 
 pytestmark = pytest.mark.processes
 WORKERS = 2
@@ -124,7 +124,7 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(
 
 def test_a_head_start_that_is_not_taken_ends_with_its_launcher() -> None:
     code = (
-        "import time; from spindle_cli.launch.head_start import HeadStart; head_start = HeadStart()\n"
+        "import time; from spindle_cli.launch.starting.head_start import HeadStart; head_start = HeadStart()\n"
         "head_start.begin((), {}); print(head_start._process.pid, flush=True); time.sleep(60)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
@@ -169,8 +169,8 @@ def test_a_run_that_falls_silent_is_noticed_and_ended_by_the_launcher_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its only worker hangs, so no other one gives it up."""
-    monkeypatch.setattr("spindle_cli.launch.watch.SILENCE_S", 1.0)
-    monkeypatch.setattr("spindle_cli.launch.watch.MARGIN_S", 1.0)
+    monkeypatch.setattr("spindle_cli.launch.watching.watch.SILENCE_S", 1.0)
+    monkeypatch.setattr("spindle_cli.launch.watching.watch.MARGIN_S", 1.0)
     share = NodeShare(0, 1, 1, Address(LOOPBACK, 0), interface_of(LOOPBACK))
     launch = launch_of(tmp_path / "run", "hang:0", steps=1000, share=share, timeout_s=4)
     said: list[str] = []

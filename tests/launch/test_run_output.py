@@ -9,15 +9,9 @@ import pytest
 from rich.console import Console
 
 from helpers.plans import two_towers
-from spindle_cli.artifact import write_json
 from spindle_cli.errors import InputError
-from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.follow import MetricsFollower
-from spindle_cli.launch.progress import live_progress, progress_text
-from spindle_cli.launch.report import render_report, report_run
-from spindle_cli.launch.run import samples_per_step
-from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
-from spindle_cli.run_files import (
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.run_files import (
     METRICS_FILE,
     PREDICTED_FILE,
     Comparison,
@@ -26,6 +20,12 @@ from spindle_cli.run_files import (
     StartUp,
     StepMetrics,
 )
+from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.run import samples_per_step
+from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
+from spindle_cli.launch.watching.follow import MetricsFollower
+from spindle_cli.launch.watching.progress import live_progress, progress_text
+from spindle_cli.launch.watching.report import render_report, report_run
 
 
 def step(number: int, loss: float = 1.0, iteration_s: float = 0.5) -> StepMetrics:

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.toy_plan import write_toy
 from helpers.two_hosts import HOSTS, launch_on, two_hosts
-from spindle_cli.run_files import read_metrics
+from spindle_cli.files.run_files import read_metrics
 
 
 @pytest.mark.processes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.plan.bound import Bound, hull_points, lower_bound
+from spindle_cli.plan.bound.bound import Bound, hull_points, lower_bound
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.random_profiles import random_profile
 from spindle_cli.profile.types import MetaOpProfile

@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.costs.links import per_node
-from spindle_cli.plan.arrange import arrange
-from spindle_cli.plan.bound import lower_bound
-from spindle_cli.plan.improve import search
-from spindle_cli.plan.listing import Timed, time_jobs
-from spindle_cli.plan.patterns import pattern_bound_s, patterns_of
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of
+from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.random_profiles import SHAPES, Shape, random_profile
 from spindle_cli.plan.schedule import Draft, Piece, Placed
-from spindle_cli.plan.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
+from spindle_cli.plan.search.improve import search
+from spindle_cli.plan.search.listing import Timed, time_jobs
+from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
 
 
 def end_s(timed: list[Timed]) -> float:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError
-from spindle_cli.plan.judge import best_of, measure
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.placement import Taste, place, place_in_sequence
-from spindle_cli.plan.predict import predict
+from spindle_cli.plan.placing.placement import Taste, place, place_in_sequence
+from spindle_cli.plan.placing.predict import predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Piece, Placed
+from spindle_cli.plan.search.judge import best_of, measure
 from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.simulate.run import simulate
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plan_rules import broken_rules
 
 from spindle_cli.check.run import check_plan
-from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.random_profiles import SHAPES, random_profile

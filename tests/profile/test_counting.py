@@ -6,12 +6,12 @@ import pytest
 import torch
 from tiny_workload import WIDTH, build
 
-from spindle_cli.profile.counting import between, count_work
-from spindle_cli.profile.devices import Precision
-from spindle_cli.profile.op_run import OpRun, WallClock
+from spindle_cli.profile.machine.devices import Precision
+from spindle_cli.profile.op.counting import between, count_work
+from spindle_cli.profile.op.op_run import OpRun, WallClock
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.metaops.ops import op_module
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_workload import build
 
-from spindle_cli.profile.jobs import OpRef, make_jobs, valid_degrees
+from spindle_cli.profile.op.jobs import OpRef, make_jobs, valid_degrees
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 

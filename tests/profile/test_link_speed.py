@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.profile.link_speed import CURVE_ELEMENTS, as_link, as_measured
+from spindle_cli.profile.machine.link_speed import CURVE_ELEMENTS, as_link, as_measured
 
 
 def test_message_times_come_back_from_the_link() -> None:

@@ -7,8 +7,8 @@ import time
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.profile.op_run import OpRun, TurnsClock, WallClock
-from spindle_cli.profile.timings import Limits
+from spindle_cli.profile.op.op_run import OpRun, TurnsClock, WallClock
+from spindle_cli.profile.op.timings import Limits
 
 FLOAT = 4
 

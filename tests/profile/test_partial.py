@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spindle_cli.errors import InputError
-from spindle_cli.profile.partial import ResumeFile
+from spindle_cli.profile.measuring.partial import ResumeFile
 from spindle_cli.profile.types import OpTiming, PhaseTimes
 
 TIMING = OpTiming(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from helpers.cli import run_spindle, spindle_process
-from spindle_cli.cluster import Cluster
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import Profile
 
 TINY = str(Path(__file__).parent / "tiny_workload.py") + ":build"

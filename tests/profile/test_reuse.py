@@ -8,7 +8,7 @@ import pytest
 from test_profile_command import TINY
 
 from helpers.cli import run_spindle
-from spindle_cli.artifact import write_json
+from spindle_cli.files.artifact import write_json
 from spindle_cli.profile.types import Profile
 
 pytestmark = pytest.mark.processes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spindle_cli.errors import InputError
-from spindle_cli.profile.devices import device_peak, listed_devices
-from spindle_cli.profile.roofline import Kernel, kernel_s, kernels_s
+from spindle_cli.profile.machine.devices import device_peak, listed_devices
+from spindle_cli.profile.machine.roofline import Kernel, kernel_s, kernels_s
 
 H200 = device_peak("h200-141gb")
 

@@ -10,19 +10,19 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from spindle_cli.cluster import Cluster
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
-from spindle_cli.profile.counting import count_work
-from spindle_cli.profile.jobs import make_jobs
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.profile.op.counting import count_work
+from spindle_cli.profile.op.jobs import make_jobs
+from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part
+from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.profiling import Audience, estimate_profile
-from spindle_cli.profile.split_runs import SplitSums, SumCounter, one_part
-from spindle_cli.profile.tensor_parallel import degrees_on
 from spindle_cli.profile.types import PhaseTimes
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.ops import op_module
-from spindle_cli.workload.tensor_parallel import layer_split
+from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spindle_cli.profile.timings import (
+from spindle_cli.profile.op.timings import (
     Limits,
     Sample,
     is_enough,

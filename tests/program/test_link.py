@@ -11,7 +11,7 @@ from helpers.random_plans import plans
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.edges import execution_order, slice_edges
 from spindle_cli.program.link import link
-from spindle_cli.program.proof import prove
+from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.text import format_action
 from spindle_cli.program.types import Edge, Kind, Program
 

@@ -14,9 +14,9 @@ from helpers.random_plans import plans
 from spindle_cli.errors import ExitCode
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
-from spindle_cli.program.faults import ProgramError
 from spindle_cli.program.link import link
-from spindle_cli.program.proof import prove
+from spindle_cli.program.proof.faults import ProgramError
+from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Action, Kind, Program
 
 

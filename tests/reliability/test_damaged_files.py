@@ -16,7 +16,7 @@ from helpers.cli import run_spindle
 from helpers.faulty_workload import write_faults
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import INDEX_FILE, checkpoint_folder
-from spindle_cli.launch.network import LOOPBACK, listen
+from spindle_cli.launch.starting.network import LOOPBACK, listen
 
 pytestmark = pytest.mark.processes
 DISK_BYTES = 80 * 2**20

@@ -16,8 +16,8 @@ from helpers.cli import Ended, run_spindle
 from helpers.faulty_workload import Fault, write_faults
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import checkpoint_folder
+from spindle_cli.files.run_files import newest_model, read_metrics
 from spindle_cli.plan.file import read_plan
-from spindle_cli.run_files import newest_model, read_metrics
 
 pytestmark = pytest.mark.processes
 PATH = str(Path(__file__).parent.parent)

@@ -13,15 +13,21 @@ from hypothesis import strategies as st
 from helpers.plans import metaop_of, profile_of, two_towers
 from helpers.random_plans import plans
 from helpers.timelines import simulated_timeline
-from spindle_cli.artifact import to_compact_json, write_json
 from spindle_cli.errors import InputError
+from spindle_cli.files.artifact import to_compact_json, write_json
+from spindle_cli.files.run_files import (
+    Comparison,
+    DeviceTimes,
+    MetaOpComparison,
+    PredictedVsMeasured,
+    StepMetrics,
+)
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
 from spindle_cli.report.rows import rows_by
 from spindle_cli.report.run import MAX_POINTS, run_view
 from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.timeline import timeline_of
-from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured, StepMetrics
 from spindle_cli.simulate.run import simulate
 
 

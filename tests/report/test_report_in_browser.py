@@ -12,10 +12,16 @@ from helpers.plans import two_towers
 from helpers.timelines import simulated_timeline
 from report.pages import CANVAS, Picture, thousand_devices, write_page
 from report.test_report_page import HOSTILE, hostile_plan
-from spindle_cli.artifact import to_compact_json, write_json
+from spindle_cli.files.artifact import to_compact_json, write_json
+from spindle_cli.files.run_files import (
+    Comparison,
+    DeviceTimes,
+    MetaOpComparison,
+    PredictedVsMeasured,
+    StepMetrics,
+)
 from spindle_cli.report.build import build_report
 from spindle_cli.report.page import render_page
-from spindle_cli.run_files import Comparison, DeviceTimes, MetaOpComparison, PredictedVsMeasured, StepMetrics
 
 pytestmark = pytest.mark.skipif(not (DRIVER and CHROMIUM), reason=MISSING)
 

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.cli import run_spindle
 from helpers.plans import two_towers
-from spindle_cli.artifact import write_json
+from spindle_cli.files.artifact import write_json
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.report import page

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from case_runs import Case, prepare
 
-from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.request import RunRequest
+from spindle_cli.files.request import RunRequest
+from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.worker import train_plan
 
 ALONE = WorkerEnvironment(0, 0, 1, 1, "127.0.0.1", 0)

@@ -14,11 +14,11 @@ from hand_plans import Placement, place, whole
 from safetensors.torch import load_file
 from torch import Tensor
 
-from spindle_cli.artifact import write_json
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, capture_path
 from spindle_cli.plan.file import write_plan
-from spindle_cli.request import CaptureStage, DtypeName, RunRequest, capture_path
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 
 HERE = Path(__file__).parent
 STEPS = 3

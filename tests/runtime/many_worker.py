@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from spindle_cli.artifact import write_json
-from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.errors import SpindleError
-from spindle_cli.request import RunRequest, error_path
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.request import RunRequest, error_path
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.process.worker_session import describe_error, worker_session
 from spindle_cli.runtime.worker import connected, train_plan
-from spindle_cli.worker_session import describe_error, worker_session
 
 
 def main(folder: Path) -> None:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.batches import Batches
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.batches import Batches
 
 
 @dataclass(frozen=True)

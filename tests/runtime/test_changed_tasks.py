@@ -12,7 +12,7 @@ from runtime_cases import CHANGED, SAVED
 from test_training_is_exact import close
 from torch import nn
 
-from spindle_cli.run_files import read_metrics
+from spindle_cli.files.run_files import read_metrics
 
 BEFORE = 2  # steps of the run that is begun from
 

@@ -24,8 +24,8 @@ from spindle_cli.checkpoint.regions import Region, parse_region
 from spindle_cli.checkpoint.tensor_file import Layout, write_tensors
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
-from spindle_cli.fragments import Fragment
-from spindle_cli.runtime.checkpoint_writer import PartsSavePlanner, ShardWriter
+from spindle_cli.files.fragments import Fragment
+from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 from spindle_cli.workload.file import TrainSettings
 
 WHOLE = torch.arange(24.0).view(4, 6)

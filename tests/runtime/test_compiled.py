@@ -13,9 +13,9 @@ from torch._dynamo.utils import counters
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.runtime import worker
-from spindle_cli.runtime.warm_up import compile_layers
-from spindle_cli.workload.compiled import LayerCompiler
+from spindle_cli.runtime.part.warm_up import compile_layers
 
 COMPILED = {**TRAIN, "compile": "aot_eager"}
 

@@ -11,14 +11,14 @@ from hand_plans import place, whole
 from runtime_cases import BROKEN, DIVERGING, UNSEEDED
 
 from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest, WorkerError, error_path
+from spindle_cli.files.run_files import PREDICTED_FILE, read_metrics
+from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan, Wave
-from spindle_cli.request import RunRequest, WorkerError, error_path
-from spindle_cli.run_files import PREDICTED_FILE, read_metrics
-from spindle_cli.runtime.localise import require_same_workload
+from spindle_cli.runtime.part.localise import require_same_workload
 from spindle_cli.runtime.worker import require_runnable
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.load import load
-from spindle_cli.workload.plan_splits import plan_splits
+from spindle_cli.workload.building.load import load
 
 
 @pytest.mark.processes

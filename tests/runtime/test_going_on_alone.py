@@ -17,9 +17,9 @@ from safetensors.torch import load_file
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.checkpoint.tensor_file import write_tensors
 from spindle_cli.errors import InputError, StoppedError
-from spindle_cli.request import stop_path
-from spindle_cli.run_files import model_path
-from spindle_cli.runtime import checkpoint_writer
+from spindle_cli.files.request import stop_path
+from spindle_cli.files.run_files import model_path
+from spindle_cli.runtime.saving import checkpoint_writer
 
 
 @pytest.fixture(scope="module", autouse=True)

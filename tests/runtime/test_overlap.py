@@ -8,13 +8,13 @@ from hand_plans import place, whole
 
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Action, Kind
-from spindle_cli.runtime.compute import LocalSlice, run_backward, run_forward
-from spindle_cli.runtime.sums import SumStarter
-from spindle_cli.runtime.wiring import wire
+from spindle_cli.runtime.communication.sums import SumStarter
+from spindle_cli.runtime.communication.wiring import wire
+from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.batches import Batches
-from spindle_cli.workload.load import load
-from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.building.load import load
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.batches import Batches
 
 
 def sum_of(group: int, op: int) -> Action:

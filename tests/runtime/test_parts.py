@@ -15,22 +15,22 @@ from torch import nn
 from helpers.plans import two_towers
 from spindle_cli.errors import WorkloadError
 from spindle_cli.program.types import ParameterGroup
-from spindle_cli.runtime.buckets import Bucket
-from spindle_cli.runtime.clip import GradientClip
-from spindle_cli.runtime.collectives import Members, add_up
-from spindle_cli.runtime.communicators import Communicators
-from spindle_cli.runtime.comparison import compare
-from spindle_cli.runtime.data import Feed, Portion, StepBatch
-from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.losses import LossBoard, loss_failure, share_of_loss
-from spindle_cli.runtime.pieces import Piece
-from spindle_cli.runtime.rows import share_shape, take_rows
-from spindle_cli.runtime.timing import Activity, Stopwatch
-from spindle_cli.workload.batches import Batches
+from spindle_cli.runtime.communication.buckets import Bucket
+from spindle_cli.runtime.communication.collectives import Members, add_up
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.rows import share_shape, take_rows
+from spindle_cli.runtime.measuring.comparison import compare
+from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.step.data import Feed, Portion, StepBatch
+from spindle_cli.runtime.step.losses import LossBoard, loss_failure, share_of_loss
+from spindle_cli.runtime.update.clip import GradientClip
+from spindle_cli.runtime.update.pieces import Piece
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
-from spindle_cli.workload.optimizer import make_optimizer
-from spindle_cli.workload.schedule import make_schedule
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.learning_rate import make_schedule
+from spindle_cli.workload.training.optimizer import make_optimizer
 from spindle_cli.workload.types import Task
 
 CPU = torch.device("cpu")

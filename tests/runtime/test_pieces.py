@@ -11,7 +11,7 @@ from runtime_cases import EXACT_ON_FOUR, SAVED, SAVED_WHOLE
 from torch import Tensor
 
 from spindle_cli.checkpoint.files import find_checkpoint
-from spindle_cli.runtime.pieces import FlatLayout
+from spindle_cli.runtime.update.pieces import FlatLayout
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spindle_cli.runtime.recompute import run_recomputed
+from spindle_cli.runtime.step.recompute import run_recomputed
 
 
 class Chancy(nn.Module):

@@ -15,7 +15,7 @@ from test_training_is_exact import close
 
 from spindle_cli.checkpoint.files import INDEX_FILE, checkpoint_folder, find_checkpoint
 from spindle_cli.errors import InputError
-from spindle_cli.run_files import read_metrics
+from spindle_cli.files.run_files import read_metrics
 
 
 @pytest.mark.processes

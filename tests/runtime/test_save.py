@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 from spindle_cli.checkpoint.tensor_file import Layout
 from spindle_cli.errors import InputError
-from spindle_cli.run_files import model_path, newest_model
-from spindle_cli.runtime.save import save_model, write_model
+from spindle_cli.files.run_files import model_path, newest_model
+from spindle_cli.runtime.saving.save import save_model, write_model
 
 ZERO = torch.zeros(1)
 HELD = (("a", "b"), ("b", "c"))  # by rank; nobody holds "d"

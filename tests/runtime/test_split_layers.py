@@ -23,11 +23,11 @@ from split_cases import (
 from test_training_is_exact import TOLERANCE, close
 from torch import Tensor
 
-from spindle_cli.fragments import parse_key
-from spindle_cli.request import CaptureStage
-from spindle_cli.run_files import model_path, read_metrics
+from spindle_cli.files.fragments import parse_key
+from spindle_cli.files.request import CaptureStage
+from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 
 Expected = dict[str, Tensor]

@@ -6,8 +6,8 @@ import torch
 
 from helpers.plans import two_towers
 from helpers.timelines import simulated_timeline
-from spindle_cli.runtime.clocks import offset_of
-from spindle_cli.runtime.timing import Activity, Stopwatch
+from spindle_cli.runtime.measuring.clocks import offset_of
+from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.simulate.run import simulate
 
 

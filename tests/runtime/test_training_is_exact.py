@@ -11,7 +11,7 @@ from plain_loop import PlainRun, train_plainly
 from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO
 from torch import Tensor
 
-from spindle_cli.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
+from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
 from spindle_cli.workload.analyse import analyse
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}

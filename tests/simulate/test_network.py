@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spindle_cli.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.simulate.network import Flow, Network
 
 GB = 10**9

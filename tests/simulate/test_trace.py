@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from helpers.traces import require_drawable
+from spindle_cli.files.chrome_trace import stack
 from spindle_cli.plan.types import Plan
 from spindle_cli.simulate.events import trace_events, write_trace
 from spindle_cli.simulate.run import simulate
-from spindle_cli.trace import stack
 
 
 def test_overlapping_spans_are_stacked_on_as_few_layers_as_it_takes() -> None:

@@ -14,14 +14,14 @@ from unittest import mock
 
 import torch
 
-from spindle_cli.environment import WorkerEnvironment
-from spindle_cli.request import RunRequest
+from spindle_cli.files.request import RunRequest
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.process.worker_session import worker_session
 from spindle_cli.runtime import worker
-from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.localise import LocalModel
-from spindle_cli.runtime.losses import LossBoard
-from spindle_cli.worker_session import worker_session
-from spindle_cli.workload.batches import Batches
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.workload.training.batches import Batches
 
 
 @contextmanager

@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.request import capture_path
-from spindle_cli.run_files import StepMetrics
+from spindle_cli.files.request import capture_path
+from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.verify.captured import CapturedRun, open_run
 from spindle_cli.verify.losses import compare_losses
 from spindle_cli.verify.parameters import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.verify.plain import Arithmetic, backward, move_to, parameters_by_name, require_no_chance
-from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

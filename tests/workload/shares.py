@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task
 
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from spindle_cli.errors import InputError, WorkloadError
-from spindle_cli.workload.abstract import load_abstract
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load
 
 MODEL = """
 import torch

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from spindle_cli.workload import localise
-from spindle_cli.workload.abstract import load_abstract
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import load
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.load import load
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.rebind import rebind

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.naming import component_path, short_names
+from spindle_cli.workload.metaops.naming import component_path, short_names
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.types import Task, Workload
 

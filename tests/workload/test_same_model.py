@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.batches import Batches
-from spindle_cli.workload.ops import op_module
+from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.batches import Batches
 
 from . import shapes_of_models
 from .shares import gradients_of, run_plain, run_shares

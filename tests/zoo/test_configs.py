@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from spindle_cli.cluster import Cluster
-from spindle_cli.workload.abstract import load_abstract
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 
 CONFIGS = Path(__file__).parents[2] / "configs"

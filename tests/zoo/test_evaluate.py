@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spindle_cli.run_files import model_path
+from spindle_cli.files.run_files import model_path
 from spindle_cli.workload.types import Workload
 from spindle_cli.zoo.digits.build import build
 from spindle_cli.zoo.digits.data import load_split

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact
 from spindle_cli.check.types import Violation
+from spindle_cli.files.artifact import Artifact
 from spindle_cli.plan.types import Plan
 from spindle_cli.units import counted
 

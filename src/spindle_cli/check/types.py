@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spindle_cli.artifact import Model
+from spindle_cli.files.artifact import Model
 from spindle_cli.plan.types import Plan, Slice, format_devices
 from spindle_cli.units import format_seconds
 

@@ -10,8 +10,8 @@ from spindle_cli.checkpoint.names import optimizer_keys
 from spindle_cli.errors import InputError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.optimizer import state_keys
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.optimizer import state_keys
 
 
 def carried_over(checkpoint: Checkpoint, graph: WorkloadGraph) -> CarryOver:

@@ -20,9 +20,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model, read_data
 from spindle_cli.errors import InputError
-from spindle_cli.run_files import CHECKPOINTS_DIR, model_path
+from spindle_cli.files.artifact import Artifact, Model, read_data
+from spindle_cli.files.run_files import CHECKPOINTS_DIR, model_path
 from spindle_cli.workload.file import TrainSettings
 
 INDEX_FILE = "checkpoint.json"

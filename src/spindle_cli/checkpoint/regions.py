@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from spindle_cli.fragments import Fragment
+from spindle_cli.files.fragments import Fragment
 
 _KEY = re.compile(r"(?P<name>.*)\[(?P<ranges>\d+:\d+(?:,\d+:\d+)*)\]", re.DOTALL)
 

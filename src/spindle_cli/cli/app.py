@@ -31,8 +31,8 @@ from typing import Annotated, Any, cast
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from spindle_cli.at_once import interruptible
 from spindle_cli.cli.failures import end_with
+from spindle_cli.process.at_once import interruptible
 
 # Name and one-line help of every command, in the order in which they are used.
 COMMANDS: dict[str, str] = {

@@ -43,8 +43,8 @@ def check(
     from spindle_cli.check.report import CheckReport
     from spindle_cli.check.run import check_plan
     from spindle_cli.costs.device_memory import MEMORY_FORMULA
-    from spindle_cli.plan.complete import completed
     from spindle_cli.plan.file import read_with_profile, write_plan
+    from spindle_cli.plan.search.complete import completed
 
     if complete is not None and profile is None:
         raise UsageError("-o: what is missing from a plan comes from its profile", hint="Add --profile.")

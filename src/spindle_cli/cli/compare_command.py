@@ -18,7 +18,7 @@ def compare(
     What if: leave a task out with --without, change a task's batch size with --batch, or give another
     cluster.
     """
-    from spindle_cli.cluster import Cluster
+    from spindle_cli.files.cluster import Cluster
     from spindle_cli.profile.types import Profile
     from spindle_cli.questions.compare import compare as ask
     from spindle_cli.questions.compare import comparison_table

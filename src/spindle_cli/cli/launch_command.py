@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spindle_cli.at_once import ending_at_once
 from spindle_cli.cli import output
 from spindle_cli.cli.launch_options import (
     AsyncOption,
@@ -32,12 +31,13 @@ from spindle_cli.cli.launch_options import (
 )
 from spindle_cli.cli.options import JsonOption, PlanArgument, WorkloadOption
 from spindle_cli.errors import UsageError
+from spindle_cli.process.at_once import ending_at_once
 from spindle_cli.units import counted
 
 if TYPE_CHECKING:
-    from spindle_cli.launch.head_start import HeadStart
-    from spindle_cli.launch.report import RunReport
     from spindle_cli.launch.run import Prepared
+    from spindle_cli.launch.starting.head_start import HeadStart
+    from spindle_cli.launch.watching.report import RunReport
 
 
 def launch(
@@ -71,11 +71,11 @@ def launch(
     """
     begun_s = time.time()
     from spindle_cli.launch import run
-    from spindle_cli.launch.head_start import HeadStart
-    from spindle_cli.launch.report import render_report
-    from spindle_cli.launch.shell import shell_script
-    from spindle_cli.launch.trace import require_writable
+    from spindle_cli.launch.starting.head_start import HeadStart
+    from spindle_cli.launch.starting.shell import shell_script
     from spindle_cli.launch.types import LaunchOptions
+    from spindle_cli.launch.watching.report import render_report
+    from spindle_cli.launch.watching.trace import require_writable
 
     if async_checkpoints and checkpoint_every is None:
         raise UsageError("--async-checkpoints is for --checkpoint-every")
@@ -127,7 +127,7 @@ def launch(
 
 def _write_trace(path: Path, prepared: Prepared) -> str:
     """Write the run's timeline, where this node has it; gives what is to be said of it."""
-    from spindle_cli.launch.trace import write_run_trace
+    from spindle_cli.launch.watching.trace import write_run_trace
 
     if write_run_trace(path, prepared.plan, prepared.launch.run_dir):
         return f"wrote {path}"

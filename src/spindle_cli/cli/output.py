@@ -15,7 +15,7 @@ PIPE_WIDTH = 120  # characters in a line where there is no terminal to ask
 
 def print_json(document: BaseModel) -> None:
     """One JSON document on standard output."""
-    from spindle_cli.artifact import to_json
+    from spindle_cli.files.artifact import to_json
 
     sys.stdout.write(to_json(document))
 

@@ -29,7 +29,7 @@ def plan(
     Writes the plan and reports the predicted iteration. Same inputs, same bytes. Exit code 4 if no plan fits.
     """
     from spindle_cli.check.run import check_plan
-    from spindle_cli.cluster import Cluster
+    from spindle_cli.files.cluster import Cluster
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.report import PlanReport

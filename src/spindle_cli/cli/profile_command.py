@@ -35,10 +35,10 @@ def profile(
 ) -> None:
     """Measure or estimate a workload's scaling curves."""
     from spindle_cli.cli.profile_summary import curve_table, summarise
-    from spindle_cli.cluster import Cluster
     from spindle_cli.errors import UsageError
+    from spindle_cli.files.cluster import Cluster
+    from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
-    from spindle_cli.profile.timings import Limits
 
     if estimate and write_cluster is not None:
         raise UsageError(

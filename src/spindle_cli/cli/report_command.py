@@ -36,7 +36,7 @@ def report(
     The schedule and the simulated timeline to zoom into, scaling curves, memory and use of every device,
     strategies compared, and a run's losses and times against the prediction.
     """
-    from spindle_cli.artifact import write_text
+    from spindle_cli.files.artifact import write_text
     from spindle_cli.plan.file import read_plan, read_with_profile
     from spindle_cli.report.build import build_report
     from spindle_cli.report.page import render_page

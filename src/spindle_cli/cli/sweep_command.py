@@ -45,7 +45,7 @@ def sweep(
     node. The knee is the last number of devices up to which each added device brings at least half the speed
     per device before it.
     """
-    from spindle_cli.cluster import Cluster
+    from spindle_cli.files.cluster import Cluster
     from spindle_cli.profile.types import Profile
     from spindle_cli.questions.edit import edited
     from spindle_cli.questions.sweep import default_counts, parse_counts, sweep_table

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from spindle_cli.cluster import Cluster
 from spindle_cli.costs.crossing import Crossings, slice_inputs
 from spindle_cli.costs.holdings import Block, BlockUse, Held, Holders, blocks_of
 from spindle_cli.costs.memory import (
@@ -22,6 +21,7 @@ from spindle_cli.costs.memory import (
     op_needs,
     slice_output_bytes,
 )
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.units import MIB
 
 # Which account of memory this is, as plans note it. The first added up the most of everything.

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import ceil, log, log2
 
-from spindle_cli.cluster import Cluster, Link
+from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
 
 

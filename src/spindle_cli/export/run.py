@@ -18,9 +18,9 @@ from spindle_cli.checkpoint.tensor_file import Layout
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import UsageError
 from spindle_cli.export.types import Exported
-from spindle_cli.runtime.save import write_model
+from spindle_cli.runtime.saving.save import write_model
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.load import load
+from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 
 

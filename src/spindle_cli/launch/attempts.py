@@ -8,17 +8,17 @@ from rich.console import Console
 
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
+from spindle_cli.files.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after
 from spindle_cli.launch.build import build_again
-from spindle_cli.launch.cause import failure_of
-from spindle_cli.launch.follow import MetricsFollower
-from spindle_cli.launch.head_start import HeadStart
-from spindle_cli.launch.process import run_launch
-from spindle_cli.launch.progress import live_progress
 from spindle_cli.launch.run_dir import forget_attempt
-from spindle_cli.launch.signals import Signals
+from spindle_cli.launch.starting.head_start import HeadStart
+from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import Launch
-from spindle_cli.launch.watch import Watch
-from spindle_cli.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after
+from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.follow import MetricsFollower
+from spindle_cli.launch.watching.progress import live_progress
+from spindle_cli.launch.watching.signals import Signals
+from spindle_cli.launch.watching.watch import Watch
 
 Say = Callable[[str], None]
 

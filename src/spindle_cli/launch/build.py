@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 from spindle_cli.checkpoint.files import locate_checkpoint
+from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
-from spindle_cli.request import TIMELINE_STEPS, RunRequest, workers_dir
 
 # Seconds that a worker has to end by itself once it is asked to; after that it is killed.
 SHUTDOWN_S = 3
 # Seconds that starting the workers may take longer on one node than on another.
 START_S = 60
-TORCHRUN = "spindle_cli.launch.torchrun"
+TORCHRUN = "spindle_cli.launch.starting.torchrun"
 
 
 def build_launch(

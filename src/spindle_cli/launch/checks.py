@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError
-from spindle_cli.imports import lasting_imports
-from spindle_cli.launch.forked import IMPORTED_LATE, preload
+from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
+from spindle_cli.process.imports import lasting_imports
 from spindle_cli.workload.file import TrainSettings
 
 if TYPE_CHECKING:
@@ -60,12 +60,12 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
     """
     preload(*IMPORTED_LATE)
     with lasting_imports():
-        from spindle_cli.workload.abstract import load_abstract
+        from spindle_cli.operators.compiled import require_compiler
+        from spindle_cli.operators.plan_splits import plan_splits
         from spindle_cli.workload.analyse import analyse
-        from spindle_cli.workload.compiled import require_compiler
-        from spindle_cli.workload.optimizer import require_elementwise
-        from spindle_cli.workload.plan_splits import plan_splits
-        from spindle_cli.workload.schedule import require_trainable
+        from spindle_cli.workload.building.abstract import load_abstract
+        from spindle_cli.workload.training.learning_rate import require_trainable
+        from spindle_cli.workload.training.optimizer import require_elementwise
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)

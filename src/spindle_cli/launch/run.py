@@ -8,6 +8,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from spindle_cli.files.request import stop_path
+from spindle_cli.files.run_files import forget_metrics_after
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import (
     backend_of,
@@ -20,18 +22,16 @@ from spindle_cli.launch.build import (
 )
 from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.forked import IMPORTED_LATE
-from spindle_cli.launch.head_start import HeadStart
-from spindle_cli.launch.network import require_address, share_of_node
-from spindle_cli.launch.report import RunReport, report_run
 from spindle_cli.launch.run_dir import choose_run_dir, discard_unused, forget_errors, prepare_run_dir
-from spindle_cli.launch.signals import heeding_signals
 from spindle_cli.launch.start_point import StartPoint, find_start
+from spindle_cli.launch.starting.forked import IMPORTED_LATE
+from spindle_cli.launch.starting.head_start import HeadStart
+from spindle_cli.launch.starting.network import require_address, share_of_node
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
+from spindle_cli.launch.watching.report import RunReport, report_run
+from spindle_cli.launch.watching.signals import heeding_signals
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.request import stop_path
-from spindle_cli.run_files import forget_metrics_after
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.request import error_path, pid_path, stack_path, stop_path, workers_dir
+from spindle_cli.files.request import error_path, pid_path, stack_path, stop_path, workers_dir
 
 RUNS = Path("runs")
 

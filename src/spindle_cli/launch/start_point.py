@@ -17,9 +17,9 @@ from spindle_cli.checkpoint.files import (
 )
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest
+from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.launch.checks import FoundWorkload
-from spindle_cli.request import RunRequest
-from spindle_cli.run_files import CHECKPOINTS_DIR
 
 # Settings that say nothing of the model or of what is trained.
 _UNSAID = ("steps", "shard_optimizer")

@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
-from spindle_cli.request import DtypeName, RunRequest
+from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.request import DtypeName, RunRequest
 
 RUNTIME_WORKER = "spindle_cli.runtime.worker"
 DEFAULT_TIMEOUT_S = 600.0

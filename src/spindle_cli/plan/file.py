@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spindle_cli.artifact import write_text
 from spindle_cli.errors import InputError
+from spindle_cli.files.artifact import write_text
 from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice
 from spindle_cli.profile.types import Profile
 

@@ -13,20 +13,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from spindle_cli.cluster import Cluster
 from spindle_cli.costs.device_memory import MEMORY_FORMULA
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
-from spindle_cli.plan.bound import Bound, lower_bound
-from spindle_cli.plan.judge import Judged, best_of, judge
+from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.no_fit import no_fit
 from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import Judged, best_of, judge
+from spindle_cli.plan.search.thrift import STEPS, Thrifty, describe, recomputing, splits
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
 from spindle_cli.plan.strategies.together import together
-from spindle_cli.plan.thrift import STEPS, Thrifty, describe, recomputing, splits
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spindle_cli.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.costs.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
-from spindle_cli.plan.bound import lower_bound
-from spindle_cli.plan.judge import best_placed
-from spindle_cli.plan.placement import ROOMY, TASTES
+from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.placing.placement import ROOMY, TASTES
 from spindle_cli.plan.problem import Problem, Thrift, make_problem
 from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import best_placed
+from spindle_cli.plan.search.thrift import most_thrifty
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
-from spindle_cli.plan.thrift import most_thrifty
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 from spindle_cli.units import GIB, format_bytes
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 
-from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact
+from spindle_cli.files.artifact import Artifact
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.units import counted, format_bytes, format_seconds
 

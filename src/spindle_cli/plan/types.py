@@ -11,8 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
-from spindle_cli.artifact import Artifact, Model
-from spindle_cli.cluster import MAX_DEVICES, Cluster
+from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, OpMemory, Profile, Seconds, WorkloadRef
 

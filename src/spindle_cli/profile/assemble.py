@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.profile.fit import choose_measured, fit_curve, fitted_point
-from spindle_cli.profile.jobs import JobTable, OpRef, valid_degrees
-from spindle_cli.profile.memory_fit import Shares, op_memory
+from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
+from spindle_cli.profile.curves.memory_fit import Shares, op_memory
+from spindle_cli.profile.op.jobs import JobTable, OpRef, valid_degrees
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
@@ -27,7 +28,6 @@ from spindle_cli.profile.types import (
 )
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
-from spindle_cli.workload.tensor_parallel import layer_split
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,21 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from spindle_cli.artifact import write_json
-from spindle_cli.cluster import Cluster
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.profile.cluster_file import write_cluster
-from spindle_cli.profile.devices import Precision, device_peak
-from spindle_cli.profile.estimate import EstimateSettings, estimate
-from spindle_cli.profile.machine import DeviceType, device_of_type, usable_cores
-from spindle_cli.profile.measure import MeasureSettings, measure, shared_limits
-from spindle_cli.profile.reuse import Reused
-from spindle_cli.profile.stand_ins import Analysed, load_analysed
-from spindle_cli.profile.tensor_parallel import degrees_on
-from spindle_cli.profile.timings import Limits
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.operators.compiled import require_compiler
+from spindle_cli.operators.tensor_parallel import kept_whole
+from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
+from spindle_cli.profile.machine.cluster_file import write_cluster
+from spindle_cli.profile.machine.devices import Precision, device_peak
+from spindle_cli.profile.machine.machine import DeviceType, device_of_type, usable_cores
+from spindle_cli.profile.measuring.measure import MeasureSettings, measure, shared_limits
+from spindle_cli.profile.measuring.reuse import Reused
+from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
+from spindle_cli.profile.op.tensor_parallel import degrees_on
+from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.compiled import require_compiler
-from spindle_cli.workload.tensor_parallel import kept_whole
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8

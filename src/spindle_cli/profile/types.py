@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0)]

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
-from spindle_cli.cluster import Cluster
 from spindle_cli.costs.holdings import blocks_of
 from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import ParameterGroup
 from spindle_cli.units import GIB, KIB

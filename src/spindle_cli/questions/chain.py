@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import StrEnum
 
-from spindle_cli.artifact import Model
+from spindle_cli.files.artifact import Model
 from spindle_cli.plan.types import Plan, Slice
 
 # Slices follow each other in ticks of the planner; a longer gap than this part of the schedule is idle time.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spindle_cli.cluster import Cluster, NodeGroup
 from spindle_cli.errors import UsageError
+from spindle_cli.files.cluster import Cluster, NodeGroup
 
 
 def with_devices(cluster: Cluster, num_devices: int) -> Cluster:

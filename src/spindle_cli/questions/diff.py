@@ -8,7 +8,7 @@ from pydantic import Field
 from rich import box
 from rich.table import Table
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan, format_devices
 from spindle_cli.units import format_bytes, format_seconds
 

@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
 from spindle_cli.errors import InputError
+from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.chain import Link, critical_chain

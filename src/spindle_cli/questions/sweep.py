@@ -10,9 +10,9 @@ from pydantic import Field
 from rich import box
 from rich.table import Table
 
-from spindle_cli.artifact import Artifact, Model
-from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError, UsageError
+from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile

@@ -1,16 +1,16 @@
 """What binds an iteration, from the dual values of the allocation program, checked by solving again.
 
-In the optimum of `plan/bound.py`, one second of the bound is made of N p (the price of a device-second times
+In the optimum of `plan/bound/bound.py`, one second of the bound is made of N p (the price of a device-second times
 the devices) and of the flow over the MetaOps without consumers: the two add up to 1. So N p is the part of
 the bound that more devices would shorten; the rest is held by the critical MetaOps, whatever the devices.
 """
 
 from __future__ import annotations
 
-from spindle_cli.artifact import Model
-from spindle_cli.cluster import Cluster
 from spindle_cli.errors import NoPlanError
-from spindle_cli.plan.bound import Bound, lower_bound
+from spindle_cli.files.artifact import Model
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Node, make_problem
 from spindle_cli.plan.types import Plan, Slice

@@ -8,10 +8,10 @@ from pathlib import Path
 from statistics import median
 
 from spindle_cli.errors import InputError
+from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.runs import runs_of
 from spindle_cli.report.types import Happening, MeasuredIteration
-from spindle_cli.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 
 # The order in which they are drawn: computes on top.
 _LAYERS = ("wait", "data", "sum", "gather", "transfer", "optimizer", "forward", "backward")

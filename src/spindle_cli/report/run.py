@@ -7,10 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from spindle_cli.errors import InputError
-from spindle_cli.plan.types import Plan
-from spindle_cli.report.measured import measured_iteration
-from spindle_cli.report.types import MeasuredDevice, RunView, StepPoint, TimePair
-from spindle_cli.run_files import (
+from spindle_cli.files.run_files import (
     METRICS_FILE,
     PREDICTED_FILE,
     Comparison,
@@ -18,6 +15,9 @@ from spindle_cli.run_files import (
     StepMetrics,
     read_metrics,
 )
+from spindle_cli.plan.types import Plan
+from spindle_cli.report.measured import measured_iteration
+from spindle_cli.report.types import MeasuredDevice, RunView, StepPoint, TimePair
 
 MAX_POINTS = 600
 

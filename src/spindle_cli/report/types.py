@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model, Sparse
+from spindle_cli.files.artifact import Artifact, Model, Sparse
 from spindle_cli.plan.types import Predicted
 from spindle_cli.profile.types import CurvePoint, Fit
 

@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 import torch
 
 from spindle_cli.errors import StoppedError
-from spindle_cli.request import CaptureStage, RunRequest
-from spindle_cli.run_files import StepMetrics
-from spindle_cli.runtime.capture import capture
-from spindle_cli.runtime.checkpoints import Checkpoints
-from spindle_cli.runtime.clip import GradientClip
-from spindle_cli.runtime.data import Feed
-from spindle_cli.runtime.executor import Executor
-from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.localise import LocalModel
-from spindle_cli.runtime.losses import LossBoard, loss_failure
-from spindle_cli.runtime.masters import Masters
-from spindle_cli.runtime.metrics import MetricsLog
-from spindle_cli.runtime.start_up import StartClock
-from spindle_cli.runtime.stopping import StopRequest
-from spindle_cli.runtime.timing import Activity, Stopwatch
+from spindle_cli.files.request import CaptureStage, RunRequest
+from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.measuring.metrics import MetricsLog
+from spindle_cli.runtime.measuring.start_up import StartClock
+from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.saving.capture import capture
+from spindle_cli.runtime.saving.checkpoints import Checkpoints
+from spindle_cli.runtime.saving.stopping import StopRequest
+from spindle_cli.runtime.step.data import Feed
+from spindle_cli.runtime.step.executor import Executor
+from spindle_cli.runtime.step.losses import LossBoard, loss_failure
+from spindle_cli.runtime.update.clip import GradientClip
+from spindle_cli.runtime.update.masters import Masters
 
 
 @dataclass

@@ -16,44 +16,44 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from spindle_cli.allocator import keep_freed_memory
-from spindle_cli.artifact import to_compact_json, write_json, write_text
 from spindle_cli.check.run import check_plan
 from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
-from spindle_cli.environment import WorkerEnvironment
 from spindle_cli.errors import InputError
+from spindle_cli.files.artifact import to_compact_json, write_json, write_text
+from spindle_cli.files.request import RunRequest
+from spindle_cli.files.run_files import PREDICTED_FILE
+from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.plan.types import Plan
-from spindle_cli.request import RunRequest
-from spindle_cli.run_files import PREDICTED_FILE
-from spindle_cli.run_timeline import TIMELINE_FILE
-from spindle_cli.runtime.checkpoints import Checkpoints
-from spindle_cli.runtime.clip import GradientClip
+from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.process.worker_session import is_lost_peer, worker_session
 from spindle_cli.runtime.collector import not_searched_again
-from spindle_cli.runtime.communicators import Communicators
-from spindle_cli.runtime.comparison import compare, gather_times
-from spindle_cli.runtime.data import Feed, portions
-from spindle_cli.runtime.executor import Executor
-from spindle_cli.runtime.gradients import GradientPool
-from spindle_cli.runtime.localise import LocalModel, dtype_of, localise
-from spindle_cli.runtime.losses import LossBoard
-from spindle_cli.runtime.masters import Masters
-from spindle_cli.runtime.metrics import MetricsLog
-from spindle_cli.runtime.replicas import check_replicas
-from spindle_cli.runtime.restore import restore
-from spindle_cli.runtime.save import save_model
-from spindle_cli.runtime.start_up import StartClock
-from spindle_cli.runtime.stopping import StopRequest
-from spindle_cli.runtime.timeline import gather_timeline
-from spindle_cli.runtime.timing import Stopwatch
-from spindle_cli.runtime.train_state import TrainState, require_same_run
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.transfers import Exchange
+from spindle_cli.runtime.measuring.comparison import compare, gather_times
+from spindle_cli.runtime.measuring.metrics import MetricsLog
+from spindle_cli.runtime.measuring.start_up import StartClock
+from spindle_cli.runtime.measuring.timeline import gather_timeline
+from spindle_cli.runtime.measuring.timing import Stopwatch
+from spindle_cli.runtime.part.localise import LocalModel, dtype_of, localise
+from spindle_cli.runtime.part.replicas import check_replicas
+from spindle_cli.runtime.part.warm_up import compile_layers
+from spindle_cli.runtime.saving.checkpoints import Checkpoints
+from spindle_cli.runtime.saving.restore import restore
+from spindle_cli.runtime.saving.save import save_model
+from spindle_cli.runtime.saving.stopping import StopRequest
+from spindle_cli.runtime.saving.train_state import TrainState, require_same_run
+from spindle_cli.runtime.step.data import Feed, portions
+from spindle_cli.runtime.step.executor import Executor
+from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Trainer
-from spindle_cli.runtime.transfers import Exchange
-from spindle_cli.runtime.warm_up import compile_layers
-from spindle_cli.worker_session import is_lost_peer, worker_session
-from spindle_cli.workload.batches import Batches
-from spindle_cli.workload.optimizer import make_optimizer
-from spindle_cli.workload.schedule import make_schedule
+from spindle_cli.runtime.update.clip import GradientClip
+from spindle_cli.runtime.update.masters import Masters
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.learning_rate import make_schedule
+from spindle_cli.workload.training.optimizer import make_optimizer
 
 
 def main(argv: list[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact
+from spindle_cli.files.artifact import Artifact
 from spindle_cli.program.text import format_action
 from spindle_cli.program.types import Program
 

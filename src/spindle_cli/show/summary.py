@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan
 from spindle_cli.show.grid import length_s
 

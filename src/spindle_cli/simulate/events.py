@@ -6,9 +6,20 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from spindle_cli.artifact import write_text
+from spindle_cli.files.artifact import write_text
+from spindle_cli.files.chrome_trace import (
+    COMPUTE,
+    SENDS,
+    SUMS,
+    Arrow,
+    Bar,
+    Details,
+    Level,
+    TraceEvent,
+    stack,
+    trace_text,
+)
 from spindle_cli.simulate.types import Activity, Cause, Passage, Simulation, Wait
-from spindle_cli.trace import COMPUTE, SENDS, SUMS, Arrow, Bar, Details, Level, TraceEvent, stack, trace_text
 
 
 def trace_events(simulation: Simulation) -> tuple[TraceEvent, ...]:

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spindle_cli.cluster import Cluster, Link
 from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.simulate.types import Activity, Cause, OptimizerStep, Simulation, Span, Wait
 
 

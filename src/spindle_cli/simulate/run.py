@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
-from spindle_cli.program.proof import prove
+from spindle_cli.program.proof.proof import prove
 from spindle_cli.simulate.engine import Engine
 from spindle_cli.simulate.types import Simulation
 

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.fragments import Fragment, fragment_key, parse_key
-from spindle_cli.joining import joined
-from spindle_cli.request import CaptureStage, capture_path
+from spindle_cli.files.fragments import Fragment, fragment_key, parse_key
+from spindle_cli.files.joining import joined
+from spindle_cli.files.request import CaptureStage, capture_path
 
 
 @dataclass(frozen=True)

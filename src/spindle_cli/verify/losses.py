@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spindle_cli.run_files import StepMetrics
+from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.verify.tally import Tally
 from spindle_cli.verify.types import Check, Difference
 

@@ -18,14 +18,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.request import CaptureStage, RunRequest, capture_path
-from spindle_cli.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
+from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
-from spindle_cli.worker_session import worker_session
-from spindle_cli.workload.batches import Batches
+from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.load import LoadedWorkload, load
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spindle_cli.errors import RunFailedError
+from spindle_cli.files.request import DtypeName
+from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.cause import failure_of
 from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker, usable_cores
-from spindle_cli.launch.network import whole_cluster_here
-from spindle_cli.launch.process import run_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
+from spindle_cli.launch.starting.network import whole_cluster_here
+from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import RUNTIME_WORKER, Launch, LaunchOptions
+from spindle_cli.launch.watching.cause import failure_of
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.request import DtypeName
-from spindle_cli.run_files import read_metrics
 from spindle_cli.verify.captured import CapturedRun, open_run
 from spindle_cli.verify.folder import captured_bytes, verify_folder
 from spindle_cli.verify.losses import compare_losses

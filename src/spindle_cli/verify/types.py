@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model
 
 # The dtype asked for, or the precision of the train settings.
 ArithmeticName = Literal["float32", "float64", "bf16-autocast", "bf16"]

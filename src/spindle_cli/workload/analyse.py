@@ -8,18 +8,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.batches import collate, num_samples
-from spindle_cli.workload.contract import Run, find_runs
 from spindle_cli.workload.fingerprint import fingerprint
-from spindle_cli.workload.flow import flow_graph
 from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
-from spindle_cli.workload.independence import Independence
-from spindle_cli.workload.kind import Kinds
-from spindle_cli.workload.naming import component_path, short_names
-from spindle_cli.workload.observe import Observer
-from spindle_cli.workload.ops import make_ops
-from spindle_cli.workload.sharing import SharedBlocks, find_sharing
-from spindle_cli.workload.trace import trace_task
+from spindle_cli.workload.metaops.contract import Run, find_runs
+from spindle_cli.workload.metaops.naming import component_path, short_names
+from spindle_cli.workload.metaops.ops import make_ops
+from spindle_cli.workload.metaops.sharing import SharedBlocks, find_sharing
+from spindle_cli.workload.splitting.independence import Independence
+from spindle_cli.workload.tracing.flow import flow_graph
+from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.trace import trace_task
+from spindle_cli.workload.training.batches import collate, num_samples
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _SAMPLES = 2  # enough to see that items fit together

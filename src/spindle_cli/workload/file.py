@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from spindle_cli.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model
 
 # Bytes of optimizer state over bytes of parameters, of the optimizers that step each element by itself.
 _STATE_PER_PARAM = {

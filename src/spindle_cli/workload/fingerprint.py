@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spindle_cli.artifact import sha256_of
+from spindle_cli.files.artifact import sha256_of
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec
 
 

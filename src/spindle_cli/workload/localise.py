@@ -16,13 +16,13 @@ from pathlib import Path
 from torch import nn
 
 from spindle_cli.errors import SpindleError
-from spindle_cli.workload.abstract import Births, drop, parameters_born
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.draws import drawing_as_if_real
+from spindle_cli.workload.building.abstract import Births, drop, parameters_born
+from spindle_cli.workload.building.draws import drawing_as_if_real
+from spindle_cli.workload.building.load import LoadedWorkload, build
+from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.load import LoadedWorkload, build
 from spindle_cli.workload.rebind import rebind
-from spindle_cli.workload.source import Source, resolve
 
 
 @dataclass(frozen=True)

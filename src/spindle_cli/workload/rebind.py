@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from torch import nn
 
-from spindle_cli.workload.cut import names_used
-from spindle_cli.workload.flow import flow_graph
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.metaops.cut import names_used
+from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spindle_cli.plan.bound import Bound
-from spindle_cli.plan.improve import search
-from spindle_cli.plan.listing import time_jobs, to_pieces
+from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.improve import search
+from spindle_cli.plan.search.listing import time_jobs, to_pieces
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spindle_cli.errors import InputError, RunFailedError, SpindleError
-from spindle_cli.run_files import newest_model
+from spindle_cli.files.run_files import newest_model
 from spindle_cli.workload.types import Workload
 from spindle_cli.zoo.digits.build import build
 from spindle_cli.zoo.digits.data import Clips, load_split

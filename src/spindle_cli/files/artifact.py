@@ -1,0 +1,229 @@
+"""Files that one stage hands to the next: versioned, validated, written whole or not at all.
+
+Every file is JSON or YAML with a key `schema: spindle.<kind>/<major>`. Its Python type is a frozen pydantic
+model derived from `Artifact`; the JSON Schemas under `schemas/` are generated from those types.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import parse_json, parse_yaml
+
+
+class Model(BaseModel):
+    """Base of everything that is inside a file: frozen, finite numbers only.
+
+    Keys that we do not know are kept out but accepted, so that a newer minor version stays readable.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
+
+
+class Sparse(Model):
+    """Base of what there may be very many of in a file: keys that have their defaults are left out."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in serialize(self).items() if value != fields[name].default}
+
+
+class Artifact(Model):
+    """Base of everything that is a file of its own."""
+
+    KIND: ClassVar[str]
+    MAJOR: ClassVar[int] = 1
+
+    @classmethod
+    def schema_name(cls) -> str:
+        """The value of the file's `schema` key, e.g. 'spindle.plan/1'."""
+        return f"spindle.{cls.KIND}/{cls.MAJOR}"
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read and validate a file.
+
+        Raises:
+            InputError: missing, unreadable, not JSON/YAML, of another kind or version, or with a wrong value.
+        """
+        return cls.from_data(read_data(path), where=str(path))
+
+    @classmethod
+    def from_data(cls, data: Any, *, where: str) -> Self:
+        """Validate parsed data; `where` names its origin in messages.
+
+        Raises:
+            InputError: of another kind or version, or with a wrong value.
+        """
+        check_schema(data, cls.schema_name(), where=where)
+        return validate(cls, data, where=where)
+
+    def sha256(self) -> str:
+        """'sha256:...' of the content: the same for any spelling of the same values.
+
+        Keys at their defaults are left out, so that a version that adds an optional key finds the same.
+        """
+        return sha256_of(self.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def read_data(path: Path) -> Any:
+    """Parse a JSON (by its ending) or YAML file.
+
+    Raises:
+        InputError: missing, unreadable, empty, or not parseable; says where in the file.
+    """
+    try:
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark first
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: no such file", hint="Check the path, or make the file first.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: not a text file in UTF-8 ({error.reason} at byte {error.start})"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
+    if not text.strip():
+        raise InputError(
+            f"{path}: the file is empty", hint="It may have been cut off while being written; make it again."
+        )
+    parse = parse_json if path.suffix == ".json" else parse_yaml
+    return parse(text, where=str(path))
+
+
+def check_schema(data: Any, expected: str, *, where: str) -> None:
+    """Refuse data whose `schema` key is missing, of another kind, or of a major version that we do not know.
+
+    Raises:
+        InputError: naming what was found and what was expected.
+    """
+    if not isinstance(data, dict):
+        raise InputError(f"{where}: expected a mapping with the key 'schema', found {_kind(data)}")
+    found = data.get("schema")
+    if found == expected:
+        return
+    if found is None:
+        raise InputError(f"{where}: the key 'schema' is missing", hint=f"Expected schema: {expected}")
+    kind = expected.rsplit("/", 1)[0]
+    if isinstance(found, str) and found.rsplit("/", 1)[0] == kind:
+        version = found.rsplit("/", 1)[-1]
+        raise InputError(
+            f"{where}: schema: version {version!r} is not known; this spindle reads {expected}",
+            hint="Upgrade spindle, or make the file again with this version.",
+        )
+    raise InputError(
+        f"{where}: schema: found {found!r}, expected {expected!r}", hint="Is this the right file?"
+    )
+
+
+def _kind(data: Any) -> str:
+    """What data is, in words for messages."""
+    if isinstance(data, list):
+        return "a list"
+    return "nothing" if data is None else "a text" if isinstance(data, str) else repr(data)
+
+
+def validate(model: type[T], data: Any, *, where: str) -> T:
+    """Turn parsed data into its type.
+
+    Raises:
+        InputError: the first few wrong places, each with its path in the file, its value and what was
+            expected.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        lines = [_describe_problem(problem) for problem in problems[:5]]
+        if len(problems) > 5:
+            lines.append(f"and {len(problems) - 5} more")
+        raise InputError(f"{where}: " + "\n  ".join(lines)) from error
+
+
+def _describe_problem(problem: Any) -> str:
+    place = ""
+    for part in problem["loc"]:
+        place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"{place}: this key is missing"
+    shown = repr(problem["input"])
+    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    return f"{place}: {message} (found {shown})" if place else message
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole: to a temporary file beside it, then rename. Devices and pipes are written to
+    directly.
+
+    Raises:
+        InputError: the folder is missing or not writable, or the disk is full; an old file is untouched.
+    """
+    temporary: str | None = None
+    path = path.resolve()  # a link keeps pointing at the file
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            path.write_text(text, encoding="utf-8")
+            return
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(0o666 & ~_umask())
+        Path(temporary).replace(path)
+        temporary = None
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror}",
+            hint="Check that the folder exists and is writable, and that the disk is not full.",
+        ) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask
+
+
+def write_json(path: Path, model: BaseModel) -> None:
+    """Write a model as JSON, whole or not at all. Same model, same bytes."""
+    write_text(path, to_json(model))
+
+
+def to_json(model: BaseModel) -> str:
+    """A model as indented JSON text with a trailing newline; `None` values are kept."""
+    return (
+        json.dumps(
+            model.model_dump(mode="json", by_alias=True), indent=1, ensure_ascii=False, allow_nan=False
+        )
+        + "\n"
+    )
+
+
+def to_compact_json(model: BaseModel) -> str:
+    """A model as JSON text on one line, with a trailing newline."""
+    data = model.model_dump(mode="json", by_alias=True)
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def sha256_of(data: Any) -> str:
+    """'sha256:...' of data in canonical JSON (sorted keys, no spaces)."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return "sha256:" + hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,128 @@
+"""The cluster file: nodes of devices, and the links between two devices."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.units import GB, GIB, US
+
+# More ranks than torchrun has been seen with; planning keeps a few numbers for each.
+MAX_DEVICES = 2**16
+MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
+
+BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
+
+
+class Link(Model):
+    """How long a message between two devices takes.
+
+    `latency_us`: microseconds before the first byte. `bandwidth_gb_per_s`: 10**9 bytes per second, one way,
+    large messages. `curve`: bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes;
+    interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
+    """
+
+    latency_us: Annotated[float, Field(ge=0)]
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0)]
+    curve: BandwidthCurve | None = None
+
+    @field_validator("curve")
+    @classmethod
+    def _curve_ascends(cls, curve: BandwidthCurve | None) -> BandwidthCurve | None:
+        if curve is None:
+            return None
+        if not curve:
+            raise ValueError("expected at least one [bytes, gb_per_s] pair, or no curve at all")
+        if any(size <= 0 or speed <= 0 for size, speed in curve):
+            raise ValueError("expected positive bytes and gb_per_s in every pair")
+        if any(later[0] <= earlier[0] for earlier, later in pairwise(curve)):
+            raise ValueError("expected ascending bytes")
+        return curve
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds before the first byte arrives."""
+        return self.latency_us * US
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Bytes per second for large messages, one way."""
+        return self.bandwidth_gb_per_s * GB
+
+
+class NodeGroup(Model):
+    """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device."""
+
+    count: Annotated[int, Field(ge=1)] = 1
+    devices: Annotated[int, Field(ge=1)]
+    device: str
+    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
+
+
+class Links(Model):
+    """The two kinds of link: between devices of one node, and of two nodes."""
+
+    intra_node: Link
+    inter_node: Link
+
+
+class Cluster(Artifact):
+    """Devices 0..N-1, numbered node by node as torchrun numbers ranks."""
+
+    KIND: ClassVar[str] = "cluster"
+
+    schema_: Annotated[Literal["spindle.cluster/1"], Field(alias="schema")] = "spindle.cluster/1"
+    name: str
+    nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
+    links: Links
+
+    @model_validator(mode="after")
+    def _one_device_type(self) -> Cluster:
+        types = sorted({group.device for group in self.nodes})
+        if len(types) > 1:
+            raise ValueError(
+                f"nodes: devices of several types ({', '.join(types)}); all devices must be of one type"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _not_too_large(self) -> Cluster:
+        count = sum(group.count * group.devices for group in self.nodes)
+        if count > MAX_DEVICES:
+            raise ValueError(f"nodes: {count} devices together; at most {MAX_DEVICES} can be planned for")
+        return self
+
+    @property
+    def device_type(self) -> str:
+        """The type of every device, e.g. 'a800-80gb' or 'cpu'."""
+        return self.nodes[0].device
+
+    @cached_property
+    def node_sizes(self) -> tuple[int, ...]:
+        """Number of devices of each node, in order."""
+        return tuple(group.devices for group in self.nodes for _ in range(group.count))
+
+    @cached_property
+    def num_devices(self) -> int:
+        """Devices of all nodes together."""
+        return sum(self.node_sizes)
+
+    @cached_property
+    def node_of(self) -> tuple[int, ...]:
+        """Index of the node of each device; length `num_devices`."""
+        return tuple(node for node, size in enumerate(self.node_sizes) for _ in range(size))
+
+    @cached_property
+    def memory_bytes(self) -> tuple[int, ...]:
+        """Memory of each device in bytes; length `num_devices`."""
+        return tuple(
+            int(group.memory_gib * GIB) for group in self.nodes for _ in range(group.count * group.devices)
+        )
+
+    def link(self, a: int, b: int) -> Link:
+        """The link between two different devices."""
+        return self.links.intra_node if self.node_of[a] == self.node_of[b] else self.links.inter_node

@@ -1,0 +1,148 @@
+"""What `launch` hands to every worker, and what a dying worker hands back.
+
+`launch` writes one `RunRequest` per node and starts `python -m <worker module> REQUEST.json` once per device;
+nothing else passes between the two but the files named here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.files.artifact import Artifact
+
+STOP_FILE = "stop"
+CaptureStage = Literal["initial", "gradients", "final"]
+# Of a run that is not traced: enough to take one that is like the others.
+TIMELINE_STEPS = 3
+
+DtypeName = Literal["float32", "float64"]
+
+
+class RunRequest(Artifact):
+    """One run of a plan, as every worker of it reads it. All paths are absolute.
+
+    Attributes:
+        plan: the plan file.
+        workload: source of the workload (file or function), as `workload.load` takes it.
+        steps: iterations to train; None: as many as the workload's train settings say.
+        run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
+        resume: go on from the newest checkpoint in `run_dir`. `resume_step`: from the one after this step.
+        begin_from: where there is nothing to resume, begin from the checkpoint of this other run, possibly of
+            other tasks. `begin_step`: after this step; None: from its newest.
+        checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
+            kept. `async_checkpoints`: they are written while training goes on.
+        device_type: torch device type of every worker, 'cpu' or 'cuda'.
+        backend: of torch.distributed, 'gloo' or 'nccl'.
+        threads: torch threads of each process.
+        timeout_s: seconds without an answer after which a collective or transfer fails.
+        dtype: convert every floating-point parameter, buffer and batch field to this; None: leave them be.
+        timeline_steps: so many of the last steps go into timeline.json. `traces`: with the time that each sum
+        and
+            gather takes, which costs a little.
+        begun_s, started_s: when the command began, and when it started the workers (seconds since the epoch);
+            None where nobody measures.
+        capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
+    """
+
+    KIND: ClassVar[str] = "run-request"
+
+    schema_: Annotated[Literal["spindle.run-request/1"], Field(alias="schema")] = "spindle.run-request/1"
+    plan: Path
+    workload: str
+    steps: Annotated[int, Field(ge=1)] | None = None
+    run_dir: Path
+    resume: bool = False
+    resume_step: Annotated[int, Field(ge=1)] | None = None
+    begin_from: Path | None = None
+    begin_step: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    keep: Annotated[int, Field(ge=1)] = 3
+    async_checkpoints: bool = False
+    device_type: str = "cpu"
+    backend: Literal["gloo", "nccl"] = "gloo"
+    threads: Annotated[int, Field(ge=1)] = 1
+    timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    dtype: DtypeName | None = None
+    timeline_steps: Annotated[int, Field(ge=1)] = TIMELINE_STEPS
+    traces: bool = False
+    begun_s: Annotated[float, Field(ge=0)] | None = None
+    started_s: Annotated[float, Field(ge=0)] | None = None
+    capture_dir: Path | None = None
+
+
+class WorkerError(Artifact):
+    """The error that ended one worker, written to `error_path` before it exits.
+
+    Attributes:
+        rank: of the worker.
+        type: name of the exception's class.
+        message: for people; with `hint` it is all that is shown of a `SpindleError`.
+        place: 'file:line in function' of the innermost frame in the user's own code, else of all frames.
+        traceback: the whole of it, for the log; None where `self_explaining`.
+        lost_peer: it lost its connection to another worker, so that one's error is what matters.
+        timed_out: and that because the other did not answer in time.
+        may_pass: what failed is outside of the program (a disk, a network, a device), so that to start again
+            may help.
+        self_explaining: the exception is a `SpindleError`: its message stands without a traceback.
+        exit_code: what the command should end with.
+        time_s: seconds since the epoch, to tell the first error from those that follow from it.
+    """
+
+    KIND: ClassVar[str] = "worker-error"
+
+    schema_: Annotated[Literal["spindle.worker-error/1"], Field(alias="schema")] = "spindle.worker-error/1"
+    rank: Annotated[int, Field(ge=0)]
+    type: str
+    message: str
+    hint: str | None = None
+    place: str | None = None
+    traceback: str | None = None
+    lost_peer: bool = False
+    timed_out: bool = False
+    may_pass: bool = False
+    self_explaining: bool = False
+    exit_code: int = 1
+    time_s: Annotated[float, Field(ge=0)]
+
+
+def workers_dir(run_dir: Path) -> Path:
+    """Folder of the workers' output and errors."""
+    return run_dir / "workers"
+
+
+def stop_path(run_dir: Path) -> Path:
+    """A file that asks the workers to save a checkpoint and end, once it is there."""
+    return workers_dir(run_dir) / STOP_FILE
+
+
+def log_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker's standard output and standard error go."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.log"
+
+
+def error_path(run_dir: Path, rank: int) -> Path:
+    """Where a dying worker writes its `WorkerError`."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.error.json"
+
+
+def pid_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker writes its process id."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.pid"
+
+
+def stack_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker writes the stack of its threads when it gets SIGUSR1."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.stack"
+
+
+def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:
+    """A safetensors file {canonical name: tensor} of *every* parameter that `rank` holds.
+
+    Not only of those that it is the first to hold: every copy is written, so that a stale one can be told.
+    Stages: 'initial' before the first step; 'gradients' of the first step after the gradient sums (parameters
+    that have none are left out); 'final' after the last step.
+    """
+    return capture_dir / f"rank-{rank:05d}.{stage}.safetensors"

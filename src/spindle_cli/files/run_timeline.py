@@ -1,0 +1,73 @@
+"""timeline.json: what every device of a run did in its last steps, moment by moment, on one clock.
+
+Rank 0 of the runtime writes it; `launch --trace` and `report` read it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.files.artifact import Artifact, Sparse
+
+TIMELINE_FILE = "timeline.json"
+
+WaitCause = Literal["activation", "gradient", "sum", "losses", "norm"]
+
+
+class MeasuredSpan(Sparse):
+    """Something that a device did from `start_s` to `end_s`.
+
+    Attributes:
+        kind: forward and backward compute `slice`. A transfer takes an activation from `source_slice` to
+            `slice`, or a gradient back the same way; it lasts from when this device, its sender, posts it to
+            when the taker has it and uses it. A sum is of a parameter group's gradients, a gather of its new
+            values. Data: waiting for the input pipeline.
+        slice: of a wait, the slice that waits; None: the step.
+        cause: of a wait, what is waited for; before a slice or one of its ops runs forward that may also be
+            new values of its parameters.
+        peer: of a transfer, the device that takes it.
+        group: of a sum or gather, which of the program's parameter groups.
+        num_bytes: of transfers, sums and gathers; of transfers as the plan predicts them.
+    """
+
+    kind: Literal["forward", "backward", "wait", "data", "optimizer", "transfer", "sum", "gather"]
+    start_s: float
+    end_s: float
+    slice: int | None = None
+    source_slice: int | None = None
+    is_gradient: bool = False
+    cause: WaitCause | None = None
+    peer: int | None = None
+    group: int | None = None
+    num_bytes: Annotated[int, Field(ge=0)] = 0
+
+
+class MeasuredStep(Sparse):
+    """One step (counted from 1), or one of the batches of a step that has several, as long as it took rank 0.
+
+    `devices`: each one's spans, by their start.
+    """
+
+    step: Annotated[int, Field(ge=1)]
+    start_s: float
+    end_s: float
+    devices: tuple[tuple[MeasuredSpan, ...], ...]
+
+
+class MeasuredTimeline(Artifact):
+    """timeline.json. Seconds since rank 0 began the first of `steps`.
+
+    Attributes:
+        plan_sha256: of the plan that was run; slices are its slices.
+        clock_error_s: no device's times are further off rank 0's clock than this.
+        steps: consecutive, the run's last.
+    """
+
+    KIND: ClassVar[str] = "timeline"
+
+    schema_: Annotated[Literal["spindle.timeline/1"], Field(alias="schema")] = "spindle.timeline/1"
+    plan_sha256: str
+    clock_error_s: Annotated[float, Field(ge=0)]
+    steps: tuple[MeasuredStep, ...]

@@ -1,0 +1,1 @@
+"""Start the workers of a launch."""

@@ -1,0 +1,1 @@
+"""Watch the workers of a launch."""

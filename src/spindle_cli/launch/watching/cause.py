@@ -1,0 +1,134 @@
+"""Why a run failed: of everything that went wrong, the one thing that the rest follows from."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from spindle_cli.errors import ExitCode, RunFailedError, WorkerLostError
+from spindle_cli.files.request import WorkerError, log_path, stack_path, workers_dir
+from spindle_cli.launch.types import Launch, WorkerExit, WorkerExits
+from spindle_cli.launch.watching.stuck import StuckWorker
+from spindle_cli.units import format_seconds
+
+TAIL_LINES = 12
+
+
+def read_errors(run_dir: Path) -> tuple[WorkerError, ...]:
+    """What the workers that died left behind, in order of time."""
+    errors = [WorkerError.read(path) for path in workers_dir(run_dir).glob("rank-*.error.json")]
+    return tuple(sorted(errors, key=lambda error: error.time_s))
+
+
+def failure_of(launch: Launch, stuck: Sequence[StuckWorker] = ()) -> RunFailedError:
+    """The failure of a run that has ended badly, as one message; `stuck`: workers that did not move."""
+    errors = read_errors(launch.run_dir)
+    found = WorkerExits.read(launch.exits_file) if launch.exits_file.exists() else WorkerExits(exits=())
+    if found.problem is not None and not errors:
+        return WorkerLostError(found.problem, hint="See the other nodes' output, and the network.")
+    return describe_failure(launch, errors, found.exits, stuck)
+
+
+def describe_failure(
+    launch: Launch,
+    errors: Sequence[WorkerError],
+    exits: Sequence[WorkerExit],
+    stuck: Sequence[StuckWorker] = (),
+) -> RunFailedError:
+    """The first cause among errors, deaths and workers that hang, as one message.
+
+    A worker's death breaks its peers' connections, one that hangs lets its peers give up, and the first error
+    makes torchrun end the others: none of these follow-ups is a cause while there is another.
+
+    Returns:
+        `WorkerLostError` where to start again may help.
+    """
+    explained = {error.rank for error in errors}
+    original = [error for error in errors if not error.lost_peer]
+    hanging = {worker.rank for worker in stuck}
+    deaths = [
+        died for died in exits if died.rank not in explained | hanging and died.exit_code != -signal.SIGTERM
+    ]
+    if hanging:  # torchrun kills those that do not end by themselves
+        deaths = [died for died in deaths if died.exit_code not in (-signal.SIGKILL, -signal.SIGABRT)]
+    death = min(deaths, key=lambda died: died.time_s, default=None)
+    if original and (death is None or original[0].time_s < death.time_s):
+        return _of_error(launch, original[0])
+    if death is not None:
+        return _of_death(launch, death)
+    if stuck:
+        return _of_stuck(launch, stuck)
+    if errors:
+        return _of_lost_peer(launch, errors[0])
+    if exits:
+        return _of_death(launch, exits[0])
+    return _of_launcher(launch)
+
+
+def _of_error(launch: Launch, error: WorkerError) -> RunFailedError:
+    log = log_path(launch.run_dir, error.rank)
+    if error.self_explaining:
+        stopped = error.exit_code == ExitCode.STOPPED  # of all workers together, not of this one
+        message = error.message if stopped else f"worker {error.rank}: {error.message}"
+        failure = RunFailedError(message, hint=error.hint)
+        failure.exit_code = ExitCode(error.exit_code)
+        return failure
+    place = f"\n  at {error.place}" if error.place else ""
+    message = f"worker {error.rank} failed: {error.type}: {error.message}{place}"
+    kind = WorkerLostError if error.may_pass else RunFailedError
+    return kind(message, hint=f"The whole traceback is in {log}")
+
+
+def _of_stuck(launch: Launch, stuck: Sequence[StuckWorker]) -> RunFailedError:
+    timeout = format_seconds(launch.request.timeout_s)
+    places = "; ".join(f"worker {worker.rank} hangs at {worker.place}" for worker in stuck)
+    logs = " and ".join(str(stack_path(launch.run_dir, worker.rank)) for worker in stuck)
+    return WorkerLostError(
+        f"{places}: no answer within the run's timeout of {timeout}",
+        hint=f"The whole stack is in {logs}; where a step takes that long, give more time with --timeout.",
+    )
+
+
+def _of_death(launch: Launch, died: WorkerExit) -> RunFailedError:
+    log = log_path(launch.run_dir, died.rank)
+    if died.exit_code == -signal.SIGKILL:
+        return WorkerLostError(
+            f"worker {died.rank} was killed by signal 9 (out of memory?)",
+            hint="The kernel kills what takes too much memory (see `dmesg`), and so may a job scheduler.",
+        )
+    if died.exit_code < 0:
+        name = signal.Signals(-died.exit_code).name
+        message = f"worker {died.rank} was killed by signal {-died.exit_code} ({name})"
+    else:
+        message = f"worker {died.rank} ended with exit code {died.exit_code} and no error of its own"
+    source = log if _tail(log) else launch.log  # what fails before a worker has its log is in the node's
+    kind = WorkerLostError if died.exit_code < 0 else RunFailedError
+    return kind(f"{message}{_indented(_tail(source))}", hint=f"From {source}")
+
+
+def _of_lost_peer(launch: Launch, error: WorkerError) -> RunFailedError:
+    if launch.num_nodes > 1:
+        hint = "No worker of this node failed by itself: see the other nodes' output, and the network."
+    else:
+        hint = f"No worker said why; their output is in {workers_dir(launch.run_dir)}"
+    return WorkerLostError(
+        f"worker {error.rank} lost its connection to another worker: {error.message}", hint=hint
+    )
+
+
+def _of_launcher(launch: Launch) -> RunFailedError:
+    return RunFailedError(
+        f"the workers could not be started or ended without an error{_indented(_tail(launch.log))}",
+        hint=f"From {launch.log}; each worker's output is beside it.",
+    )
+
+
+def _tail(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    return path.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-TAIL_LINES:]
+
+
+def _indented(lines: list[str]) -> str:
+    return "".join(f"\n  | {line}" for line in lines)

@@ -1,0 +1,125 @@
+"""What a run tells at its end: where its losses went, predicted against measured, and where its files are."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from spindle_cli.files.artifact import Artifact
+from spindle_cli.files.request import workers_dir
+from spindle_cli.files.run_files import (
+    METRICS_FILE,
+    PREDICTED_FILE,
+    Comparison,
+    PredictedVsMeasured,
+    StartUp,
+    StepMetrics,
+)
+from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.launch.types import Launch
+from spindle_cli.units import format_seconds
+
+
+class RunReport(Artifact):
+    """The result of a run on one node: the document of `spindle launch --json`.
+
+    Attributes:
+        steps: trained in this run. `first` and `last` of them; on a node without rank 0 and without a shared
+            disk,
+            none are known here.
+        samples_per_s: of all tasks together, over the median step.
+        files: what the run has left, by what it is.
+    """
+
+    KIND: ClassVar[str] = "run-report"
+
+    schema_: Annotated[Literal["spindle.run-report/1"], Field(alias="schema")] = "spindle.run-report/1"
+    run_dir: str
+    node_rank: int
+    workers: int
+    steps: int
+    first: StepMetrics | None
+    last: StepMetrics | None
+    samples_per_s: float | None
+    predicted_vs_measured: PredictedVsMeasured | None
+    files: dict[str, str]
+
+
+def report_run(launch: Launch, steps: list[StepMetrics], samples_per_step: int) -> RunReport:
+    """Gather a finished run's report; `steps` are those of this run.
+
+    Raises:
+        InputError: predicted.json is malformed.
+    """
+    predicted = launch.run_dir / PREDICTED_FILE
+    median_s = statistics.median(step.iteration_s for step in steps[1:] or steps) if steps else 0.0
+    return RunReport(
+        run_dir=str(launch.run_dir),
+        node_rank=launch.node_rank,
+        workers=launch.processes,
+        steps=len(steps),
+        first=steps[0] if steps else None,
+        last=steps[-1] if steps else None,
+        samples_per_s=samples_per_step / median_s if median_s > 0 else None,
+        predicted_vs_measured=PredictedVsMeasured.read(predicted) if predicted.exists() else None,
+        files=_files(launch.run_dir),
+    )
+
+
+def _files(run_dir: Path) -> dict[str, str]:
+    known = {
+        "metrics": run_dir / METRICS_FILE,
+        "predicted against measured": run_dir / PREDICTED_FILE,
+        "timeline": run_dir / TIMELINE_FILE,
+        "checkpoints": run_dir / "checkpoints",
+        "workers' output": workers_dir(run_dir),
+    }
+    return {name: str(path) for name, path in known.items() if path.exists()}
+
+
+def render_report(report: RunReport) -> RenderableType:
+    """The report for people."""
+    parts: list[RenderableType] = []
+    if report.predicted_vs_measured is not None:
+        parts.append(comparison_table(report.predicted_vs_measured))
+    parts.append(_summary(report))
+    if report.predicted_vs_measured is not None and report.predicted_vs_measured.start_up is not None:
+        parts.append(_start_up(report.predicted_vs_measured.start_up))
+    parts.extend(f"  {name}: {path}" for name, path in report.files.items())
+    return Group(*parts)
+
+
+def _summary(report: RunReport) -> str:
+    if report.first is None or report.last is None:
+        return f"node {report.node_rank}: {report.workers} workers done; rank 0's node has the metrics"
+    text = f"{report.steps} steps, loss {report.first.loss:.4g} -> {report.last.loss:.4g}"
+    return text if report.samples_per_s is None else f"{text}, {report.samples_per_s:.4g} samples/s"
+
+
+def _start_up(start: StartUp) -> str:
+    stages = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in start.stages.items())
+    return f"first step after {format_seconds(start.first_step_s)}: {stages}"
+
+
+def comparison_table(compared: PredictedVsMeasured) -> Table:
+    """Predicted and measured seconds of every MetaOp and of the iteration."""
+    steps = "1 step" if compared.steps == 1 else f"median of {compared.steps} steps"
+    table = Table(title=f"predicted against measured ({steps})", title_justify="left")
+    table.add_column("MetaOp")
+    for name in ("predicted", "measured", "error"):
+        table.add_column(name, justify="right")
+    for entry in compared.metaops:
+        table.add_row(entry.metaop, *_cells(entry))
+    table.add_section()
+    table.add_row("iteration", *_cells(compared.iteration))
+    return table
+
+
+def _cells(times: Comparison) -> tuple[str, str, str]:
+    error = "-" if times.error is None else f"{times.error:+.1%}"
+    return format_seconds(times.predicted_s), format_seconds(times.measured_s), error

@@ -1,0 +1,125 @@
+"""Workers that hang: which of them does not move, and where in its code it is.
+
+A worker that hangs says nothing by itself: it is the others that give it up, after the run's timeout. Every
+worker writes where its main thread is when it gets SIGUSR1 (`worker_session`), even one that is stuck in
+native code; those that wait for another worker are told apart by what they are in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import sysconfig
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from spindle_cli.files.request import pid_path, stack_path, workers_dir
+
+# For the stacks to be written; a worker that does not run at all writes none.
+ANSWER_S = 1.0
+BETWEEN_S = 0.3
+_POLL_S = 0.02
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
+_OURS = str(Path(__file__).parent.parent)
+_LIBRARIES = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
+# Where a worker waits for others: torch's collectives and messages, and where their results are taken.
+_WAITS = (
+    ("torch/distributed/", ""),
+    ("runtime/communication/transfers.py", "wait_for"),
+    ("runtime/step/losses.py", "take"),
+    ("runtime/update/clip.py", "clip"),
+)
+
+
+@dataclass(frozen=True)
+class StuckWorker:
+    """A worker that did not move, and waited for no other. `place`: 'file:line in function', for people."""
+
+    rank: int
+    place: str
+
+
+@dataclass(frozen=True)
+class _Frame:
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+def find_stuck(run_dir: Path) -> tuple[StuckWorker, ...]:
+    """The workers of this machine that run, wait for no other worker, and have stayed where they are.
+
+    It looks twice, so that a worker that moves is not accused.
+    """
+    living = _living(run_dir)
+    before = _places(run_dir, living)
+    time.sleep(BETWEEN_S)
+    after = _places(run_dir, living)
+    return tuple(StuckWorker(rank, str(place)) for rank, place in after.items() if before.get(rank) == place)
+
+
+def _living(run_dir: Path) -> dict[int, psutil.Process]:
+    """Processes of this machine's workers, by rank."""
+    found: dict[int, psutil.Process] = {}
+    for path in sorted(workers_dir(run_dir).glob(pid_path(run_dir, 0).name.replace("00000", "*"))):
+        with contextlib.suppress(psutil.Error, ValueError):
+            rank, started_s = int(path.stem.split("-")[1]), path.stat().st_mtime
+            process = psutil.Process(int(path.read_text()))
+            if process.create_time() <= started_s + 1 and process.status() != psutil.STATUS_ZOMBIE:
+                found[rank] = process
+    return found
+
+
+def _places(run_dir: Path, workers: dict[int, psutil.Process]) -> dict[int, str]:
+    """Where each worker is, but for those that wait for another."""
+    for rank, process in workers.items():
+        stack_path(run_dir, rank).write_bytes(b"")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGUSR1)
+    give_up_at = time.monotonic() + ANSWER_S
+    found: dict[int, str] = {}
+    for rank, process in workers.items():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                found[rank] = "the process is stopped (SIGSTOP), it does not run"
+            elif (place := place_of(_answer(stack_path(run_dir, rank), give_up_at))) is not None:
+                found[rank] = place
+    return found
+
+
+def _answer(path: Path, give_up_at: float) -> str:
+    """A worker's stack, once it is there and no more is added."""
+    text = before = ""
+    while time.monotonic() < give_up_at:
+        before, text = text, path.read_text(encoding="utf-8", errors="replace")
+        if text and text == before:
+            break
+        time.sleep(_POLL_S)
+    return text
+
+
+def place_of(stack: str) -> str | None:
+    """Where a worker is, from what faulthandler writes; None where it waits for another, or tells nothing.
+
+    The place is that of the innermost frame in the user's own code, else in this package.
+    """
+    current = stack.rpartition("Current thread")[2]
+    frames = [
+        _Frame(match["file"], int(match["line"]), match["function"]) for match in _FRAME.finditer(current)
+    ]
+    if not frames or any(_waits(frame) for frame in frames):
+        return None
+    own = [frame for frame in frames if not frame.file.startswith((_OURS, *_LIBRARIES))]
+    ours = [frame for frame in frames if frame.file.startswith(_OURS)]
+    return str((own or ours or frames)[0])
+
+
+def _waits(frame: _Frame) -> bool:
+    return any(part in frame.file and function in ("", frame.function) for part, function in _WAITS)

@@ -1,0 +1,1 @@
+"""How one operator runs: whole, compiled, split over a tensor-parallel group."""

@@ -1,0 +1,59 @@
+"""How a plan's slices split the layers of a workload by tensor parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spindle_cli.errors import InputError
+from spindle_cli.operators.tensor_parallel import LayerSplit, describe_ways, layer_split
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+
+
+@dataclass(frozen=True)
+class PlanSplits:
+    """The splits of all ops of slices with tp > 1: by index in `plan.slices` and op of the MetaOp."""
+
+    by_op: Mapping[tuple[int, int], LayerSplit]
+
+    def split_names(self, plan: Plan) -> dict[tuple[str, int], frozenset[str]]:
+        """(MetaOp, op of it) -> the dotted names of its parameters that some slice splits."""
+        found: dict[tuple[str, int], frozenset[str]] = {}
+        for (index, position), split in self.by_op.items():
+            key = (plan.slices[index].metaop, position)
+            found[key] = found.get(key, frozenset()) | frozenset(split.dims)
+        return found
+
+
+def plan_splits(plan: Plan, graph: WorkloadGraph, where: str) -> PlanSplits:
+    """How every slice's ops are split.
+
+    Args:
+        where: the plan's file, for messages.
+
+    Raises:
+        InputError: the plan splits a layer that cannot be split so many ways.
+        WorkloadError: a tensor-parallel plan does not fit its layer.
+    """
+    found: dict[tuple[int, int], LayerSplit] = {}
+    for index, piece in enumerate(plan.slices):
+        if piece.tp == 1:
+            continue
+        metaop = graph.by_name[piece.metaop]
+        task = graph.tasks[metaop.task]
+        for position in range(*piece.ops):
+            op = task.ops[metaop.ops[position]]
+            split = layer_split(graph.workload, task, op, piece.tp)
+            if split is None:
+                raise _refusal(where, piece, graph, task, op)
+            found[index, position] = split
+    return PlanSplits(found)
+
+
+def _refusal(where: str, piece: Slice, graph: WorkloadGraph, task: TaskGraph, op: Op) -> InputError:
+    return InputError(
+        f"{where}: {piece.label} is split {piece.tp} ways by tensor parallelism, but its layers cannot be: "
+        f"{describe_ways(graph.workload, task, op)}",
+        hint="Give the layer's class a plan in Workload.tp_plans, or plan from a profile without tp > 1.",
+    )

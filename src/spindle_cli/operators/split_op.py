@@ -1,0 +1,229 @@
+"""Run an op on parts of its parameters, together with the other devices of a tensor-parallel group.
+
+The parts are plain tensors, and the two sums of a split layer (Megatron's f and g) autograd functions around
+the layer's own linear maps. DTensor's `ColwiseParallel` and `RowwiseParallel` come to the same, with one more
+sum for each further map that takes the same input and more work of the host for each map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from spindle_cli.errors import PeerLostError, WorkloadError
+from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
+from spindle_cli.operators.tensor_parallel import LayerSplit
+
+
+@dataclass
+class TensorGroup:
+    """The devices that hold one batch share of a slice, as one of them sees it.
+
+    `member`: its place among `ranks`. The communicator comes when all ranks' programs are known (`join`).
+    """
+
+    ranks: tuple[int, ...]
+    member: int
+    device: torch.device
+    _communicator: dist.ProcessGroup | None = None
+
+    def join(self, communicator: dist.ProcessGroup | None) -> None:
+        """Take the communicator of these ranks."""
+        self._communicator = communicator
+
+    def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - for who counts sums
+        """Sum a contiguous tensor, an activation or a gradient, over the group, in place.
+
+        Raises:
+            PeerLostError: another device is gone, or did not answer within the timeout.
+        """
+        assert self._communicator is not None, "a group is joined before training"
+        try:
+            dist.all_reduce(tensor, group=self._communicator)
+        except RuntimeError as error:  # torch raises DistBackendError and plain RuntimeErrors alike
+            raise PeerLostError(f"lost contact with another worker: {error}") from error
+
+
+@dataclass(frozen=True)
+class View:
+    """What an op takes for one of its parameters: the leaves that it is joined from along `dim`.
+
+    Attributes:
+        counts: whether this device's gradient counts. Of a whole parameter that all devices of a group use
+            alike, only the first one's does.
+        is_zero: zeros in its place: the bias of a sum that another device adds.
+    """
+
+    leaves: tuple[nn.Parameter, ...]
+    dim: int = 0
+    counts: bool = True
+    is_zero: bool = False
+
+    def take(self) -> Tensor:
+        """The tensor, differentiable in the leaves."""
+        whole = self.leaves[0] if len(self.leaves) == 1 else torch.cat(self.leaves, self.dim)
+        if self.counts:
+            return whole
+        return _apply(_Uncounted, whole, self.is_zero)
+
+
+class PartialOp(nn.Module):
+    """An op that takes some of its parameters from leaves; `region`: where it is split over a group."""
+
+    def __init__(self, op: nn.Module, views: Mapping[str, View], region: Region | None) -> None:
+        """`views`: by the parameters' names in `op`; equal ones are taken once."""
+        super().__init__()
+        self.op = op
+        self.leaves = nn.ParameterList(dict.fromkeys(leaf for view in views.values() for leaf in view.leaves))
+        self._views = dict(views)
+        self._region = region
+
+    def forward(self, *arguments: Tensor) -> Any:
+        """What the op gives on these arguments."""
+        taken: dict[int, Tensor] = {}
+        for view in self._views.values():
+            if id(view) not in taken:
+                taken[id(view)] = view.take()
+        tensors = {name: taken[id(view)] for name, view in self._views.items()}
+        with nullcontext() if self._region is None else self._region.entered():
+            return functional_call(self.op, tensors, arguments, tie_weights=False)
+
+
+class Region:
+    """The part of an op's layer that the devices of a group share out."""
+
+    def __init__(self, op: nn.Module, split: LayerSplit, group: TensorGroup) -> None:
+        self._entries = {name: op.get_submodule(name) for name in split.entered}
+        self._exits = {name: op.get_submodule(name) for name in split.summed}
+        self._group = group
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Run the op inside: what goes into its colwise maps and comes out of its rowwise ones is summed.
+
+        Raises:
+            WorkloadError: the layer has not called one of these maps.
+        """
+        run = _RegionRun(self._group)
+        hooks = [
+            *(m.register_forward_pre_hook(run.enter, with_kwargs=True) for m in self._entries.values()),
+            *(m.register_forward_hook(run.leave, prepend=True) for m in self._exits.values()),
+        ]
+        try:
+            yield
+            self._require_called(run)
+        finally:
+            for hook in hooks:
+                hook.remove()
+            run.leave_stream()
+
+    def _require_called(self, run: _RegionRun) -> None:
+        for name, module in {**self._entries, **self._exits}.items():
+            if id(module) not in run.called:
+                raise WorkloadError(
+                    f"tp_plans: the layer does not call {name}, so that it cannot be split",
+                    hint="It may use that module's weight itself: call the module, or give it no plan.",
+                )
+
+
+@dataclass
+class _RegionRun:
+    """One run of an op through its region."""
+
+    group: TensorGroup
+    called: set[int] = field(default_factory=set)
+    _inputs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    _outside: RandomState | None = None
+
+    def enter(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Before a colwise map: the gradients that all maps give back for one input are summed once."""
+        self.called.add(id(module))
+        self._enter_stream()
+        if args:
+            return (self._entered(args[0]), *args[1:]), kwargs
+        return args, {name: self._entered(value) for name, value in kwargs.items()}
+
+    def leave(self, module: nn.Module, _: object, output: Tensor) -> Tensor:
+        """Behind a rowwise map: every device has a summand of the output."""
+        self.called.add(id(module))
+        self.leave_stream()
+        return _apply(_SumForward, output, self.group)
+
+    def _entered(self, tensor: Tensor) -> Tensor:
+        for known, inside in self._inputs:
+            if known is tensor:
+                return inside
+        inside = _apply(_SumBackward, tensor, self.group)
+        self._inputs.append((tensor, inside))
+        return inside
+
+    def _enter_stream(self) -> None:
+        """Draw random numbers of this device's own from here on; the group's stream gives the seed."""
+        if self._outside is None:
+            seed = draw_seed()
+            self._outside = RandomState.now(self.group.device)
+            seed_generators(seed + self.group.member, self.group.device)
+
+    def leave_stream(self) -> None:
+        """Draw from the group's stream again."""
+        if self._outside is not None:
+            self._outside.restore()
+            self._outside = None
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return result
+
+
+class _SumBackward(torch.autograd.Function):
+    """Nothing forward; the sum over the group backward."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
+        ctx.group = group
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        summed = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.group.sum_(summed, is_gradient=True)
+        return summed, None
+
+
+class _SumForward(torch.autograd.Function):
+    """The sum over the group forward; nothing backward."""
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
+        # In place, as nobody else has a linear map's output: its backward pass does not need it.
+        summed = tensor.detach().contiguous()
+        group.sum_(summed, is_gradient=False)
+        return summed.view_as(summed)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+class _Uncounted(torch.autograd.Function):
+    """A parameter, or zeros like it, without a gradient. Whatever is computed from it takes one all the same,
+    so that all devices of a group take part in the same sums.
+    """
+
+    @staticmethod
+    def forward(_: Any, tensor: Tensor, is_zero: bool) -> Tensor:
+        return torch.zeros_like(tensor) if is_zero else tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(_: Any, *__: Tensor) -> tuple[None, None]:
+        return None, None

@@ -1,0 +1,153 @@
+"""How an op's layer is shared out by tensor parallelism: which parameters each device has a part of, where
+activations are summed, and whose gradients are parts.
+
+As in Megatron (Shoeybi et al., arXiv 1909.08053, section 3): a "colwise" linear map has its outputs split, a
+"rowwise" one its inputs. Each pair of the two needs one sum of an activation in the forward pass, behind the
+rowwise map, and one of its gradient in the backward pass, before the colwise one. What lies outside of such
+pairs every device of the group computes alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.tp_plans import Way, plan_of, unknown_ways
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.types import Workload
+
+# Dimension of a linear map's [out, in] weight that is split.
+_SPLIT_DIMS: Mapping[Way, int] = {"colwise": 0, "rowwise": 1}
+# Numbers of heads as torch, Hugging Face and most other libraries call them, on a module or its config.
+_HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads")
+
+
+@dataclass(frozen=True)
+class LayerSplit:
+    """An op's layer over `degree` devices. Names are those inside the task's module.
+
+    Attributes:
+        degree: number of devices.
+        dims: by parameter, the dimension that is split.
+        entered: colwise modules: the gradients of their inputs are summed over the devices.
+        summed: rowwise modules: their outputs are summed over the devices.
+        added_once: biases of rowwise modules: whole, and added by one device alone.
+        partial: other parameters that all devices hold whole, but use for their own part of the layer: the
+            gradient is the sum of what the devices find.
+    """
+
+    degree: int
+    dims: Mapping[str, int]
+    entered: tuple[str, ...]
+    summed: tuple[str, ...]
+    added_once: frozenset[str] = frozenset()
+    partial: frozenset[str] = frozenset()
+
+    def local(self, name: str, tensor: Tensor) -> Tensor:
+        """An empty tensor like one device's part of parameter `name`; `tensor` if all have all of it."""
+        if name not in self.dims:
+            return tensor
+        shape = list(tensor.shape)
+        shape[self.dims[name]] //= self.degree
+        return torch.empty(shape, dtype=tensor.dtype)
+
+
+def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
+    """How the op is split `degree` ways; None if its class has no plan, or not so many heads or channels.
+
+    Raises:
+        WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
+    """
+    if op.target is None or op.coupled:
+        return None
+    layer = task.root.get_submodule(op.target)
+    plan = plan_of(workload, layer)
+    if not plan or not _heads_divide(layer, degree):
+        return None
+    dims: dict[str, int] = {}
+    added_once: set[str] = set()
+    partial: set[str] = set()
+    for path, way in plan.items():
+        name, module = f"{op.target}.{path}", layer.get_submodule(path)
+        if way == "partial":
+            partial.update(f"{name}.{parameter}" for parameter, _ in module.named_parameters())
+            continue
+        assert isinstance(module, nn.Linear), "plan_of has seen to it"
+        dim = _SPLIT_DIMS[way]
+        if module.weight.shape[dim] % degree:
+            return None
+        dims[f"{name}.weight"] = dim
+        if module.bias is not None and way == "colwise":
+            dims[f"{name}.bias"] = 0
+        elif module.bias is not None:
+            added_once.add(f"{name}.bias")
+    if not _used_once(task, op, dims):
+        return None
+    return LayerSplit(
+        degree=degree,
+        dims=dims,
+        entered=tuple(f"{op.target}.{path}" for path, way in plan.items() if way == "colwise"),
+        summed=tuple(f"{op.target}.{path}" for path, way in plan.items() if way == "rowwise"),
+        added_once=frozenset(added_once),
+        partial=frozenset(partial),
+    )
+
+
+def _heads_divide(layer: nn.Module, degree: int) -> bool:
+    """Whether every attention of the layer that says so has a multiple of `degree` heads."""
+    owners = [owner for module in layer.modules() for owner in (module, getattr(module, "config", None))]
+    counts = [getattr(owner, name, None) for owner in owners for name in _HEADS]
+    return all(count % degree == 0 for count in counts if isinstance(count, int))
+
+
+def _used_once(task: TaskGraph, op: Op, dims: Mapping[str, int]) -> bool:
+    """Whether the op uses what is split in its layer alone, and there under the split names alone."""
+    split = {id(task.root.get_parameter(name)) for name in dims}
+    for node in op.graph.nodes:
+        if node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            if id(getattr(task.root.get_submodule(owner), name)) in split:
+                return False
+        elif node.op == "call_module":
+            for name, parameter in task.root.get_submodule(str(node.target)).named_parameters(
+                prefix=str(node.target), remove_duplicate=False
+            ):
+                if id(parameter) in split and (node.target != op.target or name not in dims):
+                    return False
+    return True
+
+
+def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
+    """For people: why an op cannot be split, or only by other degrees."""
+    if op.target is None:
+        return "it holds no layer"
+    layer = task.root.get_submodule(op.target)
+    kind = type(layer).__name__
+    if op.coupled:
+        return f"the samples of {kind} depend on each other"
+    try:
+        plan = plan_of(workload, layer)
+    except WorkloadError as error:
+        return error.message
+    unknown = unknown_ways(workload, layer)
+    if unknown:
+        listed = ", ".join(f"{path}: {way}" for path, way in unknown.items())
+        return f"the plan of {kind} says what is not supported: {listed}"
+    if not plan:
+        return f"{kind} has no plan in tp_plans, or none that splits anything"
+    return f"the heads or channels of {kind} do not divide by it, or its parameters are used elsewhere too"
+
+
+def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
+    """For people: classes of layers that have a plan which cannot be followed, and why."""
+    found: dict[str, None] = {}
+    for metaop in graph.metaops:
+        task = graph.tasks[metaop.task]
+        op = task.ops[metaop.ops[0]]
+        if op.target is not None and unknown_ways(graph.workload, task.root.get_submodule(op.target)):
+            found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
+    return tuple(found)

@@ -1,0 +1,1 @@
+"""Lower bounds: linear programs over the whole graph."""

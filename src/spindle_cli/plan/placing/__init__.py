@@ -1,0 +1,1 @@
+"""Which devices each slice gets."""

@@ -1,0 +1,193 @@
+"""Arranging: exchanging devices between nodes in a placed schedule, so that sums and transfers stay inside.
+
+Which device does what is settled by the placement; any renumbering of the devices keeps the schedule. Sums
+are fast over whole nodes and slow over a few devices of each, so pairs of devices of different nodes are
+exchanged as long as that lowers
+
+    seconds of sums of the busiest device, and of the average one, and what transfers take longer between
+    nodes
+
+Deterministic: the pairs come from a fixed seed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import mul
+from random import Random
+
+from spindle_cli.costs.links import spread_all_reduce_s, transfer_s
+from spindle_cli.plan.placing.predict import flows, messages, shared_parameters
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Placed
+
+
+def arrange(problem: Problem, placed: Placed, num_exchanges: int) -> Placed:
+    """The same schedule with devices exchanged between nodes, after so many tries."""
+    if len(problem.cluster.node_sizes) == 1 or any(piece.point.tp > 1 for piece in placed.draft.pieces):
+        return placed  # one node; or shares whose devices must stay together
+    arrangement = _Arrangement(problem, placed)
+    random = Random(0)  # noqa: S311 - reproducible, not secret
+    for number in range(num_exchanges):
+        a, b = random.randrange(problem.num_devices), random.randrange(problem.num_devices)
+        arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else [(a, b)])
+    place = arrangement.place
+    return Placed(placed.draft, tuple(tuple(place[d] for d in devices) for devices in placed.devices))
+
+
+class _Arrangement:
+    """Where each device of the placement goes, and what that costs.
+
+    Devices that take part in the same sums are of one kind.
+    """
+
+    def __init__(self, problem: Problem, placed: Placed) -> None:
+        self.cluster = problem.cluster
+        self.node_of = problem.cluster.node_of
+        self.place = list(range(problem.num_devices))
+        self.on_node: list[list[int]] = [[] for _ in problem.cluster.node_sizes]
+        for device, node in enumerate(self.node_of):
+            self.on_node[node].append(device)
+        self._make_groups(problem, placed)
+        self._make_neighbours(problem, placed)
+        self._differences: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+
+    def _make_groups(self, problem: Problem, placed: Placed) -> None:
+        """Sets of devices that sum gradients together, how they spread over the nodes, and what they cost."""
+        num_bytes: dict[frozenset[int], float] = {}
+        for members, shared in shared_parameters(problem, placed.draft.pieces).items():
+            devices = frozenset(d for index in members for d in placed.devices[index])
+            if len(devices) > 1:
+                num_bytes[devices] = num_bytes.get(devices, 0.0) + shared.num_bytes
+        groups_of: list[list[int]] = [[] for _ in self.place]
+        self.spread = [[0] * len(self.cluster.node_sizes) for _ in num_bytes]
+        for group, devices in enumerate(num_bytes):
+            for device in devices:
+                groups_of[device].append(group)
+                self.spread[group][self.node_of[device]] += 1
+        self.num_bytes = list(num_bytes.values())
+        most = max(self.cluster.node_sizes)
+        self.histogram = [_histogram(spread, most) for spread in self.spread]
+        self._known_s: dict[tuple[int, tuple[int, ...]], float] = {}
+        self.sum_s = [self._group_s(group) for group in range(len(num_bytes))]
+        kinds = Counter(tuple(groups) for groups in groups_of)
+        self.groups_of_kind = list(kinds)
+        self.size_of_kind = list(kinds.values())
+        number = {groups: kind for kind, groups in enumerate(kinds)}
+        self.kind_of = [number[tuple(groups)] for groups in groups_of]
+        self.kinds_with = [
+            [k for k, groups in enumerate(kinds) if g in groups] for g in range(len(num_bytes))
+        ]
+        self.kind_s = [sum(self.sum_s[group] for group in groups) for groups in kinds]
+        self.cost_s = self._cost_s(self.kind_s)
+
+    def _make_neighbours(self, problem: Problem, placed: Placed) -> None:
+        """For each device, whom it exchanges tensors with, and how much longer that takes between nodes."""
+        links = self.cluster.links
+        longer_s: dict[tuple[int, int], float] = {}
+        for flow in flows(problem, placed.draft.pieces):
+            for sender, taker, num_bytes in messages(placed.draft.pieces, placed.devices, flow):
+                extra_s = transfer_s(num_bytes, links.inter_node) - transfer_s(num_bytes, links.intra_node)
+                pair = (min(sender, taker), max(sender, taker))
+                # There and, as a gradient, back; of one device on average.
+                longer_s[pair] = longer_s.get(pair, 0.0) + 2 * extra_s / problem.num_devices
+        self.neighbours: list[list[tuple[int, float]]] = [[] for _ in range(problem.num_devices)]
+        for (a, b), seconds in longer_s.items():
+            self.neighbours[a].append((b, seconds))
+            self.neighbours[b].append((a, seconds))
+
+    def all_alike(self, a: int, b: int) -> list[tuple[int, int]]:
+        """Pairs of all devices of a's kind on its node and of b's: moving half of a sum would be worse."""
+        of_a, of_b = (
+            [d for d in self.on_node[self.node_of[self.place[x]]] if self.kind_of[d] == self.kind_of[x]]
+            for x in (a, b)
+        )
+        return list(zip(of_a, of_b, strict=False))
+
+    def try_exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Exchange the places of some pairs of devices, on the same two nodes, if that costs less."""
+        a, b = pairs[0]
+        if self.node_of[self.place[a]] == self.node_of[self.place[b]]:
+            return
+        moved = [device for pair in pairs for device in pair]
+        before_s = self._between_s(moved)
+        self._swap(pairs)
+        kind_s = list(self.kind_s)
+        changed_s: list[tuple[int, float]] = []
+        only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
+        for group in only_a + only_b:
+            group_s = self._group_s(group)
+            changed_s.append((group, group_s))
+            for kind in self.kinds_with[group]:
+                kind_s[kind] += group_s - self.sum_s[group]
+        cost_s = self._cost_s(kind_s)
+        if cost_s + self._between_s(moved) < self.cost_s + before_s - 1e-9 * self.cost_s:
+            self.kind_s, self.cost_s = kind_s, cost_s
+            for group, group_s in changed_s:
+                self.sum_s[group] = group_s
+        else:
+            self._swap(pairs)
+
+    def _swap(self, pairs: Sequence[tuple[int, int]]) -> None:
+        place, node_of = self.place, self.node_of
+        for a, b in pairs:
+            node_a, node_b = node_of[place[a]], node_of[place[b]]
+            only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
+            self._move(only_a, node_a, node_b)
+            self._move(only_b, node_b, node_a)
+            place[a], place[b] = place[b], place[a]
+            self.on_node[node_a][self.on_node[node_a].index(a)] = b
+            self.on_node[node_b][self.on_node[node_b].index(b)] = a
+
+    def _only(self, a: int, b: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Groups of kind a that kind b has no part in, and the other way round."""
+        if (a, b) not in self._differences:
+            of_a, of_b = self.groups_of_kind[a], self.groups_of_kind[b]
+            self._differences[a, b] = (
+                tuple(group for group in of_a if group not in of_b),
+                tuple(group for group in of_b if group not in of_a),
+            )
+        return self._differences[a, b]
+
+    def _move(self, groups: Sequence[int], source: int, destination: int) -> None:
+        for group in groups:
+            spread, histogram = self.spread[group], self.histogram[group]
+            histogram[spread[source]] -= 1
+            histogram[spread[destination]] -= 1
+            spread[source] -= 1
+            spread[destination] += 1
+            histogram[spread[source]] += 1
+            histogram[spread[destination]] += 1
+
+    def _group_s(self, group: int) -> float:
+        histogram = self.histogram[group]
+        key = (group, tuple(histogram))
+        if key not in self._known_s:
+            spread = [count for count, nodes in enumerate(histogram) for _ in range(nodes) if count]
+            self._known_s[key] = spread_all_reduce_s(self.num_bytes[group], spread, self.cluster)
+        return self._known_s[key]
+
+    def _cost_s(self, kind_s: Sequence[float]) -> float:
+        """Seconds of sums of the busiest device and of the average one."""
+        total_s: float = sum(map(mul, kind_s, self.size_of_kind))
+        return max(kind_s) + total_s / len(self.place)
+
+    def _between_s(self, devices: Sequence[int]) -> float:
+        """Seconds that what these devices exchange with others takes longer for crossing nodes."""
+        node_of, place = self.node_of, self.place
+        total_s = 0.0
+        for device in devices:
+            own = node_of[place[device]]
+            for other, seconds in self.neighbours[device]:
+                if node_of[place[other]] != own:
+                    total_s += seconds
+        return total_s
+
+
+def _histogram(spread: Sequence[int], most: int) -> list[int]:
+    """How many nodes have 0, 1, ... `most` of a group's devices: what the seconds of its sum depend on."""
+    histogram = [0] * (most + 1)
+    for count in spread:
+        histogram[count] += 1
+    return histogram

@@ -1,0 +1,243 @@
+"""Placement: which devices each piece of a schedule gets.
+
+Pieces are placed in order of start, among the devices that are free then; any of them keeps the schedule. A
+device is worth the seconds that it saves: rows of the inputs and parameters that it already holds, at the
+speed of the link that they would take otherwise. Devices of one node are taken together; a piece takes the
+node where it is worth most, and of equals the one that it fills best. Devices without room for a piece are
+left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spindle_cli.costs.memory import inner_bytes
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.placing.usage import Footprint, Usage
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Draft, Piece, Placed
+
+
+@dataclass(frozen=True)
+class Taste:
+    """What a placement values.
+
+    Attributes:
+        parameters: weight of a byte of parameters that need not be held and summed on one more device,
+            against a byte
+            of input that need not be moved.
+        balance: weight of a byte that a device already holds, against it; spreads memory.
+    """
+
+    parameters: float = 0.5
+    balance: float = 0.0
+
+
+TASTES = (Taste(), Taste(balance=0.02), Taste(parameters=4.0))
+ROOMY = Taste(parameters=1.0, balance=1.0)
+
+
+class DoesNotFitError(Exception):
+    """A piece finds too few devices with room; `piece` is the one."""
+
+    def __init__(self, piece: Piece, room: int) -> None:
+        super().__init__(f"{piece}: room on {room} devices only")
+        self.piece = piece
+        self.room = room
+
+
+def place(problem: Problem, draft: Draft, taste: Taste) -> Placed:
+    """Devices for every piece, in the order in which they hold its batch's shares.
+
+    Raises:
+        DoesNotFitError: a piece finds no room on enough of the devices that are free when it starts.
+    """
+    placing = _Placing(problem, draft, taste)
+    devices = tuple(placing.place(piece) for piece in draft.pieces)
+    return Placed(draft, devices)
+
+
+def place_in_sequence(problem: Problem, draft: Draft) -> Placed:
+    """The lowest free devices for every piece, wherever its inputs are: what locality is compared with."""
+    free_s = [0.0] * problem.num_devices
+    eps_s = 1e-9 * draft.end_s
+    placed: list[tuple[int, ...]] = []
+    for piece in draft.pieces:
+        free = [d for d in range(problem.num_devices) if free_s[d] <= piece.start_s + eps_s]
+        chosen = tuple(free[: piece.point.num_devices])
+        for device in chosen:
+            free_s[device] = piece.end_s
+        placed.append(chosen)
+    return Placed(draft, tuple(placed))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Which share [first, last) of the batch, of 1, each device holds of a tensor of so many bytes."""
+
+    held: dict[int, tuple[float, float]]
+    num_bytes: int
+
+
+class _Placing:
+    """A placement under way."""
+
+    def __init__(self, problem: Problem, draft: Draft, taste: Taste) -> None:
+        self.problem = problem
+        self.cluster: Cluster = problem.cluster
+        self.taste = taste
+        self.usage = Usage(problem.cluster.memory_bytes)
+        self.free_s = [0.0] * problem.num_devices
+        self.eps_s = 1e-9 * draft.end_s
+        self.outputs: dict[int, _Rows] = {}  # node -> its latest piece's output
+        # Bytes that an inter-node link moves while a link inside a node moves one.
+        links = problem.cluster.links
+        self.node_share = links.inter_node.bandwidth_bytes_per_s / links.intra_node.bandwidth_bytes_per_s
+
+    def place(self, piece: Piece) -> tuple[int, ...]:
+        footprint = Footprint(self.problem, piece)
+        free = [d for d, free_s in enumerate(self.free_s) if free_s <= piece.start_s + self.eps_s]
+        free = [d for d in free if self.usage.fits(d, footprint)]
+        needed = piece.point.num_devices
+        if len(free) < needed:
+            raise DoesNotFitError(piece, len(free))
+        sources = self._sources(piece)
+        value = {d: self._value(d, sources, footprint) for d in free}
+        chosen = self._choose(free, needed, value, sources)
+        ordered = _in_order_of_rows(chosen, piece.point.dp, piece.point.tp, sources, self.cluster.node_of)
+        self._record(piece, ordered, footprint)
+        return ordered
+
+    def _sources(self, piece: Piece) -> list[_Rows]:
+        """What the piece takes in: from its MetaOp's piece before it, or from the MetaOp's inputs."""
+        node = self.problem.nodes[piece.node]
+        producers = self.problem.producers[node.metaop.name]
+        if piece.first == 0:
+            return [self.outputs[j] for j in producers]
+        before = piece.node if piece.first > node.first_op or node.continues is None else node.continues
+        every_op = set(node.metaop.inputs_of_every_op)
+        taken = [self.outputs[j] for j in producers if self.problem.nodes[j].metaop.name in every_op]
+        return [_Rows(self.outputs[before].held, inner_bytes(node.metaop)), *taken]
+
+    def _value(self, device: int, sources: Sequence[_Rows], footprint: Footprint) -> float:
+        """Bytes that need not move or be held twice if the device runs the piece."""
+        value = self.taste.parameters * self.usage.shared_bytes(device, footprint)
+        if self.taste.balance:
+            value -= self.taste.balance * self.usage.after(device, footprint)
+        for rows in sources:
+            if device in rows.held:
+                first, last = rows.held[device]
+                value += rows.num_bytes * (last - first)
+        return value
+
+    def _choose(
+        self, free: Sequence[int], needed: int, value: dict[int, float], sources: Sequence[_Rows]
+    ) -> list[int]:
+        """Node by node: the one that is worth most, then the one that fits best, until there are enough."""
+        by_node: dict[int, list[int]] = {}
+        for device in free:
+            by_node.setdefault(self.cluster.node_of[device], []).append(device)
+        for devices in by_node.values():
+            devices.sort(key=lambda d: -value[d])
+        near = self._bytes_by_node(sources)
+        chosen: list[int] = []
+        while len(chosen) < needed:
+            missing = needed - len(chosen)
+
+            def worth(node: int, missing: int = missing) -> tuple[bool, float, int, int]:
+                devices = by_node[node]
+                enough = len(devices) >= missing
+                own = sum(value[d] for d in devices[:missing])
+                nearby = near.get(node, 0.0) * (1 - self.node_share)
+                # A node that holds all that is missing first; then by worth; then the tightest (or fullest)
+                # fit.
+                return enough, own + nearby, -len(devices) if enough else len(devices), -node
+
+            node = max(by_node, key=worth)
+            chosen += _best(by_node.pop(node), missing, value, sources)
+        return chosen
+
+    def _bytes_by_node(self, sources: Sequence[_Rows]) -> dict[int, float]:
+        """Bytes of the inputs that each node holds."""
+        near: dict[int, float] = {}
+        for rows in sources:
+            for device, (first, last) in rows.held.items():
+                node = self.cluster.node_of[device]
+                near[node] = near.get(node, 0.0) + rows.num_bytes * (last - first)
+        return near
+
+    def _record(self, piece: Piece, devices: tuple[int, ...], footprint: Footprint) -> None:
+        dp, tp = piece.point.dp, piece.point.tp
+        held = {d: (place // tp / dp, (place // tp + 1) / dp) for place, d in enumerate(devices)}
+        self.outputs[piece.node] = _Rows(held, self.problem.nodes[piece.node].metaop.output_bytes)
+        for device in devices:
+            self.free_s[device] = piece.end_s
+        self.usage.add(devices, footprint)
+
+
+def _best(
+    devices: Sequence[int], number: int, value: dict[int, float], sources: Sequence[_Rows]
+) -> list[int]:
+    """So many of the devices, which come in descending value; of equals, those with rows evenly apart."""
+    if len(devices) <= number:
+        return list(devices)
+    least = value[devices[number - 1]]
+    better = [d for d in devices if value[d] > least]
+    equals = [d for d in devices if value[d] == least]
+    middle = _middles(equals, sources)
+    equals.sort(key=lambda d: (middle.get(d, 2.0), d))
+    wanted = number - len(better)
+    return better + [equals[k * len(equals) // wanted] for k in range(wanted)]
+
+
+def _middles(devices: Sequence[int], sources: Sequence[_Rows]) -> dict[int, float]:
+    """Middle of the rows that each device holds, 0 to 1; devices that hold none are left out."""
+    middle: dict[int, float] = {}
+    weight: dict[int, int] = {}
+    for rows in sources:
+        for device in devices:
+            if device in rows.held:
+                first, last = rows.held[device]
+                weight[device] = weight.get(device, 0) + rows.num_bytes + 1
+                middle[device] = middle.get(device, 0.0) + (rows.num_bytes + 1) * (first + last) / 2
+    return {device: middle[device] / weight[device] for device in middle}
+
+
+def _in_order_of_rows(
+    devices: Sequence[int], dp: int, tp: int, sources: Sequence[_Rows], node_of: Sequence[int]
+) -> tuple[int, ...]:
+    """The devices in an order in which each holds as much as possible of its share already.
+
+    With tensor parallelism, the devices of a share are neighbours.
+    """
+    if tp > 1:
+        return tuple(sorted(devices))
+    middle = _middles(devices, sources)
+    holders = sorted(middle, key=lambda d: (middle[d], d))
+    order: list[int | None] = [None] * dp
+    next_place = 0
+    for number, device in enumerate(holders):
+        wanted = min(int(middle[device] * dp), dp - len(holders) + number)
+        next_place = max(next_place, wanted)
+        order[next_place] = device
+        next_place += 1
+    return tuple(_fill(order, [d for d in sorted(devices) if d not in middle], node_of))
+
+
+def _fill(order: Sequence[int | None], rest: Sequence[int], node_of: Sequence[int]) -> list[int]:
+    """Put the devices that hold nothing into the gaps, beside devices of their node."""
+    by_node: dict[int, list[int]] = {}
+    for device in reversed(rest):
+        by_node.setdefault(node_of[device], []).append(device)
+    filled: list[int] = []
+    for holder in order:
+        if holder is not None:
+            filled.append(holder)
+            continue
+        node = node_of[filled[-1]] if filled else -1
+        node = node if node in by_node else min(by_node)
+        filled.append(by_node[node].pop())
+        if not by_node[node]:
+            del by_node[node]
+    return filled

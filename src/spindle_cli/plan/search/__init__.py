@@ -1,0 +1,1 @@
+"""Schedules, and the search over them."""

@@ -1,0 +1,102 @@
+"""Placing a draft and judging it: by the predicted iteration, inside every device's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spindle_cli.costs.device_memory import DeviceMemory, device_memory
+from spindle_cli.costs.update import optimizer_steps_s
+from spindle_cli.plan.assemble import exact_slices
+from spindle_cli.plan.placing.arrange import arrange
+from spindle_cli.plan.placing.placement import ROOMY, TASTES, DoesNotFitError, Taste, place
+from spindle_cli.plan.placing.predict import Prediction, predict
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Draft, Placed
+from spindle_cli.plan.types import Slice
+
+# Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the drafts
+# of one search are worth more care.
+QUICK_EXCHANGES = 6
+CAREFUL_EXCHANGES = 30
+MOST_DEVICES_COUNTED = 256
+PLACED_WITH_CARE = 2
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A draft with devices and exact times, the memory that it needs, and how long it will take."""
+
+    placed: Placed
+    slices: tuple[Slice, ...]
+    memory: tuple[DeviceMemory, ...]
+    prediction: Prediction
+
+    def rank(self) -> tuple[float, float, int]:
+        """Less is better: the iteration, then the schedule, then the number of slices."""
+        return self.prediction.iteration_s, self.prediction.compute_s, len(self.slices)
+
+
+def judge(problem: Problem, draft: Draft) -> Judged | None:
+    """A draft on the devices that it says itself; None if it does not fit their memory."""
+    if draft.devices is None:
+        return None
+    return measure(problem, Placed(draft, draft.devices)) or best_placed(problem, draft, (ROOMY,), 0)
+
+
+def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True) -> list[Judged | None]:
+    """The best placements of some drafts that leave the devices to the placement; None for one that does not
+    fit.
+
+    All get a quick placement; those that look best then are placed with more care if that is wanted.
+    """
+    quick = [(best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES), draft) for draft in drafts]
+    quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
+    found: list[Judged | None] = [judged for judged, _ in quick]
+    for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
+        careful = best_placed(problem, draft, TASTES[1:], CAREFUL_EXCHANGES)
+        if careful is not None and (judged is None or careful.rank() < judged.rank()):
+            found[number] = careful
+    if not any(found):
+        found = [best_placed(problem, draft, (ROOMY,), 0) for draft in drafts]
+    return found
+
+
+def best_placed(
+    problem: Problem, draft: Draft, tastes: Sequence[Taste], exchanges_per_device: int
+) -> Judged | None:
+    """The best placement of a draft by some tastes, each arranged; None if none fits the devices' memory."""
+    found: list[Judged] = []
+    for taste in tastes:
+        try:
+            placed = place(problem, draft, taste)
+        except DoesNotFitError:
+            continue
+        if exchanges_per_device:
+            placed = arrange(
+                problem, placed, exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
+            )
+        judged = measure(problem, placed)
+        if judged is not None:
+            found.append(judged)
+    return min(found, key=Judged.rank, default=None)
+
+
+def measure(problem: Problem, placed: Placed) -> Judged | None:
+    """Exact times, memory and prediction of a placed draft; None if a device's memory is too small."""
+    slices = exact_slices(problem, placed)
+    memory = memory_of(problem, slices)
+    if any(
+        need.total_bytes > capacity
+        for need, capacity in zip(memory, problem.cluster.memory_bytes, strict=True)
+    ):
+        return None
+    steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
+    prediction = predict(problem, placed, max(piece.end_s for piece in slices), steps_s)
+    return Judged(placed, slices, memory, prediction)
+
+
+def memory_of(problem: Problem, slices: Sequence[Slice]) -> tuple[DeviceMemory, ...]:
+    """What each device holds."""
+    profile = problem.profile
+    return device_memory(profile.metaops, slices, problem.cluster, profile)

@@ -1,0 +1,143 @@
+"""What to give up when memory runs short: tensor parallelism and recomputation, where they cost least.
+
+A *split* makes MetaOps run with at least so much tensor parallelism. With each, activations are recomputed by
+as many ops as it takes, found by halving. Splits are tried by their lower bounds, the fastest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block, slice_activation_bytes
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.bound.bound import Bound, lower_bound
+from spindle_cli.plan.problem import Problem, Thrift, make_problem
+from spindle_cli.profile.types import MetaOpProfile, Profile
+
+# Shares of all parameters that are split, from the MetaOps that hold most.
+SPLIT_SHARES = (0.6, 1.0)
+# Recomputation is measured out in so many steps, a power of two.
+STEPS = 16
+
+
+@dataclass(frozen=True)
+class Thrifty:
+    """A problem under some thrift, with its bound."""
+
+    thrift: Thrift
+    problem: Problem
+    bound: Bound
+
+
+def splits(profile: Profile, cluster: Cluster) -> list[Thrifty]:
+    """Every split that there is, also none, by their lower bounds; nothing is recomputed yet."""
+    found: list[Thrifty] = []
+    for thrift in _splits(profile):
+        try:
+            problem = make_problem(profile, cluster, thrift)
+        except NoPlanError:  # an allocation of this degree needs more devices than there are
+            continue
+        found.append(Thrifty(thrift, problem, lower_bound(problem)))
+    return sorted(found, key=lambda thrifty: thrifty.bound.lower_bound_s)
+
+
+def _splits(profile: Profile) -> Iterator[Thrift]:
+    yield Thrift()
+    parameters = {metaop.name: metaop.num_ops * metaop.param_bytes_per_op for metaop in profile.metaops}
+    for degree in sorted({point.tp for metaop in profile.metaops for point in metaop.curve} - {1}):
+        for names in dict.fromkeys(heaviest(parameters, share) for share in SPLIT_SHARES):
+            yield Thrift(degree, names)
+
+
+def recomputing(thrifty: Thrifty, step: int) -> Thrifty | None:
+    """The same with `step` of `STEPS` of all activations recomputed; None if even so it cannot fit."""
+    profile, cluster = thrifty.problem.profile, thrifty.problem.cluster
+    thrift = replace(thrifty.thrift, recompute=recomputed_ops(profile, step / STEPS))
+    problem = make_problem(profile, cluster, thrift)
+    if least_bytes(problem) > sum(cluster.memory_bytes):
+        return None
+    return Thrifty(thrift, problem, lower_bound(problem))
+
+
+def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
+    """Names that hold most, until they have this share of all bytes."""
+    wanted = share * sum(num_bytes.values())
+    names: set[str] = set()
+    covered = 0
+    for name in sorted(num_bytes, key=lambda name: (-num_bytes[name], name)):
+        if covered >= wanted:
+            break
+        names.add(name)
+        covered += num_bytes[name]
+    return frozenset(names)
+
+
+def recomputed_ops(profile: Profile, share: float) -> dict[str, int]:
+    """How many ops of which MetaOps recompute so that this share of all activations is not kept.
+
+    MetaOps that save most bytes for a second of recomputation go first; of the last one, only as many as
+    needed.
+    """
+    saved = {metaop.name: _saved_bytes(metaop) for metaop in profile.metaops}
+    left = share * sum(metaop.num_ops * saved[metaop.name] for metaop in profile.metaops)
+    ops: dict[str, int] = {}
+    for metaop in sorted(profile.metaops, key=lambda metaop: -_saved_per_second(metaop)):
+        if left <= 0:
+            break
+        per_op = saved[metaop.name]
+        if per_op:
+            ops[metaop.name] = min(metaop.num_ops, -int(-left // per_op))
+            left -= ops[metaop.name] * per_op
+    return ops
+
+
+def _saved_bytes(metaop: MetaOpProfile) -> int:
+    return max(0, metaop.activation_bytes_per_op - inner_bytes(metaop))
+
+
+def _saved_per_second(metaop: MetaOpProfile) -> float:
+    narrowest = metaop.curve[0]
+    return _saved_bytes(metaop) / max(narrowest.num_devices * narrowest.forward_s, 1e-12)
+
+
+def most_thrifty(profile: Profile) -> Thrift:
+    """All MetaOps split as far as their curves go, all activations recomputed."""
+    return Thrift(
+        max(point.tp for metaop in profile.metaops for point in metaop.curve),
+        frozenset(metaop.name for metaop in profile.metaops),
+        {metaop.name: metaop.num_ops for metaop in profile.metaops},
+    )
+
+
+def least_bytes(problem: Problem) -> float:
+    """Bytes that all devices together hold at least when the forward passes end: every parameter once with
+    its optimizer state, and all activations.
+    """
+    state_per_param = problem.profile.optimizer_state_per_param
+    parameters: dict[tuple[str, int], float] = {}
+    activations = 0.0
+    for node in problem.nodes:
+        metaop = node.metaop
+        state = 1 + metaop.trainable_fraction * state_per_param
+        ops = (node.first_op, node.first_op + node.num_ops)
+        for op in range(*ops):
+            block = parameter_block(metaop, op)
+            parameters[block] = max(parameters.get(block, 0.0), op_param_bytes(metaop, op) * state)
+        activations += min(
+            point.num_devices
+            * slice_activation_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
+            for point in node.points
+        )
+    return sum(parameters.values()) + activations
+
+
+def describe(thrift: Thrift) -> str:
+    """What a plan under this thrift says about it."""
+    parts = []
+    if thrift.split:
+        parts.append(f"tensor parallelism of at least {thrift.least_tp} in {len(thrift.split)} MetaOps")
+    if thrift.recompute:
+        parts.append(f"recomputed activations of {sum(thrift.recompute.values())} ops")
+    return "Memory asks for " + " and ".join(parts) + "."

@@ -1,0 +1,1 @@
+"""What a process of ours does with its machine."""

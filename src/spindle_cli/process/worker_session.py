@@ -1,0 +1,159 @@
+"""A worker's life as `launch` sees it: its output in a log of its own, and its error, if any, in a file.
+
+Any worker module runs its work inside `worker_session`, so that `launch` can show the error that ended it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from spindle_cli.errors import PeerLostError, SpindleError
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.request import WorkerError, error_path, log_path, pid_path, stack_path
+from spindle_cli.process.parent_death import die_with_parent
+
+# Kept free on the disk, so that even the error of a full disk can be written down.
+RESERVED_BYTES = 64 * 1024
+
+
+@contextmanager
+def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
+    """A worker's whole life: its output goes to its log, and the process ends with the block.
+
+    It ends with code 0, or after an exception with its `WorkerError` written and its exit code. It also dies
+    with its parent (Linux), so that no run outlives its launcher; and SIGUSR1 lets it write where it is.
+    """
+    redirect_output(log_path(run_dir, rank))
+    die_with_parent()
+    show_stack_when_asked(run_dir, rank)
+    reserve = error_path(run_dir, rank).with_suffix(".room")
+    reserve.write_bytes(bytes(RESERVED_BYTES))
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except Exception as error:  # every error of a worker has to reach the user
+        reserve.unlink(missing_ok=True)
+        traceback.print_exc()
+        report = describe_error(error, rank)
+        write_json(error_path(run_dir, rank), report)
+        _leave(report.exit_code)
+    reserve.unlink(missing_ok=True)
+    _leave(0)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End the process at once: communicators' threads can hang or abort the interpreter's own shutdown."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def redirect_output(path: Path) -> None:
+    """Send file descriptors 1 and 2 of this process, native code's output included, to the end of `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with path.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    faulthandler.enable()  # a crash in native code leaves the Python stack in the log
+
+
+def show_stack_when_asked(run_dir: Path, rank: int) -> None:
+    """From now on SIGUSR1 writes every thread's Python stack to `stack_path`, also while native code hangs.
+
+    The process id is written last: whoever finds it may send the signal.
+    """
+    stack = os.open(stack_path(run_dir, rank), os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_TRUNC)
+    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
+    pid_path(run_dir, rank).write_text(str(os.getpid()))
+
+
+def describe_error(error: Exception, rank: int) -> WorkerError:
+    """An exception as what the worker hands back."""
+    known = isinstance(error, SpindleError)
+    message = error.message if isinstance(error, SpindleError) else str(error)
+    notes = getattr(error, "__notes__", ())  # what the worker was at: a slice, or samples being loaded
+    return WorkerError(
+        rank=rank,
+        type=type(error).__name__,
+        message="\n  ".join((message, *notes)),
+        hint=error.hint if isinstance(error, SpindleError) else None,
+        place=None if known else _place_of(error),
+        traceback=None if known else "".join(traceback.format_exception(error)),
+        lost_peer=is_lost_peer(error),
+        timed_out=is_lost_peer(error) and _any_text(error, _TIMED_OUT_SIGNS),
+        may_pass=may_pass(error),
+        self_explaining=known,
+        exit_code=int(error.exit_code) if isinstance(error, SpindleError) else 1,
+        time_s=time.time(),
+    )
+
+
+def is_lost_peer(error: BaseException) -> bool:
+    """Whether an exception, or what it follows from, is a connection that another worker's end has broken.
+
+    torch raises plain RuntimeErrors for these; only their text tells them apart.
+    """
+    return any(isinstance(seen, ConnectionError | PeerLostError) for seen in _chain(error)) or _any_text(
+        error, _LOST_PEER_SIGNS
+    )
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an exception comes from outside of the program, so that it may not come again."""
+    if isinstance(error, SpindleError) and not isinstance(error, PeerLostError):
+        return False
+    return is_lost_peer(error) or any(
+        isinstance(seen, OSError) or type(seen).__name__ == "AcceleratorError"  # torch's, of a broken device
+        for seen in _chain(error)
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An exception, what it follows from, and so on."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _any_text(error: BaseException, signs: tuple[str, ...]) -> bool:
+    return any(sign in str(seen) for seen in _chain(error) for sign in signs)
+
+
+_TIMED_OUT_SIGNS = ("imed out", "imeout")
+_LOST_PEER_SIGNS = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Connection was likely closed",
+    "Broken pipe",
+    "Socket closed",
+    "Socket Timeout",
+    "Timed out waiting",
+    "pair closure",
+    "failed to recv, got 0 bytes",
+    "remote process exited",
+)
+
+
+def _place_of(error: Exception) -> str | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    libraries = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+    own = [frame for frame in frames if not frame.filename.startswith(libraries)]
+    if not frames:
+        return None
+    frame = (own or frames)[-1]
+    return f"{frame.filename}:{frame.lineno} in {frame.name}"

@@ -1,0 +1,1 @@
+"""Fit what was measured."""

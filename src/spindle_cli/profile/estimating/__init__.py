@@ -1,0 +1,1 @@
+"""Estimate ops without running them."""

@@ -1,0 +1,150 @@
+"""Scaling curves from published peaks: no device, no parameters, nothing run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any
+
+from rich.console import Console
+
+from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
+from spindle_cli.profile.assemble import Extent, Times, assemble
+from spindle_cli.profile.estimating.fake_memory import fake_memory
+from spindle_cli.profile.machine.devices import DevicePeak, Precision
+from spindle_cli.profile.machine.roofline import kernels_s, update_s_per_byte
+from spindle_cli.profile.measuring.progress import steps_bar
+from spindle_cli.profile.op.counting import Work, between, count_work, value_bytes
+from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
+from spindle_cli.profile.op.stand_ins import Analysed
+from spindle_cli.profile.op.tensor_parallel import degrees_on
+from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile, ShareMemory
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+
+# Every valid number of devices gets its own point: an estimate costs next to nothing.
+_ALL_POINTS = 10**6
+
+
+@dataclass(frozen=True)
+class EstimateSettings:
+    """What to estimate for: the device as the cluster file names it, up to how many, and the arithmetic.
+
+    `cluster`: whose links tensor parallelism uses; without one it is not estimated.
+    """
+
+    device_name: str
+    device: DevicePeak
+    max_devices: int
+    precision: Precision
+    cluster: Cluster | None = None
+
+    def environment(self) -> dict[str, Any]:
+        """What the times rest on, for the profile."""
+        return {"model": "roofline", "precision": self.precision}
+
+
+def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -> Profile:
+    """The profile of a workload for a listed device, every point 'estimated'.
+
+    The work of each op comes from running it on tensors without data, its time from a roofline
+    (`roofline.py`). With data parallelism alone an op communicates nothing, so one device's share is the
+    whole op's time; under tensor parallelism (`tensor_parallel.py`) it sums activations inside a node.
+
+    Raises:
+        WorkloadError: the workload's `tp_plans` do not fit its layers.
+    """
+    graph = analysed.graph
+    table = make_jobs(graph, settings.max_devices, _ALL_POINTS)
+    timings: dict[str, OpTiming] = {}
+    by_tp: dict[int, dict[str, OpTiming]] = {}
+    flops: dict[str, float] = {}
+    with steps_bar(len(table.jobs), console) as steps:
+        for job, work, memory in _count_all(analysed, table, settings.precision, 1):
+            steps.start(job.label)
+            timings[job.key] = _timing(work, memory, settings)
+            flops[job.key] = work.forward_flops
+            steps.done()
+        for degree in degrees_on(settings.cluster):
+            works = _count_all(analysed, table, settings.precision, degree)
+            by_tp[degree] = {job.key: _timing(work, memory, settings, degree) for job, work, memory in works}
+    times = Times(
+        by_key=timings,
+        by_tp=by_tp,
+        flops=_whole_batch(graph, table, flops),
+        source_of=lambda _, __: "estimated",
+        value_bytes=partial(value_bytes, precision=_between_devices(analysed.loaded.train, settings)),
+    )
+    return assemble(
+        graph,
+        table,
+        times,
+        Extent(settings.max_devices, _ALL_POINTS),
+        source=analysed.loaded.source,
+        train=analysed.loaded.train,
+        device=Device(
+            type=settings.device_name, name=settings.device.name, memory_bytes=settings.device.memory_bytes
+        ),
+        environment=settings.environment(),
+        optimizer_s_per_byte=update_s_per_byte(
+            analysed.loaded.train.optimizer_state_per_param, settings.device
+        ),
+    )
+
+
+def _count_all(
+    analysed: Analysed, table: JobTable, precision: Precision, degree: int
+) -> Iterator[tuple[Job, Work, ShareMemory | None]]:
+    """The work of every job, of those that it can be done for under tensor parallelism of this degree.
+
+    Of an op's shares the smallest and largest are counted, those between follow; memory is looked at for
+    these two alone.
+    """
+    graph, train = analysed.graph, analysed.loaded.train
+    for ref, group in groupby(table.jobs, key=lambda job: job.op):
+        task = graph.tasks[ref.task]
+        op = task.ops[ref.op]
+        split = layer_split(graph.workload, task, op, degree) if degree > 1 else None
+        if degree > 1 and split is None:
+            continue
+
+        def count(job: Job, task: TaskGraph = task, op: Op = op, split: LayerSplit | None = split) -> Work:
+            return count_work(task, op, job.rows, precision, split)
+
+        jobs = list(group)
+        most, fewest = jobs[0], jobs[-1]
+        many, few = count(most), count(fewest)
+        for job in jobs:
+            if job is most or job is fewest:
+                memory = fake_memory(task, op, job.rows, precision, train, split)
+                yield job, many if job is most else few, memory
+            else:
+                yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job), None
+
+
+def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, degree: int = 1) -> OpTiming:
+    seconds = partial(kernels_s, device=settings.device, precision=settings.precision)
+    sum_s = 0.0
+    if settings.cluster is not None:
+        sum_s = sum(
+            all_reduce_s(num_bytes, range(degree), settings.cluster) for num_bytes in work.summed_bytes
+        )
+    times = PhaseTimes(
+        forward_s=seconds(work.forward) + sum_s,
+        backward_s=seconds(work.backward) + sum_s,
+        communication_s=2 * sum_s,
+    )
+    return OpTiming(slowest=(times,), activation_bytes=round(work.activation_bytes), memory=memory)
+
+
+def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Precision:
+    """What values are sent in: under autocast as they are without it."""
+    return "float32" if train.precision == "bf16-autocast" else settings.precision
+
+
+def _whole_batch(graph: WorkloadGraph, table: JobTable, flops: dict[str, float]) -> dict[OpRef, float]:
+    return {op: flops[table.key(op, graph.tasks[op.task].task.batch_size)] for op in table.class_of}

@@ -1,0 +1,89 @@
+"""What an op takes of a device's memory, without a device: run on fake tensors, which have no data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.machine.devices import Precision
+from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
+from spindle_cli.profile.op.op_memory import live_meter, share_memory
+from spindle_cli.profile.types import ShareMemory
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.precision import computing
+
+
+def fake_memory(
+    task: TaskGraph,
+    op: Op,
+    rows: int,
+    precision: Precision,
+    train: TrainSettings,
+    split: LayerSplit | None = None,
+) -> ShareMemory:
+    """Memory of one op on `rows` samples of its task.
+
+    Where the train settings ask for autocast, the op runs in it. Else floating-point tensors count with the
+    bytes that they have in `precision` (at most their own). With `split`: of one device of a tensor-parallel
+    group.
+    """
+    is_cast = train.precision == "bf16-autocast"
+    module = op_module(task, op)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        state = fake_state(module, split)
+        specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+        inputs = [fake_input(spec, rows) for spec in specs]
+
+    def run() -> Sequence[Tensor]:
+        with torch.enable_grad(), computing(train, "cpu"), _copying_gradients(module, split):
+            result = functional_call(module, dict(state), tuple(inputs))
+        return result if isinstance(result, tuple) else (result,)
+
+    held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())
+    trained = [tensor for tensor in held[: len(held) - len(inputs)] if tensor.requires_grad]
+    itemsize = itemsizes("float32" if is_cast else precision)
+    with torch.random.fork_rng(devices=[]), mode:
+        return share_memory(run, inputs, trained, live_meter(held, itemsize))
+
+
+@contextmanager
+def _copying_gradients(module: nn.Module, split: LayerSplit | None) -> Iterator[None]:
+    """Copy the gradients of what goes into colwise maps, as summing them over the devices does."""
+    entered: list[tuple[Tensor, Tensor]] = []
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        for known, inside in entered:
+            if args and known is args[0]:
+                return (inside, *args[1:])
+        if not args:
+            return args
+        entered.append((args[0], _Copied.apply(args[0])))  # type: ignore[no-untyped-call]  # untyped in torch
+        return (entered[-1][1], *args[1:])
+
+    names = split.entered if split is not None else ()
+    hooks = [module.get_submodule(name).register_forward_pre_hook(enter) for name in names]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(_: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,1 @@
+"""The machine at hand, and device types."""

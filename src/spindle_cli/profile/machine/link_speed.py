@@ -1,0 +1,98 @@
+"""How long a message between two processes takes, by its size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.files.cluster import Link
+from spindle_cli.profile.curves.isotonic import non_decreasing
+from spindle_cli.profile.types import MeasuredLink
+from spindle_cli.units import GB, US
+
+# float32 elements: 4 B is all latency; 16 MiB is past the knee of loopback, PCIe and NVLink alike.
+LATENCY_ELEMENTS = 1
+CURVE_ELEMENTS = tuple(2**power for power in range(10, 23, 2))
+_SECONDS_PER_SIZE = 0.12
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 200
+_TIMEOUT = timedelta(seconds=60)
+
+
+def measure_link(rank: int, store_path: Path, device: torch.device) -> MeasuredLink:
+    """Bounce messages of growing size between this process and its partner; rank 0 of the two sets the pace.
+
+    gloo between CPUs, NCCL between GPUs. Half a round trip is one message. As `costs.links` reads it, a
+    message takes the latency plus bytes over bandwidth, so the latency is taken off before the bandwidth is
+    computed. Both return what they saw.
+    """
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = dist.FileStore(str(store_path), 2)  # type: ignore[attr-defined]  # documented, not listed in __all__
+    dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=_TIMEOUT)
+    try:
+        seconds = [_one_way_s(rank, elements, device) for elements in (LATENCY_ELEMENTS, *CURVE_ELEMENTS)]
+    finally:
+        dist.destroy_process_group()
+    return as_measured(seconds[0], dict(zip(CURVE_ELEMENTS, seconds[1:], strict=True)))
+
+
+def as_measured(latency_s: float, seconds: Mapping[int, float]) -> MeasuredLink:
+    """A link from the times of an empty message and, by float32 elements, of larger ones (ascending).
+
+    Where noise makes a larger message faster than a smaller one, both get their mean.
+    """
+    latency_s, *smooth = non_decreasing([latency_s, *seconds.values()])
+    points = []
+    for elements, message_s in zip(seconds, smooth, strict=True):
+        # A small message's time is nearly all latency, the rest noise: count at least a tenth to its bytes.
+        bytes_s = max(message_s - latency_s, 0.1 * message_s)
+        points.append((elements * 4, elements * 4 / bytes_s))
+    return MeasuredLink(kind="intra_node", latency_s=latency_s, points=tuple(points))
+
+
+def _one_way_s(rank: int, elements: int, device: torch.device) -> float:
+    """Median seconds of one message of `elements` float32; the same on both."""
+    message = torch.ones(elements, device=device)
+    rounds = torch.zeros(1, device=device)
+    started = time.perf_counter()
+    for _ in range(2):
+        _round_trip(rank, message)
+    if rank == 0:
+        one_s = (time.perf_counter() - started) / 2
+        rounds.fill_(min(max(_SECONDS_PER_SIZE / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
+    dist.broadcast(rounds, 0)
+    trips_s = [_round_trip(rank, message) for _ in range(int(rounds.item()))]
+    result = torch.tensor([median(trips_s) / 2], device=device)
+    dist.broadcast(result, 0)
+    return float(result.item())
+
+
+def _round_trip(rank: int, message: torch.Tensor) -> float:
+    started = time.perf_counter()
+    if rank == 0:
+        dist.send(message, 1)
+        dist.recv(message, 1)
+    else:
+        dist.recv(message, 0)
+        dist.send(message, 0)
+    if message.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def as_link(measured: MeasuredLink) -> Link:
+    """A measured link as a cluster file states it, in four digits."""
+    return Link(
+        latency_us=_four_digits(measured.latency_s / US),
+        bandwidth_gb_per_s=_four_digits(measured.points[-1][1] / GB),
+        curve=tuple((size, _four_digits(speed / GB)) for size, speed in measured.points),
+    )
+
+
+def _four_digits(value: float) -> float:
+    return float(f"{value:.4g}")

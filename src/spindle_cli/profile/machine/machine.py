@@ -1,0 +1,76 @@
+"""What this machine is: its device, cores and memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import torch
+
+from spindle_cli.errors import UsageError
+from spindle_cli.profile.machine.devices import listed_devices
+from spindle_cli.profile.types import Device
+
+DeviceType = Literal["cpu", "cuda"]
+
+
+_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <period>": what a container may use
+
+
+def usable_cores() -> int:
+    """Cores that this process may use: of its affinity, and of its container's quota, at least one."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if _CGROUP_QUOTA.is_file():
+        quota, period = _CGROUP_QUOTA.read_text(encoding="ascii").split()
+        if quota != "max":
+            cores = min(cores, int(quota) // int(period))
+    return max(cores, 1)
+
+
+def cpu_model() -> str:
+    """The processor's name as its maker gives it; the architecture where the system does not say."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def device_of_type(name: str | None) -> DeviceType:
+    """The kind of device to measure on: of the cluster's device type `name`, or the best there is for None.
+
+    Raises:
+        UsageError: the cluster's devices are not of a kind that is here.
+    """
+    if name is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return "cpu"
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"the cluster's devices are {name!r}, but this machine has no such device",
+            hint="Use --estimate to compute the curves from published peaks, or profile on such a device.",
+        )
+    return "cuda"
+
+
+def describe_device(kind: DeviceType, processes: int) -> Device:
+    """What each of `processes` processes of this machine has: a GPU, or its part of the host's memory."""
+    if kind == "cpu":
+        return Device(type="cpu", name=cpu_model(), memory_bytes=psutil.virtual_memory().total // processes)
+    properties = torch.cuda.get_device_properties(0)
+    return Device(type="cuda", name=properties.name, memory_bytes=properties.total_memory)
+
+
+def cluster_device_name(device: Device) -> str:
+    """What a cluster file calls it: 'NVIDIA H200' -> 'h200-141gb'; an unlisted one goes by its own name."""
+    if device.type == "cpu":
+        return "cpu"
+    words = device.name.lower().replace("-", " ").split()
+    listed = [name for name in listed_devices() if name.split("-")[0] in words]
+    return listed[-1] if listed else "-".join(words)

@@ -1,0 +1,1 @@
+"""Measure many ops in worker processes."""

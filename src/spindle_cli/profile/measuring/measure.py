@@ -1,0 +1,255 @@
+"""Scaling curves measured on this machine's devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from spindle_cli.files.artifact import sha256_of, write_json
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.assemble import Extent, Times, assemble
+from spindle_cli.profile.machine.machine import DeviceType, cpu_model, describe_device, usable_cores
+from spindle_cli.profile.measuring.messages import WorkerSettings
+from spindle_cli.profile.measuring.partial import ResumeFile
+from spindle_cli.profile.measuring.pool import DoesNotFitError, JobSamples, WorkerPool
+from spindle_cli.profile.measuring.progress import steps_bar
+from spindle_cli.profile.measuring.reuse import Reused
+from spindle_cli.profile.op.counting import count_work
+from spindle_cli.profile.op.jobs import JobTable, OpRef, make_jobs
+from spindle_cli.profile.op.stand_ins import Analysed
+from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits, slowest_of, summarise
+from spindle_cli.profile.types import Device, Measurements, OpTiming, Profile, Source
+from spindle_cli.workload.file import Precision as TrainPrecision
+from spindle_cli.workload.graph import WorkloadGraph
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How to measure.
+
+    Attributes:
+        device: kind of device.
+        processes: of this node that are busy at once, one per device.
+        nproc: allocations of up to so many devices are measured as such, on as many processes; larger ones
+            are composed from one device's share.
+        threads: of each process.
+        max_devices: curves reach so far.
+        max_points: at most about so many points of a curve are measured; those between are fitted.
+        limits: when a measurement may stop.
+        precision: of the arithmetic, and `compile`: by what layers are compiled, as the train settings have
+            them.
+        degrees: of tensor parallelism, on the links of `cluster`.
+    """
+
+    device: DeviceType
+    processes: int
+    nproc: int
+    threads: int
+    max_devices: int
+    max_points: int
+    limits: Limits
+    precision: TrainPrecision = "full"
+    compile: str | None = None
+    degrees: tuple[int, ...] = ()
+    cluster: Cluster | None = None
+
+    def environment(self) -> dict[str, Any]:
+        """What the times depend on besides the workload, for the profile."""
+        found: dict[str, Any] = {
+            "torch": torch.__version__,
+            "threads_per_process": self.threads,
+            "processes": self.processes,
+            "cores": usable_cores(),
+            "cpu": cpu_model(),
+            "precision": "float32" if self.precision == "full" else self.precision,
+            "time_limit_s": self.limits.max_s,
+            "spread_bound": self.limits.spread,
+        }
+        if self.compile is not None:
+            found["compile"] = self.compile
+        if self.device == "cuda":
+            found["cuda"] = torch.version.cuda
+        return found
+
+    @property
+    def links(self) -> str | None:
+        """Hash of the links of `cluster`."""
+        return None if self.cluster is None else sha256_of(self.cluster.links.model_dump())
+
+    def source_of(self, num_devices: int, tp: int) -> Source:
+        """What a point says about itself; one device's part of a split op is timed, its sums are not."""
+        return "measured" if num_devices <= self.nproc and tp == 1 else "composed"
+
+
+def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
+    """Limits whose repeats are long enough where processes share cores and only wall time says how long."""
+    if device == "cpu" and threads > 1 and processes * threads > usable_cores():
+        return Limits(
+            limits.spread, limits.max_s, limits.min_repeats, limits.max_repeats, SHARED_CORES_BLOCK_S
+        )
+    return limits
+
+
+def measure(
+    analysed: Analysed,
+    settings: MeasureSettings,
+    *,
+    folder: Path,
+    out: Path,
+    console: Console,
+    note: Callable[[str], None],
+    reused: Reused | None = None,
+) -> Profile:
+    """Measure a workload in worker processes and write its profile to `out`.
+
+    Results so far are kept beside `out` until it is written; those of an interrupted run are used.
+
+    Args:
+        analysed: the workload; the workers make what parameters they need.
+        folder: that the workload's source is relative to.
+        note: says something to the user.
+        reused: another profile, of which what it has measured alike is taken.
+
+    Raises:
+        InputError: the other profile was not measured under the same conditions.
+        RunFailedError: a process died, or an op fits the memory on no share.
+    """
+    loaded, graph = analysed.loaded, analysed.graph
+    table = make_jobs(graph, settings.max_devices, settings.max_points, settings.degrees)
+    device = describe_device(settings.device, settings.processes)
+    kept = ResumeFile(out, _conditions(graph, settings, device))
+    if reused is not None:
+        reused.require_same(settings, device)
+        note(reused.hand_over(kept, [job.key for job in table.jobs]))
+    if kept.resumed:
+        note(f"going on from {kept.path}: {kept.resumed} measurements were already made")
+    workers = WorkerSettings(
+        source=loaded.source,
+        folder=folder,
+        device=settings.device,
+        threads=settings.threads,
+        processes_per_core=settings.processes / usable_cores(),
+        stand_ins=table.stand_ins,
+    )
+    _Measuring(table, settings, kept, console).run(workers, analysed)
+    for job in table.jobs:
+        if job.key in kept.failed:
+            note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
+    times = Times(
+        by_key=kept.timings,
+        by_tp={tp: _split(table, kept.timings, tp) for tp in settings.degrees},
+        flops=_count_flops(graph, table),
+        source_of=settings.source_of,
+        value_bytes=lambda value: value.num_bytes,
+    )
+    profile = assemble(
+        graph,
+        table,
+        times,
+        Extent(settings.max_devices, settings.max_points),
+        source=loaded.source,
+        train=loaded.train,
+        device=device,
+        environment=settings.environment(),
+        optimizer_s_per_byte=kept.optimizer_s_per_byte or 0.0,
+        links=kept.links or (),
+        measurements=Measurements(
+            nproc=settings.nproc,
+            links=settings.links,
+            timings=kept.timings,
+            failed=tuple(sorted(kept.failed)),
+        ),
+    )
+    write_json(out, profile)
+    kept.remove()
+    return profile
+
+
+class _Measuring:
+    def __init__(
+        self, table: JobTable, settings: MeasureSettings, kept: ResumeFile, console: Console
+    ) -> None:
+        self._settings = settings
+        self._kept = kept
+        self._console = console
+        self._todo = [job for job in table.jobs if job.key not in kept.timings and job.key not in kept.failed]
+        self._measures_links = settings.processes > 1 and kept.links is None
+        self._measures_optimizer = kept.optimizer_s_per_byte is None
+
+    def run(self, workers: WorkerSettings, analysed: Analysed) -> None:
+        """Do what is not done yet."""
+        total = len(self._todo) + self._measures_links + self._measures_optimizer
+        if not total:
+            return
+        # The workers first: they may be forked, which is no good once the bar's thread runs.
+        with (
+            WorkerPool(self._settings.processes, workers, analysed) as pool,
+            steps_bar(total, self._console) as steps,
+        ):
+            steps.start(f"starting {self._settings.processes} processes")
+            pool.wait_until_started()
+            if self._measures_links:
+                steps.start("link between two processes")
+                self._kept.add_links((pool.measure_link(),))
+                steps.done()
+            if self._measures_optimizer:
+                steps.start("optimizer step")
+                self._kept.add_optimizer(pool.measure_optimizer(self._settings.limits))
+                steps.done()
+            for job in self._todo:
+                steps.start(job.label)
+                try:
+                    seen = pool.run(job, self._settings.limits)
+                    self._kept.add_timing(job.key, self._timing(seen, job.tp))
+                except DoesNotFitError:
+                    self._kept.add_failed(job.key)
+                steps.done()
+
+    def _timing(self, seen: JobSamples, tp: int) -> OpTiming:
+        if self._settings.nproc > 1:
+            slowest = slowest_of(seen.per_process[: self._settings.nproc])
+        else:
+            slowest = (summarise(seen.per_process[0]),)
+        if tp > 1 and self._settings.cluster is not None:
+            slowest = tuple(seen.sums.added_to(times, tp, self._settings.cluster) for times in slowest)
+        return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes, memory=seen.memory)
+
+
+def _split(table: JobTable, timings: Mapping[str, OpTiming], tp: int) -> dict[str, OpTiming]:
+    """Of the ops split so many ways, the timings by the key of the whole op."""
+    return {
+        table.key(job.op, job.rows): timings[job.key]
+        for job in table.jobs
+        if job.tp == tp and job.key in timings
+    }
+
+
+def _conditions(graph: WorkloadGraph, settings: MeasureSettings, device: Device) -> str:
+    """Hash of all that measurements depend on: under other conditions they are made anew."""
+    return sha256_of(
+        {
+            "fingerprint": graph.fingerprint,
+            "device": device.model_dump(),
+            "environment": settings.environment(),
+            "nproc": settings.nproc,
+            "links": settings.links,
+        }
+    )
+
+
+def _count_flops(graph: WorkloadGraph, table: JobTable) -> Mapping[OpRef, float]:
+    """Forward operations of each op for the whole batch, equal ops counted once."""
+    counted: dict[str, float] = {}
+    flops: dict[OpRef, float] = {}
+    for op in table.class_of:
+        task = graph.tasks[op.task]
+        key = table.key(op, task.task.batch_size)
+        if key not in counted:
+            counted[key] = count_work(task, task.ops[op.op], task.task.batch_size, "float32").forward_flops
+        flops[op] = counted[key]
+    return flops

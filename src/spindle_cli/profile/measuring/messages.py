@@ -1,0 +1,121 @@
+"""What the process that profiles and its workers tell each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from spindle_cli.profile.machine.machine import DeviceType
+from spindle_cli.profile.op.jobs import Job, OpRef
+from spindle_cli.profile.op.split_runs import SplitSums
+from spindle_cli.profile.op.timings import Limits, Sample
+from spindle_cli.profile.types import MeasuredLink, ShareMemory
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What a worker needs to know to start.
+
+    Attributes:
+        source, folder: how to load the workload, and the folder that its path is relative to.
+        threads: of each worker's operations.
+        processes_per_core: how many workers take turns on a core, at least 1.
+        stand_ins: see `JobTable`.
+    """
+
+    source: str
+    folder: Path
+    device: DeviceType
+    threads: int
+    processes_per_core: float
+    stand_ins: Mapping[OpRef, OpRef]
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """Get the op and its inputs ready, warm up; answered by `Prepared`."""
+
+    job: Job
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Measure:
+    """Repeat the prepared op, `runs` times each, until the first worker has enough; gives `Measured`."""
+
+    runs: int
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class MeasureLink:
+    """Bounce messages with the partner, met through a new file at `store`; answered by `LinkMeasured`."""
+
+    store: Path
+    rank: int
+
+
+@dataclass(frozen=True)
+class MeasureOptimizer:
+    """Step the workload's optimizer, in lockstep with the others; answered by `OptimizerMeasured`."""
+
+    limits: Limits
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The op is warm: seconds of one run, bytes kept from forward to backward, all that it takes of memory.
+
+    `sums`: what a part of a split op would have to sum with the others.
+    """
+
+    run_s: float
+    activation_bytes: int
+    memory: ShareMemory
+    sums: SplitSums
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One sample per repeat."""
+
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True)
+class LinkMeasured:
+    """The link between the two."""
+
+    link: MeasuredLink
+
+
+@dataclass(frozen=True)
+class OptimizerMeasured:
+    """Seconds of the optimizer's step for each byte of parameters that it updates."""
+
+    s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Started:
+    """The workload is loaded."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The request could not be done.
+
+    `out_of_memory`: the share does not fit; anything else ends the profile. `is_users`: the workload's
+    own error.
+    """
+
+    message: str
+    hint: str | None
+    traceback: str | None
+    out_of_memory: bool = False
+    is_users: bool = False
+
+
+Request = Prepare | Measure | MeasureLink | MeasureOptimizer
+Reply = Started | Prepared | Measured | LinkMeasured | OptimizerMeasured | Failed

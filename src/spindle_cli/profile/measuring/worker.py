@@ -1,0 +1,222 @@
+"""A worker of `spindle profile`: one process per device, which runs ops as the process that profiles asks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import connection, parent_process
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from spindle_cli.errors import SpindleError
+from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.profile.machine.link_speed import measure_link
+from spindle_cli.profile.measuring.messages import (
+    Failed,
+    LinkMeasured,
+    Measure,
+    Measured,
+    MeasureLink,
+    MeasureOptimizer,
+    OptimizerMeasured,
+    Prepare,
+    Prepared,
+    Reply,
+    Request,
+    Started,
+    WorkerSettings,
+)
+from spindle_cli.profile.op.inputs import ChainInputs
+from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
+from spindle_cli.profile.op.optimizer_run import OptimizerRun, trained_shapes
+from spindle_cli.profile.op.split_runs import SumCounter, one_part
+from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_analysed
+from spindle_cli.profile.op.timings import Limits, Sample, is_enough
+from spindle_cli.units import MIB
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.precision import Computing
+
+# Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
+# hold (a server's core has a few MiB of its own and of the last level; an H200 has 50 MB).
+WORKING_SET_BYTES = {"cpu": 32 * MIB, "cuda": 128 * MIB}
+MOST_COPIES = 16
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """What the workers share: a barrier before every repeat, and the number of repeats to make.
+
+    The first worker sets the number once it has seen enough; 0 until then. A number and not a flag: a slow
+    worker may look at it only when the first has already made the next repeat.
+    """
+
+    barrier: Any  # multiprocessing's Barrier
+    num_repeats: Any  # multiprocessing's Value
+
+
+def run_worker(
+    rank: int,
+    settings: WorkerSettings,
+    analysed: Analysed | None,
+    lockstep: Lockstep,
+    pipe: connection.Connection,
+) -> None:
+    """Answer requests from `pipe` until it is closed or the parent process ends.
+
+    `analysed`: the workload, if the parent could hand it over; else it is loaded here.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what an interrupt means
+    _end_with_parent()
+    try:
+        worker = _Worker(rank, settings, analysed, lockstep)
+    except Exception as error:
+        pipe.send(_failure(error))
+        return
+    pipe.send(Started())
+    while True:
+        try:
+            request: Request = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(worker.answer(request))
+
+
+class _Worker:
+    def __init__(
+        self, rank: int, settings: WorkerSettings, analysed: Analysed | None, lockstep: Lockstep
+    ) -> None:
+        torch.set_num_threads(settings.threads)
+        keep_freed_memory()  # as the workers that train do
+        self._lockstep = lockstep
+        self._is_first = rank == 0
+        self._device = torch.device("cpu")
+        if settings.device == "cuda":
+            self._device = torch.device("cuda", rank)
+            torch.cuda.set_device(self._device)
+        found = analysed or load_analysed(settings.source, settings.folder)
+        self._graph = found.graph
+        wanted = set(settings.stand_ins.values())
+        give_parameters(self._graph, sorted(wanted))
+        self._train = found.loaded.train
+        self._compiler = LayerCompiler.of(self._train)
+        self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train, self._device)
+        self._clock = _clock(settings)
+        self._run: OpRun | None = None
+
+    def answer(self, request: Request) -> Reply:
+        try:
+            match request:
+                case Prepare():
+                    return self._prepare(request)
+                case Measure():
+                    return Measured(tuple(self._measure(request)))
+                case MeasureOptimizer():
+                    return self._measure_optimizer(request)
+                case MeasureLink():
+                    return LinkMeasured(measure_link(request.rank, request.store, self._device))
+        except (
+            Exception
+        ) as error:  # the parent decides; a worker that just ends would only be seen to be gone
+            self._run = None
+            return _failure(error)
+
+    def _prepare(self, request: Prepare) -> Prepared:
+        self._run = None  # frees the one before
+        ref = request.job.op
+        task = self._graph.tasks[ref.task]
+        op = task.ops[ref.op]
+        whole = op_module(task, op).to(self._device)
+        module: nn.Module = whole
+        sums = SumCounter((0,), 0, self._device)
+        if request.job.tp > 1:
+            split = layer_split(self._graph.workload, task, op, request.job.tp)
+            assert split is not None, "a job is made only where the op can be split"
+            module = one_part(module, split, sums)
+        elif self._compiler is not None:
+            module = self._compiler.compile_layer(whole, op.target)
+        module = Computing(module, self._train, self._device.type)
+        self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
+        self._run.repeat(1)
+        counted = sums.take()
+        once_s = self._run.repeat(1).total_s
+        # After a first run, which may have allocated what the libraries then keep.
+        kept_bytes = self._run.kept_bytes()
+        memory = self._run.memory()
+        most = min(MOST_COPIES, int(request.limits.copies_s / max(once_s, 1e-9)))
+        self._run.spread(WORKING_SET_BYTES[self._device.type], most)
+        return Prepared(self._run.warm_up(request.limits), kept_bytes, memory, counted)
+
+    def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
+        """A device's part of the model is not known yet, so as much of it as fits a limit stands for it."""
+        self._run = None
+        step = OptimizerRun(self._train, trained_shapes(self._graph), self._device, self._clock)
+        if step.num_bytes == 0:
+            return OptimizerMeasured(0.0)
+        samples = self._repeat(partial(step.repeat, step.warm_up(request.limits)), request.limits)
+        return OptimizerMeasured(median(sample.total_s for sample in samples) / step.num_bytes)
+
+    def _measure(self, request: Measure) -> list[Sample]:
+        assert self._run is not None, "asked to measure before prepare"
+        return self._repeat(partial(self._run.repeat, request.runs), request.limits)
+
+    def _repeat(self, repeat: Callable[[], Sample], limits: Limits) -> list[Sample]:
+        """Repeats in lockstep with the other workers, until the first of them has enough."""
+        samples: list[Sample] = []
+        started = time.perf_counter()
+        gc.disable()
+        try:
+            while True:
+                self._lockstep.barrier.wait()
+                if 0 < self._lockstep.num_repeats.value <= len(samples):
+                    return samples
+                samples.append(repeat())
+                if self._is_first and is_enough(samples, time.perf_counter() - started, limits):
+                    self._lockstep.num_repeats.value = len(samples)
+        except BaseException:
+            self._lockstep.barrier.abort()
+            raise
+        finally:
+            gc.enable()
+
+
+def _clock(settings: WorkerSettings) -> Clock:
+    if settings.device == "cuda":
+        return CudaClock()
+    return TurnsClock(settings.processes_per_core) if settings.threads == 1 else WallClock()
+
+
+def _failure(error: Exception) -> Failed:
+    if isinstance(error, SpindleError):
+        return Failed(error.message, error.hint, None, is_users=True)
+    text = f"{type(error).__name__}: {error}"
+    full = "".join(traceback.format_exception(error))
+    return Failed(text, None, full, out_of_memory=_is_out_of_memory(error))
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # On the CPU torch raises a plain RuntimeError from its allocator.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, even if that was killed."""
+    parent = parent_process()
+    assert parent is not None
+
+    def watch(sentinel: int) -> None:
+        connection.wait([sentinel])
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(parent.sentinel,), daemon=True).start()

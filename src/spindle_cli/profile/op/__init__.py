@@ -1,0 +1,1 @@
+"""Run one op alone: its time and its memory."""

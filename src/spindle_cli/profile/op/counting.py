@@ -1,0 +1,256 @@
+"""An op's work without running it: its kernels' floating-point operations and bytes, and what it keeps for
+backward.
+
+The op runs on fake tensors, which have shapes and no data, so a model of any size takes the same time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.machine.devices import Precision
+from spindle_cli.profile.machine.roofline import Kernel
+from spindle_cli.profile.op.op_run import SavedStorages
+from spindle_cli.profile.op.tensor_parallel import noting_sums
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.metaops.ops import op_module
+
+_aten = torch.ops.aten
+# Operations that start no kernel although torch does not call them views.
+_FREE = {
+    _aten._unsafe_view,
+    _aten.detach,
+    _aten.empty_like,
+    _aten.empty_strided,
+    _aten.new_empty,
+    _aten.empty,
+    _aten.new_empty_strided,
+}
+# They read only the rows that they pick, not all of their input.
+_PICKING = {
+    _aten.embedding,
+    _aten.index_select,
+    _aten.gather,
+    _aten.index,
+    _aten.slice_backward,
+    _aten.select_backward,
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """One op on one share: kernels of each direction, and bytes kept from forward to backward.
+
+    `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
+    """
+
+    forward: tuple[Kernel, ...]
+    backward: tuple[Kernel, ...]
+    activation_bytes: float
+    summed_bytes: tuple[float, ...] = ()
+
+    @property
+    def forward_flops(self) -> float:
+        """Floating-point operations of the matrix products of the forward pass."""
+        return sum(kernel.flops for kernel in self.forward)
+
+
+def count_work(
+    task: TaskGraph, op: Op, rows: int, precision: Precision, split: LayerSplit | None = None
+) -> Work:
+    """The work of one op on `rows` samples of its task, forward and backward.
+
+    Floating-point tensors count with the bytes that they have in `precision` (at most their own). With
+    `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    module = op_module(task, op)
+    with mode:
+        state = fake_state(module, split)
+        specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+        inputs = [fake_input(spec, rows) for spec in specs]
+    itemsize = itemsizes(precision)
+    counter = _KernelCounter(itemsize)
+    saved = SavedStorages([*state.values(), *inputs])
+    with torch.random.fork_rng(devices=[]), mode, counter, torch.enable_grad():
+        with saved, noting_sums(module, split) as sums:
+            result = functional_call(module, dict(state), tuple(inputs))
+        outputs = result if isinstance(result, tuple) else (result,)
+        saved.add(outputs)
+        forward = counter.take()
+        differentiable = [output for output in outputs if output.requires_grad]
+        if differentiable:
+            gradients = [torch.empty_like(output) for output in differentiable]
+            torch.autograd.backward(differentiable, gradients)
+    fields = [_num_bytes(tensor, itemsize) for tensor in inputs[: len(op.fields)]]
+    casts, accumulations = _parameter_kernels(list({id(t): t for t in state.values()}.values()), itemsize)
+    return Work(
+        casts + forward,
+        counter.take() + accumulations,
+        sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
+        tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
+    )
+
+
+def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> Work | None:
+    """Work on `rows` samples from that on fewer and on more, linear in the samples kernel by kernel.
+
+    None where the two do not run the same kernels, so that nothing can be said of what lies between.
+    """
+    if len(few.forward) != len(many.forward) or len(few.backward) != len(many.backward):
+        return None
+    share = (rows - few_rows) / (many_rows - few_rows)
+
+    def mix(a: float, b: float) -> float:
+        return a + share * (b - a)
+
+    def mix_kernels(a: tuple[Kernel, ...], b: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
+        return tuple(
+            Kernel(
+                mix(x.flops, y.flops),
+                mix(x.num_bytes, y.num_bytes),
+                mix(x.output_elements, y.output_elements),
+            )
+            for x, y in zip(a, b, strict=True)
+        )
+
+    return Work(
+        mix_kernels(few.forward, many.forward),
+        mix_kernels(few.backward, many.backward),
+        mix(few.activation_bytes, many.activation_bytes),
+        tuple(mix(a, b) for a, b in zip(few.summed_bytes, many.summed_bytes, strict=True)),
+    )
+
+
+class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Notes the work of every operation that starts a kernel."""
+
+    def __init__(self, itemsize: Callable[[torch.dtype], int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self._itemsize = itemsize
+        self._kernels: list[Kernel] = []
+
+    def take(self) -> tuple[Kernel, ...]:
+        """The kernels since the last call."""
+        kernels, self._kernels = tuple(self._kernels), []
+        return kernels
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func._overloadpacket
+        if func.namespace != "prim" and not func.is_view and packet not in _FREE:
+            self._kernels.append(self._kernel(packet, args, kwargs, out))
+        return out
+
+    def _kernel(self, packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Kernel:
+        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        written = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        num_bytes = sum(_num_bytes(tensor, self._itemsize) for tensor in written)
+        if packet in _PICKING:
+            num_bytes *= 2
+        else:
+            num_bytes += sum(_num_bytes(tensor, self._itemsize) for tensor in read)
+        flops = _flops(packet, args, kwargs, out)
+        return Kernel(float(flops), float(num_bytes), float(max((t.numel() for t in written), default=0)))
+
+
+def _parameter_kernels(
+    state: Sequence[Tensor], itemsize: Callable[[torch.dtype], int]
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """What training does to each parameter whatever the batch: before the forward pass, after the backward.
+
+    A parameter wider than the arithmetic is cast to it (autocast), and its gradient cast back; gradients are
+    added to those that are there already.
+    """
+    before: list[Kernel] = []
+    after: list[Kernel] = []
+    for tensor in state:
+        wide, narrow = tensor.dtype.itemsize, itemsize(tensor.dtype)
+        cast = Kernel(0.0, float(tensor.numel() * (wide + narrow)), 0.0)
+        if narrow < wide:
+            before.append(cast)
+        if tensor.requires_grad:
+            after.extend([cast] * (narrow < wide))
+            after.append(Kernel(0.0, 3.0 * tensor.numel() * wide, 0.0))
+    return tuple(before), tuple(after)
+
+
+def _flops(packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> float:
+    if packet in flop_registry:
+        return float(flop_registry[packet](*args, **kwargs, out_val=out))
+    # The CPU's fused attention, which fake tensors choose, has no entry in torch's registry.
+    if packet is _aten._scaled_dot_product_flash_attention_for_cpu:
+        forward: Callable[..., int] = sdpa_flop_count
+        return float(forward(*(tensor.shape for tensor in args[:3])))
+    if packet is _aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        backward: Callable[..., int] = sdpa_backward_flop_count
+        return float(backward(*(tensor.shape for tensor in args[:4])))
+    return 0.0
+
+
+def _num_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> int:
+    """Bytes that reading the tensor moves: an expanded one is no larger than its storage."""
+    elements = min(tensor.numel(), tensor.untyped_storage().nbytes() // max(tensor.dtype.itemsize, 1))
+    return elements * itemsize(tensor.dtype)
+
+
+def _storage_bytes(tensor: Tensor, itemsize: Callable[[torch.dtype], int]) -> float:
+    """Bytes of all that the tensor keeps alive."""
+    return tensor.untyped_storage().nbytes() / tensor.dtype.itemsize * itemsize(tensor.dtype)
+
+
+def itemsizes(precision: Precision) -> Callable[[torch.dtype], int]:
+    """Bytes of an element by dtype, in arithmetic of this precision."""
+    largest = torch.float32.itemsize if precision == "float32" else torch.bfloat16.itemsize
+
+    def itemsize(dtype: torch.dtype) -> int:
+        return min(dtype.itemsize, largest) if dtype.is_floating_point else dtype.itemsize
+
+    return itemsize
+
+
+def value_bytes(spec: ValueSpec, precision: Precision) -> int:
+    """Bytes of a value between ops, for the whole batch, when computed in `precision`."""
+    return math.prod(spec.shape) * itemsizes(precision)(spec.dtype)
+
+
+def fake_state(module: nn.Module, split: LayerSplit | None) -> dict[str, Tensor]:
+    """Fake tensors in the shapes of all parameters and buffers, or of one device's part of them; one for a
+    tensor with several names.
+    """
+    made: dict[int, Tensor] = {}
+    state: dict[str, Tensor] = {}
+    named = [
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ]
+    for name, tensor in named:
+        if id(tensor) not in made:
+            whole = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            fake = whole if split is None else split.local(name, whole)
+            made[id(tensor)] = fake.requires_grad_(tensor.requires_grad)
+        state[name] = made[id(tensor)]
+    return state
+
+
+def fake_input(spec: ValueSpec, rows: int) -> Tensor:
+    """A fake tensor like a value or field for so many samples."""
+    shape = list(spec.shape)
+    if spec.batch_dim is not None:
+        shape[spec.batch_dim] = rows * spec.rows_per_sample
+    return torch.empty(shape, dtype=spec.dtype).requires_grad_(spec.requires_grad)

@@ -1,0 +1,169 @@
+"""What has to be timed: every op on every batch share that a plan may give it, equal ones once.
+
+Two ops are equal when they are of one kind, take values of the same shapes per sample and send gradients to
+the same places; which task they are of does not matter. So a component that several tasks share is timed once
+per batch share, and a share of 16 samples is the same work whether it is 64 over 4 devices or 32 over 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from spindle_cli.files.artifact import sha256_of
+from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.profile.curves.fit import choose_measured
+from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+
+
+@dataclass(frozen=True, order=True)
+class OpRef:
+    """An op: its task and its index there."""
+
+    task: str
+    op: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """One op on one batch share.
+
+    Attributes:
+        key: of all equal jobs, the same in every run on this workload.
+        op: the op that stands for all equal ones.
+        rows: samples of the share.
+        label: for people.
+        tp: of how many devices, among which tensor parallelism splits the op, one is run.
+    """
+
+    key: str
+    op: OpRef
+    rows: int
+    label: str
+    tp: int = 1
+
+
+@dataclass(frozen=True)
+class JobTable:
+    """All jobs of a workload, and which one each op and share is.
+
+    Attributes:
+        jobs: in the order in which they are run.
+        stand_ins: for every op the equal one whose module is run in its place.
+        class_of: of every op, the name of its class of equal ops.
+    """
+
+    jobs: tuple[Job, ...]
+    stand_ins: Mapping[OpRef, OpRef]
+    class_of: Mapping[OpRef, str]
+
+    @cached_property
+    def rows(self) -> tuple[int, ...]:
+        """All sizes of shares that are timed."""
+        return tuple(sorted({job.rows for job in self.jobs}))
+
+    def key(self, op: OpRef, rows: int, tp: int = 1) -> str:
+        """Key of the job that times `op` on `rows` samples, split `tp` ways."""
+        return _key(self.class_of[op], rows, tp)
+
+
+def valid_degrees(metaop: MetaOp, batch_size: int, max_devices: int) -> tuple[int, ...]:
+    """Degrees of data parallelism that a MetaOp may run with, ascending.
+
+    The divisors of its batch; one device where the samples depend on each other.
+    """
+    if metaop.coupled:
+        return (1,)
+    return tuple(n for n in range(1, min(batch_size, max_devices) + 1) if batch_size % n == 0)
+
+
+def make_jobs(
+    graph: WorkloadGraph, max_devices: int, max_points: int, degrees: Sequence[int] = ()
+) -> JobTable:
+    """The jobs of all MetaOps for up to `max_devices` devices, at most about `max_points` per batch.
+
+    `degrees`: of tensor parallelism, for the ops that can be split so many ways.
+
+    Raises:
+        WorkloadError: the workload's `tp_plans` do not fit its layers.
+    """
+    class_of = {
+        OpRef(task.task.name, op.index): _op_class(task, op)
+        for task in graph.tasks.values()
+        for op in task.ops
+    }
+    stand_ins = _stand_ins(graph, class_of)
+    jobs: dict[str, Job] = {}
+    for metaop in graph.metaops:
+        batch_size = graph.tasks[metaop.task].task.batch_size
+        shares = choose_measured(valid_degrees(metaop, batch_size, max_devices), max_points)
+        for index in metaop.ops:
+            op = OpRef(metaop.task, index)
+            for tp in (1, *_possible(graph, op, degrees)):
+                for rows in (batch_size // dp for dp in shares if dp * tp <= max_devices):
+                    key = _key(class_of[op], rows, tp)
+                    part = f", one of {tp} parts" if tp > 1 else ""
+                    label = f"{metaop.name} on {rows} samples{part}"
+                    jobs.setdefault(key, Job(key, stand_ins[op], rows, label, tp))
+    # By class, large shares first: what does not fit the memory shows early.
+    order = sorted(jobs.values(), key=lambda job: (job.op, -job.rows, job.tp))
+    return JobTable(tuple(order), stand_ins, class_of)
+
+
+def wanted_ops(table: JobTable) -> dict[str, set[int]]:
+    """By task, the ops whose parameters the jobs and their inputs need."""
+    wanted: dict[str, set[int]] = {}
+    for op in table.stand_ins.values():
+        wanted.setdefault(op.task, set()).add(op.op)
+    return wanted
+
+
+def _key(op_class: str, rows: int, tp: int = 1) -> str:
+    return f"{op_class}/{rows}" if tp == 1 else f"{op_class}/{rows}/tp{tp}"
+
+
+def _possible(graph: WorkloadGraph, op: OpRef, degrees: Sequence[int]) -> list[int]:
+    """The degrees that an op can be split by."""
+    task = graph.tasks[op.task]
+    return [tp for tp in degrees if layer_split(graph.workload, task, task.ops[op.op], tp) is not None]
+
+
+def _stand_ins(graph: WorkloadGraph, class_of: Mapping[OpRef, str]) -> dict[OpRef, OpRef]:
+    """Of each class, the op of the task with the largest batch: its inputs have rows for every share."""
+    chosen: dict[str, OpRef] = {}
+    for op, op_class in class_of.items():
+        held = chosen.get(op_class)
+        if held is None or _batch(graph, op) > _batch(graph, held):
+            chosen[op_class] = op
+    return {op: chosen[op_class] for op, op_class in class_of.items()}
+
+
+def _batch(graph: WorkloadGraph, op: OpRef) -> int:
+    return graph.tasks[op.task].task.batch_size
+
+
+def _op_class(task: TaskGraph, op: Op) -> str:
+    """A short hash of everything that an op's time depends on but the number of samples."""
+    parameters = [task.root.get_parameter(name) for name in op.parameters]
+    outputs = [task.values[name] for name in op.outputs if name in task.values]
+    described = {
+        "kind": op.kind,
+        "coupled_batch": task.task.batch_size if op.coupled else None,
+        "is_loss": op.is_loss,
+        "fields": _describe(task.fields[name] for name in op.fields),
+        "inputs": _describe(task.values[name] for name in op.inputs),
+        "outputs": _describe(outputs),
+        "parameters": [[list(p.shape), str(p.dtype), p.requires_grad] for p in parameters],
+    }
+    return sha256_of(described).removeprefix("sha256:")[:16]
+
+
+def _describe(values: Iterable[ValueSpec]) -> list[list[object]]:
+    described: list[list[object]] = []
+    for value in values:
+        shape = list(value.shape)
+        if value.batch_dim is not None:
+            shape[value.batch_dim] = value.rows_per_sample
+        described.append([shape, value.batch_dim, str(value.dtype), value.requires_grad])
+    return described

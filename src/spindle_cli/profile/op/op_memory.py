@@ -1,0 +1,138 @@
+"""What one op on one share takes of a device's memory: run once, forward and backward, with a meter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from spindle_cli.profile.op.live_bytes import LiveBytes
+from spindle_cli.profile.types import ShareMemory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Meter(Protocol):
+    """Bytes of tensors on a device: `held` now, and the `peak` since `begin`."""
+
+    @property
+    def held(self) -> float: ...
+    @property
+    def peak(self) -> float: ...
+    def begin(self) -> None: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *error: Any) -> Any: ...
+
+
+class CudaMeter:
+    """What torch's allocator has given out on the current CUDA device; also what kernels take meanwhile."""
+
+    def __enter__(self) -> CudaMeter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return None
+
+    @property
+    def held(self) -> float:
+        """Bytes now."""
+        return torch.cuda.memory_allocated()
+
+    @property
+    def peak(self) -> float:
+        """The most since `begin`."""
+        return torch.cuda.max_memory_allocated()
+
+    def begin(self) -> None:
+        """Forget the peak so far."""
+        torch.cuda.reset_peak_memory_stats()
+
+
+def cuda_meter(_: Sequence[Tensor]) -> Meter:
+    """A meter of the current CUDA device."""
+    return CudaMeter()
+
+
+def share_memory(
+    run: Callable[[], Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    parameters: Sequence[Tensor],
+    meter: Callable[[Sequence[Tensor]], Meter],
+) -> ShareMemory:
+    """Run an op forward and backward, once with gradients that are there already and once without.
+
+    Args:
+        run: the op, forward.
+        inputs: what it takes; `parameters`: its trained ones. Their gradients are not kept.
+        meter: of the device, told which tensors are there.
+    """
+    try:
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        present = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        kept, forward, backward = _passes(run, inputs, meter(present))
+        for parameter in parameters:
+            parameter.grad = None
+        *_, first_backward = _passes(run, inputs, meter([]))
+    finally:
+        for tensor in (*parameters, *inputs):
+            tensor.grad = None
+    return ShareMemory(
+        kept_bytes=round(kept),
+        forward_bytes=round(forward),
+        backward_bytes=round(backward),
+        first_backward_bytes=round(first_backward),
+    )
+
+
+def _passes(
+    run: Callable[[], Sequence[Tensor]], inputs: Sequence[Tensor], meter: Meter
+) -> tuple[float, float, float]:
+    """Bytes kept, the forward peak, and the backward peak beyond what was kept."""
+    for tensor in inputs:
+        tensor.grad = None
+    with meter:
+        before = meter.held
+        meter.begin()
+        outputs = run()
+        forward, kept = meter.peak - before, meter.held - before
+        ends = [output for output in outputs if output.requires_grad]
+        end = _end(*ends) if ends else None
+        meter.begin()
+        # As in training, where what runs next has let go of the outputs when this op's backward pass begins.
+        del outputs, ends
+        if end is not None:
+            torch.autograd.backward(end)
+        backward = meter.peak - before - kept if end is not None else 0.0
+    return kept, forward, max(0.0, backward)
+
+
+def _end(*outputs: Tensor) -> Tensor:
+    end: Tensor = _End.apply(*outputs)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return end
+
+
+class _End(torch.autograd.Function):
+    """Stands for what comes after an op: gives its outputs gradients, and keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, *outputs: Tensor) -> Tensor:
+        ctx.specs = [(output.shape, output.dtype, output.device) for output in outputs]
+        return outputs[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.specs)
+
+
+def live_meter(
+    known: Sequence[Tensor], itemsize: Callable[[torch.dtype], int] | None = None
+) -> Callable[[Sequence[Tensor]], Meter]:
+    """A meter of live tensors, of which `known` ones count from the beginning."""
+
+    def meter(present: Sequence[Tensor]) -> Meter:
+        return LiveBytes([*known, *present], itemsize)
+
+    return meter

@@ -1,0 +1,70 @@
+"""One device's part of an op that tensor parallelism splits, run by itself: what the devices sum is counted,
+and its time comes from the links.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.operators.split_op import PartialOp, Region, TensorGroup, View
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.types import PhaseTimes
+
+
+@dataclass(frozen=True)
+class SplitSums:
+    """Bytes of each activation that the devices sum in the forward pass, and of each gradient in the backward
+    pass.
+    """
+
+    forward: tuple[int, ...] = ()
+    backward: tuple[int, ...] = ()
+
+    def added_to(self, times: PhaseTimes, tp: int, cluster: Cluster) -> PhaseTimes:
+        """The times of one device's part with those of its sums, over `tp` devices of a node."""
+        forward_s, backward_s = (
+            sum(all_reduce_s(num_bytes, range(tp), cluster) for num_bytes in sums)
+            for sums in (self.forward, self.backward)
+        )
+        return times.model_copy(
+            update={
+                "forward_s": times.forward_s + forward_s,
+                "backward_s": times.backward_s + backward_s,
+                "communication_s": forward_s + backward_s,
+            }
+        )
+
+
+@dataclass
+class SumCounter(TensorGroup):
+    """Stands for the other devices of a group, and only counts what they would sum."""
+
+    _forward: list[int] = field(default_factory=list)
+    _backward: list[int] = field(default_factory=list)
+
+    def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:
+        """Count it."""
+        (self._backward if is_gradient else self._forward).append(tensor.nbytes)
+
+    def take(self) -> SplitSums:
+        """What was counted so far, in one run."""
+        return SplitSums(tuple(self._forward), tuple(self._backward))
+
+
+def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
+    """The first device's part of an op, with parameters of its own; the op is left as it is."""
+    module = copy.deepcopy(op)
+    views: dict[str, View] = {}
+    for name, dim in split.dims.items():
+        whole = module.get_parameter(name)
+        leaf = nn.Parameter(
+            whole.detach().narrow(dim, 0, whole.shape[dim] // split.degree).clone(), whole.requires_grad
+        )
+        whole.data = whole.new_empty(0)
+        views[name] = View((leaf,), dim)
+    return PartialOp(module, views, Region(module, split, sums))

@@ -1,0 +1,77 @@
+"""A workload of which only the ops that are timed have real parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.profile.op.jobs import OpRef
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.load import LoadedWorkload
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.training.precision import in_dtype, number_format
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """A loaded workload with its graph; its parameters are on the meta device."""
+
+    loaded: LoadedWorkload
+    graph: WorkloadGraph
+
+
+def load_analysed(source: str, folder: Path) -> Analysed:
+    """Load and analyse a workload without its parameters; `folder`: that its source is relative to.
+
+    Raises:
+        InputError, WorkloadError: as `load` and `analyse` do.
+    """
+    loaded = load_abstract(source, relative_to=folder)
+    graph = analyse(loaded.workload)
+    dtype = number_format(loaded.train)
+    if dtype is not None:
+        for task in graph.tasks.values():
+            task.root.to(dtype=dtype)
+        graph = in_dtype(graph, dtype)
+    return Analysed(loaded, graph)
+
+
+def give_parameters(graph: WorkloadGraph, ops: Iterable[OpRef]) -> None:
+    """Make the parameters of the named ops real; all others stay on the meta device.
+
+    Their values are random at a scale that keeps activations and gradients of order one: times do not depend
+    on values, but on some processors they do on numbers too small for the format.
+    """
+    wanted: dict[int, Tensor] = {}
+    for ref in ops:
+        task = graph.tasks[ref.task]
+        for name in task.ops[ref.op].parameters:
+            parameter = task.root.get_parameter(name)
+            wanted[id(parameter)] = parameter
+    made: dict[int, nn.Parameter] = {}
+    for task in graph.tasks.values():
+        _materialise(task.root, wanted, made)
+
+
+def _materialise(root: nn.Module, wanted: dict[int, Tensor], made: dict[int, nn.Parameter]) -> None:
+    """Put a real parameter wherever a wanted one is, also where it has several names."""
+    for module in root.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or id(parameter) not in wanted:
+                continue
+            if id(parameter) not in made:
+                made[id(parameter)] = nn.Parameter(_values(name, parameter), parameter.requires_grad)
+            setattr(module, name, made[id(parameter)])
+
+
+def _values(name: str, like: Tensor) -> Tensor:
+    if like.dim() < 2:
+        # Scales of norms are near one, biases near zero.
+        return torch.full(like.shape, 1.0 if name.endswith("weight") else 0.0, dtype=like.dtype)
+    deviation = float(like[0].numel() ** -0.5)
+    return torch.randn(like.shape, dtype=like.dtype) * deviation

@@ -1,0 +1,1 @@
+"""Prove a program: shares no code with what derives it."""

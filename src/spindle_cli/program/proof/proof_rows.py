@@ -1,0 +1,106 @@
+"""Part of the proof: each device gets every sample of every input, and of every gradient, exactly once."""
+
+from __future__ import annotations
+
+from spindle_cli.program.layout import Layout
+from spindle_cli.program.proof.faults import fault
+from spindle_cli.program.types import Kind, Program
+
+_Spans = dict[int, list[tuple[int, int]]]  # samples [first, last) that each device receives
+_Direction = tuple[int, int, bool]  # (producer, consumer, is_gradient)
+
+
+def check_rows(program: Program) -> None:
+    """For each edge that the MetaGraph asks for, in both directions: what a device holds itself and what it
+    receives make up its rows, without gap or overlap; and whoever sends holds what it sends.
+
+    Raises:
+        ProgramError: naming the device, the compute, and what it gets.
+    """
+    received = _received(program)
+    for producer, consumer in needed_edges(program):
+        layouts = program.layouts[producer], program.layouts[consumer]
+        for is_gradient, (origin, target) in ((False, layouts), (True, layouts[::-1])):
+            spans = received.pop((producer, consumer, is_gradient), {})
+            if spans or origin != target:
+                _check_direction(program, (producer, consumer, is_gradient), origin, target, spans)
+    for (producer, consumer, _), spans in received.items():
+        device = min(spans)
+        message = f"device {device} receives slice {producer}'s output for slice {consumer}, which takes none"
+        raise fault(program, message, (device, _step_of(program, device, Kind.FORWARD, consumer)))
+
+
+def needed_edges(program: Program) -> list[tuple[int, int]]:
+    """(producer, consumer) slices that the plan's MetaGraph asks for."""
+    holder: dict[tuple[str, int], int] = {}  # the slice whose last op comes just before this one
+    for index, piece in enumerate(program.slices):
+        holder[piece.metaop, piece.ops[1]] = index
+    needed: list[tuple[int, int]] = []
+    for index, piece in enumerate(program.slices):
+        metaop = program.plan.by_name[piece.metaop]
+        if piece.ops[0] > 0:
+            needed.append((holder[piece.metaop, piece.ops[0]], index))
+        names = metaop.inputs if piece.ops[0] == 0 else metaop.inputs_of_every_op
+        needed.extend((holder[name, program.plan.by_name[name].num_ops], index) for name in names)
+    return needed
+
+
+def _received(program: Program) -> dict[_Direction, _Spans]:
+    received: dict[_Direction, _Spans] = {}
+    for device, actions in program.actions.items():
+        for step, action in enumerate(actions):
+            transfer = action.transfer
+            if transfer is None or action.kind not in (Kind.RECV, Kind.RECV_GRAD):
+                continue
+            origin = program.layouts[transfer.consumer if transfer.is_gradient else transfer.producer]
+            if not _holds(origin, transfer.source, transfer.first, transfer.last):
+                message = f"device {transfer.source} sends samples that it does not hold"
+                raise fault(program, message, (device, step))
+            direction = (transfer.producer, transfer.consumer, transfer.is_gradient)
+            spans = received.setdefault(direction, {}).setdefault(device, [])
+            spans.append((transfer.first, transfer.last))
+    return received
+
+
+def _holds(layout: Layout, device: int, first: int, last: int) -> bool:
+    if device not in layout.share_of:
+        return False
+    low, high = layout.rows_of(device)
+    return low <= first < last <= high
+
+
+def _check_direction(
+    program: Program, direction: _Direction, origin: Layout, target: Layout, received: _Spans
+) -> None:
+    producer, consumer, is_gradient = direction
+    kind, compute = (Kind.BACKWARD, producer) if is_gradient else (Kind.FORWARD, consumer)
+    for device in sorted({*target.devices, *received}):
+        if device not in target.share_of:
+            message = f"device {device} receives for {kind} {compute}, which it does not run"
+            raise fault(program, message, (device, 0))
+        first, last = target.rows_of(device)
+        spans = list(received.get(device, ()))
+        if device in origin.share_of:
+            low, high = origin.rows_of(device)
+            if max(low, first) < min(high, last):
+                spans.append((max(low, first), min(high, last)))
+        spans.sort()
+        if not _tiles(spans, first, last):
+            message = f"device {device} needs samples {first}:{last} once for {kind} {compute}, gets {spans}"
+            raise fault(program, message, (device, _step_of(program, device, kind, compute)))
+
+
+def _tiles(spans: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Whether sorted spans cover [first, last) without gap or overlap."""
+    for low, high in spans:
+        if low != first:
+            return False
+        first = high
+    return first == last
+
+
+def _step_of(program: Program, device: int, kind: Kind, piece: int) -> int:
+    for step, action in enumerate(program.actions[device]):
+        if action.kind is kind and action.piece == piece:
+            return step
+    return 0

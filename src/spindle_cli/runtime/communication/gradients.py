@@ -1,0 +1,163 @@
+"""The gradient pool: parameters held by several ranks share flat buckets, which are summed as soon as they
+are complete.
+
+By default each rank of a group owns an equal range of every bucket (ZeRO-1, Rajbhandari et al. 2020): the sum
+gives it that range of the gradients, it keeps optimizer state for that alone, and hands on the new values of
+the parameters, which the others wait for only when they use them next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spindle_cli.costs.device_memory import SUM_BUFFER_BYTES
+from spindle_cli.program.types import ParameterGroup
+from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
+from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.measuring.timing import Passing
+from spindle_cli.runtime.update.pieces import Piece
+
+AnyBucket = Bucket | ShardedBucket
+
+
+class GradientPool:
+    """All trained parameters of this rank: those of other ranks too in buckets, its own alone as they are.
+
+    `pieces`: what its optimizer steps.
+    """
+
+    def __init__(
+        self,
+        groups: tuple[ParameterGroup, ...],
+        trained: Mapping[str, nn.Parameter],
+        communicators: Communicators,
+        rank: int,
+        *,
+        sharded: bool,
+    ) -> None:
+        """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
+        them. `sharded`: each rank steps its range of a bucket alone.
+        """
+        self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
+        self._users: dict[tuple[int, int], list[ShardedBucket]] = {}  # by slice and op
+        by_ranks: dict[tuple[int, ...], list[ShardedBucket]] = {}
+        for group in groups:
+            if rank not in group.devices or len(group.devices) < 2:
+                continue
+            members = Members.of(group.devices, rank, communicators.of(group.devices))
+            parts = _by_dtype({name: trained[name] for name, _ in group.blocks})
+            if sharded:
+                buckets = tuple(ShardedBucket(parameters, members) for parameters in parts)
+                self._buckets[group.index] = buckets
+                by_ranks.setdefault(group.devices, []).extend(buckets)
+                for user in zip(group.slices, group.first_ops, strict=True):
+                    self._users.setdefault(user, []).extend(buckets)
+            else:
+                self._buckets[group.index] = tuple(Bucket(parameters, members) for parameters in parts)
+        shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
+        own = {name: parameter for name, parameter in trained.items() if name not in shared}
+        self._own = tuple(own.values())
+        self.pieces: tuple[Piece, ...] = (
+            *(piece for bucket in self._all() for piece in bucket.pieces),
+            *(Piece(name, None, parameter) for name, parameter in own.items()),
+        )
+        self._flags = [Flags(made, communicators.of(ranks)) for ranks, made in by_ranks.items()]
+        self._flags_of = {bucket: flags for flags in self._flags for bucket in flags.buckets}
+        self._group_of = {bucket: group for group, made in self._buckets.items() for bucket in made}
+        self._watch: Callable[[Passing, int, dist.Work], None] | None = None
+        self._waiting: deque[AnyBucket] = deque()
+        self._under_way: deque[AnyBucket] = deque()
+
+    def watch_with(self, watch: Callable[[Passing, int, dist.Work], None]) -> None:
+        """Have `watch` called with every sum and gather that begins, and its group."""
+        self._watch = watch
+
+    def start_sum(self, group: int) -> None:
+        """Start the sum of a parameter group, or let it wait for its turn."""
+        self._waiting.extend(self._buckets[group])
+        while self._under_way and self._under_way[0].is_summed():
+            self._under_way.popleft().finish_sum()
+        self._start_waiting()
+
+    def finish(self) -> None:
+        """Wait for all sums: from here on the pieces' `.grad` is the gradient of the whole iteration."""
+        while self._under_way:
+            self._under_way.popleft().finish_sum()
+            self._start_waiting()
+        for flags in self._flags:
+            flags.finish()
+
+    def reset(self) -> None:
+        """Forget all gradients, for the next iteration."""
+        for parameter in self._own:
+            parameter.grad = None
+        for bucket in self._all():
+            bucket.reset()
+        for flags in self._flags:
+            flags.reset()
+
+    def start_gather(self) -> None:
+        """Start exchanging the parameters that the optimizers have stepped; those of the first slices, whose
+        sums were the last, first.
+        """
+        for bucket in reversed(list(self._all())):
+            if isinstance(bucket, ShardedBucket):
+                self._note(Passing.GATHER, bucket, bucket.start_gather())
+
+    def awaits(self, piece: int, op: int) -> bool:
+        """Whether `await_parameters` has anything to wait for."""
+        return any(bucket.is_gathering for bucket in self._users.get((piece, op), ()))
+
+    def await_parameters(self, piece: int, op: int) -> None:
+        """Wait until the parameters that a slice uses from this op on, but not before it, are those that the
+        last step made.
+        """
+        for bucket in self._users.get((piece, op), ()):
+            bucket.finish_gather()
+
+    def await_all_parameters(self) -> None:
+        """Wait until all parameters are those that the last step made."""
+        for piece, op in self._users:
+            self.await_parameters(piece, op)
+
+    def gather_gradients(self) -> None:
+        """Make `.grad` of the parameters themselves whole too. Collective; after `finish`."""
+        for bucket in self._all():
+            if isinstance(bucket, ShardedBucket):
+                bucket.gather_gradients()
+
+    def _all(self) -> Iterator[AnyBucket]:
+        for buckets in self._buckets.values():
+            yield from buckets
+
+    def _start_waiting(self) -> None:
+        """Start what waits, in order: all ranks start the same sums in the same order, so that whichever is
+        first of all that are not through has been started by everyone or soon will be.
+        """
+        taken = sum(bucket.buffer_bytes for bucket in self._under_way)
+        while self._waiting:
+            taken += self._waiting[0].buffer_bytes
+            if taken > SUM_BUFFER_BYTES and self._under_way:
+                return
+            bucket = self._waiting.popleft()
+            self._note(Passing.SUM, bucket, bucket.start_sum())
+            self._under_way.append(bucket)
+            if isinstance(bucket, ShardedBucket):
+                self._flags_of[bucket].bucket_complete()
+
+    def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
+        if self._watch is not None:
+            self._watch(kind, self._group_of[bucket], work)
+
+
+def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
+    found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        found.setdefault(parameter.dtype, {})[name] = parameter
+    return list(found.values())

@@ -1,0 +1,185 @@
+"""Chunks on their way between slices: posted as the program says, put together where they are needed.
+
+Activations and gradients differ only in their direction: an *arrival* is the share of one edge's values that
+this rank takes, with the chunks it comes in. Chunks that this rank holds itself are never sent. Both ends
+post the messages of a transfer in the same order, with the same tags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.errors import PeerLostError
+from spindle_cli.program.layout import Chunk, route
+from spindle_cli.program.types import Transfer
+from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows
+from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring
+from spindle_cli.workload.graph import ValueSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# (value, samples) -> what this rank holds of it
+Held = Callable[[ValueSpec, Samples], "Tensor"]
+
+
+@dataclass
+class _Incoming:
+    """A message under way: `view` is where it belongs, `buffer` where it lands (the same where memory
+    allows).
+    """
+
+    view: Tensor
+    buffer: Tensor
+    work: dist.Work
+
+
+@dataclass
+class Arrival:
+    """This rank's share of one value that comes over an edge, until it is complete.
+
+    `samples`: of the share. `chunks`: all it is put together from, this rank's own included.
+    """
+
+    spec: ValueSpec
+    samples: Samples
+    chunks: tuple[Chunk, ...]
+    rank: int
+    device: torch.device
+    under_way: list[_Incoming] = field(default_factory=list)
+    share: Tensor | None = None
+
+    def post(self, samples: Samples, source: int, tag: int) -> None:
+        """Start receiving the rows of `samples` from another rank."""
+        view = self._place(samples)
+        buffer = (
+            view if view.is_contiguous() else torch.empty_like(view, memory_format=torch.contiguous_format)
+        )
+        work = dist.irecv(buffer, src=source, tag=tag)
+        assert work is not None, "the receiver of a transfer is a member of the world"
+        self.under_way.append(_Incoming(view, buffer, work))
+
+    def complete(self, held: Held) -> Tensor:
+        """Wait for what is under way and add what this rank holds itself: the whole share.
+
+        A share that lies in one chunk on this rank is handed on as a view. Chunks of a value without a batch
+        dimension are the whole value each (gradients from several consumers' shares): they are added up.
+        """
+        for incoming in self.under_way:
+            wait_for(incoming.work)
+            if incoming.buffer is not incoming.view:
+                incoming.view.copy_(incoming.buffer)
+        own = [
+            held(self.spec, (chunk.first, chunk.last)) for chunk in self.chunks if chunk.source == self.rank
+        ]
+        if self.spec.batch_dim is None:
+            whole = [*own, *(incoming.view for incoming in self.under_way)]
+            return whole[0] if len(whole) == 1 else torch.stack(whole).sum(dim=0)
+        if len(self.chunks) == 1 and own:
+            return own[0]
+        for chunk, tensor in zip((c for c in self.chunks if c.source == self.rank), own, strict=True):
+            self._place((chunk.first, chunk.last)).copy_(tensor)
+        assert self.share is not None, "a share of several chunks has been allocated for the first of them"
+        return self.share
+
+    def _place(self, samples: Samples) -> Tensor:
+        if self.spec.batch_dim is None:
+            return empty_share(self.spec, samples, self.device)
+        if self.share is None:
+            self.share = empty_share(self.spec, self.samples, self.device)
+        return take_rows(self.share, self.spec, self.samples, samples)
+
+
+class Exchange:
+    """All transfers of this rank in one iteration."""
+
+    def __init__(self, wiring: Wiring, rank: int, device: torch.device) -> None:
+        self._wiring = wiring
+        self._rank = rank
+        self._device = device
+        self._routes: dict[_Key, tuple[Samples, tuple[Chunk, ...]]] = {}
+        self._arrivals: dict[_Key, tuple[Arrival, ...]] = {}
+        self._sending: list[tuple[dist.Work, Tensor]] = []
+
+    def post_receive(self, transfer: Transfer) -> None:
+        """Start receiving a transfer's chunk of every value that its edge carries."""
+        wired = self._edge(transfer)
+        for position, arrival in enumerate(self._arrivals_of(wired, is_gradient=transfer.is_gradient)):
+            arrival.post((transfer.first, transfer.last), transfer.source, self._tag(transfer, position))
+
+    def post_send(self, transfer: Transfer, held: Held) -> None:
+        """Start sending a transfer's chunk of every value that its edge carries."""
+        for position, spec in enumerate(_carried(self._edge(transfer), is_gradient=transfer.is_gradient)):
+            rows = held(spec, (transfer.first, transfer.last)).detach().to(spec.dtype).contiguous()
+            work = dist.isend(rows, dst=transfer.destination, tag=self._tag(transfer, position))
+            assert work is not None, "the sender of a transfer is a member of the world"
+            self._sending.append((work, rows))
+
+    def complete(self, wired: WiredEdge, held: Held, *, is_gradient: bool) -> dict[str, Tensor]:
+        """This rank's share of every value that an edge carries (or of its gradient), by name."""
+        arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
+        del self._arrivals[_key(wired, is_gradient)]
+        return {arrival.spec.name: arrival.complete(held) for arrival in arrivals}
+
+    def finish(self) -> None:
+        """Wait until everything that was sent has left; the next iteration starts afresh."""
+        for work, _ in self._sending:
+            wait_for(work)
+        self._sending.clear()
+        assert not self._arrivals, "everything received was used by a slice of the same iteration"
+
+    def _edge(self, transfer: Transfer) -> WiredEdge:
+        return self._wiring.edges[transfer.producer, transfer.consumer]
+
+    def _tag(self, transfer: Transfer, position: int) -> int:
+        return transfer.key * self._wiring.width + position
+
+    def _arrivals_of(self, wired: WiredEdge, *, is_gradient: bool) -> tuple[Arrival, ...]:
+        key = _key(wired, is_gradient)
+        if key not in self._arrivals:
+            samples, chunks = self._route_of(wired, is_gradient=is_gradient)
+            self._arrivals[key] = tuple(
+                Arrival(spec, samples, chunks, self._rank, self._device)
+                for spec in _carried(wired, is_gradient=is_gradient)
+            )
+        return self._arrivals[key]
+
+    def _route_of(self, wired: WiredEdge, *, is_gradient: bool) -> tuple[Samples, tuple[Chunk, ...]]:
+        """The samples of this rank's share and the chunks it comes in; the same in every iteration."""
+        key = _key(wired, is_gradient)
+        if key not in self._routes:
+            source = self._wiring.slices[wired.edge.producer].layout
+            destination = self._wiring.slices[wired.edge.consumer].layout
+            if is_gradient:
+                source, destination = destination, source
+            chunks = tuple(chunk for chunk in route(source, destination) if chunk.destination == self._rank)
+            self._routes[key] = (destination.rows_of(self._rank), chunks)
+        return self._routes[key]
+
+
+_Key = tuple[int, int, bool]  # producer, consumer, is_gradient
+
+
+def _carried(wired: WiredEdge, *, is_gradient: bool) -> tuple[ValueSpec, ...]:
+    return wired.differentiable if is_gradient else wired.values
+
+
+def _key(wired: WiredEdge, is_gradient: bool) -> _Key:
+    return wired.edge.producer, wired.edge.consumer, is_gradient
+
+
+def wait_for(work: dist.Work) -> None:
+    """Wait for a message or collective.
+
+    Raises:
+        PeerLostError: the other side is gone, or did not answer within the timeout.
+    """
+    try:
+        work.wait()
+    except RuntimeError as error:  # torch raises DistBackendError and plain RuntimeErrors alike
+        raise PeerLostError(f"lost contact with another worker: {error}") from error

@@ -1,0 +1,1 @@
+"""What a step took, when, and how that compares with the plan."""

@@ -1,0 +1,100 @@
+"""predicted.json: what the plan said against what the ranks measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+import torch
+
+from spindle_cli.files.run_files import (
+    Comparison,
+    DeviceTimes,
+    MetaOpComparison,
+    PredictedVsMeasured,
+    StartUp,
+)
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.types import CurvePoint
+from spindle_cli.runtime.measuring.gathering import gather_json
+from spindle_cli.runtime.measuring.timing import Activity, Key
+
+RankTimes = dict[Key, float]  # median seconds per step
+
+
+def compare(
+    plan: Plan, iterations_s: Sequence[float], ranks: Sequence[RankTimes], start_up: StartUp | None
+) -> PredictedVsMeasured:
+    """Predicted against measured, for the iteration, for each MetaOp, and where each device's time went.
+
+    Args:
+        plan: that was run.
+        iterations_s: of every step; the first (warm-up) is left out where there are more.
+        ranks: what each rank measured.
+        start_up: how long the run took to start.
+    """
+    measured = iterations_s[1:] if len(iterations_s) > 1 else iterations_s
+    return PredictedVsMeasured(
+        steps=len(measured),
+        iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=median(measured)),
+        metaops=tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
+        devices=tuple(_device_times(device, times) for device, times in enumerate(ranks)),
+        start_up=start_up,
+    )
+
+
+def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOpComparison:
+    slices = {index: piece for index, piece in enumerate(plan.slices) if piece.metaop == name}
+    points = {index: _point(plan, piece) for index, piece in slices.items()}
+    forward = Comparison(
+        predicted_s=sum(piece.num_ops * points[index].forward_s for index, piece in slices.items()),
+        measured_s=sum(_slowest(index, piece, Activity.FORWARD, ranks) for index, piece in slices.items()),
+    )
+    backward = Comparison(
+        predicted_s=sum(piece.num_ops * points[index].backward_s for index, piece in slices.items()),
+        measured_s=sum(_slowest(index, piece, Activity.BACKWARD, ranks) for index, piece in slices.items()),
+    )
+    return MetaOpComparison(
+        metaop=name,
+        predicted_s=forward.predicted_s + backward.predicted_s,
+        measured_s=forward.measured_s + backward.measured_s,
+        forward=forward,
+        backward=backward,
+    )
+
+
+def _point(plan: Plan, piece: Slice) -> CurvePoint:
+    """The point of the MetaOp's curve that a slice was planned by; `check` has seen to it."""
+    curve = plan.by_name[piece.metaop].curve
+    return next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
+
+
+def _slowest(index: int, piece: Slice, activity: Activity, ranks: Sequence[RankTimes]) -> float:
+    return max(ranks[device].get((activity, index), 0.0) for device in piece.devices)
+
+
+def _device_times(device: int, times: RankTimes) -> DeviceTimes:
+    compute_s = sum(
+        seconds
+        for (activity, _), seconds in times.items()
+        if activity in (Activity.FORWARD, Activity.BACKWARD)
+    )
+    return DeviceTimes(
+        device=device,
+        compute_s=compute_s,
+        wait_s=times.get((Activity.WAIT, None), 0.0),
+        data_s=times.get((Activity.DATA, None), 0.0),
+        optimizer_s=times.get((Activity.OPTIMIZER, None), 0.0),
+        other_s=max(0.0, times.get((Activity.OTHER, None), 0.0)),
+    )
+
+
+def gather_times(mine: RankTimes, device: torch.device) -> list[RankTimes] | None:
+    """Every rank's times on rank 0; None on the others. Collective."""
+    entries = [[activity.value, piece, seconds] for (activity, piece), seconds in mine.items()]
+    gathered = gather_json(entries, device)
+    if gathered is None:
+        return None
+    return [
+        {(Activity(activity), piece): seconds for activity, piece, seconds in entries} for entries in gathered
+    ]

@@ -1,0 +1,159 @@
+"""timeline.json: the last steps of every rank, gathered and put on rank 0's clock."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spindle_cli.files.run_timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.program.types import Program, Transfer
+from spindle_cli.runtime.measuring.clocks import Offset, clock_offsets
+from spindle_cli.runtime.measuring.gathering import gather_json
+from spindle_cli.runtime.measuring.timing import Activity, KeptStep, Lap, Stopwatch
+
+# Decimals of seconds: nanoseconds.
+DECIMALS = 9
+# Shorter waits are none: they say that there was nothing to wait for.
+_LEAST_WAIT_S = 10e-6
+
+
+def gather_timeline(stopwatch: Stopwatch, program: Program, device: torch.device) -> MeasuredTimeline | None:
+    """The steps that every rank's stopwatch has kept, on rank 0; None on the others. Collective."""
+    offsets = clock_offsets(device)
+    gathered = gather_json([_step_row(stopwatch, kept) for kept in stopwatch.steps], device)
+    if gathered is None:
+        return None
+    assert offsets is not None
+    return make_timeline(program, [[RankStep.of(row) for row in rows] for rows in gathered], offsets)
+
+
+@dataclass(frozen=True)
+class LapRow:
+    """A lap as it travels, on its rank's clock. `transfer`: the key of one."""
+
+    kind: str
+    start_s: float
+    end_s: float
+    piece: int | None
+    cause: Any
+    transfer: int | None
+    group: int | None
+
+
+@dataclass(frozen=True)
+class RankStep:
+    """A step (counted from 0) of one rank, on its clock."""
+
+    step: int
+    start_s: float
+    end_s: float
+    laps: tuple[LapRow, ...]
+
+    @classmethod
+    def of(cls, row: Sequence[Any]) -> RankStep:
+        """From what has travelled."""
+        step, start_s, end_s, laps = row
+        return cls(step, start_s, end_s, tuple(LapRow(*lap) for lap in laps))
+
+
+def _step_row(stopwatch: Stopwatch, kept: KeptStep) -> list[Any]:
+    laps = [_lap_row(stopwatch, lap) for lap in kept.laps]
+    return [kept.step, stopwatch.clock_s(kept.begin), stopwatch.clock_s(kept.end), laps]
+
+
+def _lap_row(stopwatch: Stopwatch, lap: Lap) -> list[Any]:
+    key = None if lap.transfer is None else lap.transfer.key
+    begin_s, end_s = stopwatch.clock_s(lap.begin), stopwatch.clock_s(lap.end)
+    return [lap.kind.value, begin_s, end_s, lap.piece, lap.cause, key, lap.group]
+
+
+def make_timeline(
+    program: Program, ranks: Sequence[Sequence[RankStep]], offsets: Sequence[Offset]
+) -> MeasuredTimeline:
+    """The ranks' steps (the same of each) on one clock, from the beginning of rank 0's first."""
+    zero_s = ranks[0][0].start_s if ranks[0] else 0.0
+    shifts = [-zero_s - offset.ahead_s for offset in offsets]
+    steps = []
+    for position, first in enumerate(ranks[0]):
+        taken_s: dict[tuple[int, str, int | None], float] = {}
+        for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True)):
+            for lap in own[position].laps:
+                taken_s.setdefault((device, lap.kind, lap.piece), lap.start_s + shift)
+        devices = (
+            _Device(program, device, shift, taken_s).spans(own[position].laps)
+            for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True))
+        )
+        start_s, end_s = first.start_s + shifts[0], first.end_s + shifts[0]
+        steps.append(MeasuredStep(step=first.step + 1, start_s=start_s, end_s=end_s, devices=tuple(devices)))
+    return MeasuredTimeline(
+        plan_sha256=program.plan.sha256(),
+        clock_error_s=max(offset.error_s for offset in offsets),
+        steps=tuple(steps),
+    )
+
+
+class _Device:
+    """One device's laps as spans. `taken_s`: when which device first began what."""
+
+    def __init__(
+        self,
+        program: Program,
+        device: int,
+        shift_s: float,
+        taken_s: Mapping[tuple[int, str, int | None], float],
+    ) -> None:
+        self._program = program
+        self._shift_s = shift_s
+        self._taken_s = taken_s
+        self._sent: dict[int, Transfer] = {
+            action.transfer.key: action.transfer
+            for action in program.actions[device]
+            if action.transfer is not None and action.transfer.source == device
+        }
+
+    def spans(self, laps: Sequence[LapRow]) -> tuple[MeasuredSpan, ...]:
+        """By their start."""
+        found = [self._span(lap) for lap in laps if not _is_no_wait(lap)]
+        return tuple(sorted(found, key=lambda span: (span.start_s, span.end_s)))
+
+    def _span(self, lap: LapRow) -> MeasuredSpan:
+        start_s = round(lap.start_s + self._shift_s, DECIMALS)
+        end_s = round(lap.end_s + self._shift_s, DECIMALS)
+        if lap.transfer is not None:
+            return self._transfer(self._sent[lap.transfer], start_s)
+        num_bytes = 0 if lap.group is None else self._program.groups[lap.group].num_bytes
+        return MeasuredSpan.model_validate(
+            {
+                "kind": lap.kind,
+                "start_s": start_s,
+                "end_s": end_s,
+                "slice": lap.piece,
+                "cause": lap.cause,
+                "group": lap.group,
+                "num_bytes": num_bytes,
+            }
+        )
+
+    def _transfer(self, transfer: Transfer, start_s: float) -> MeasuredSpan:
+        taker, source = transfer.consumer, transfer.producer
+        if transfer.is_gradient:
+            taker, source = source, taker
+        activity = Activity.BACKWARD if transfer.is_gradient else Activity.FORWARD
+        return MeasuredSpan(
+            kind="transfer",
+            start_s=start_s,
+            end_s=max(start_s, round(self._taken_s[transfer.destination, activity.value, taker], DECIMALS)),
+            slice=taker,
+            source_slice=source,
+            is_gradient=transfer.is_gradient,
+            peer=transfer.destination,
+            num_bytes=transfer.num_bytes,
+        )
+
+
+def _is_no_wait(lap: LapRow) -> bool:
+    waits = lap.kind in (Activity.WAIT, Activity.DATA)
+    return waits and lap.end_s - lap.start_s < _LEAST_WAIT_S

@@ -1,0 +1,202 @@
+"""Where a rank's iterations go: what it did from when to when; totals per step, and the last steps whole.
+
+On CUDA times are events in the device's stream, so that nothing is stopped to be timed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.files.run_timeline import WaitCause
+from spindle_cli.program.types import Transfer
+
+
+class Activity(StrEnum):
+    """What a rank's time is spent on."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    WAIT = "wait"  # for transfers, gradient sums, losses
+    DATA = "data"  # for the input pipeline
+    OPTIMIZER = "optimizer"  # the update of the parameters, and making the gradients ready for the next step
+    OTHER = "other"  # what is left of the step
+
+
+class Passing(StrEnum):
+    """What goes on beside a rank's own activities."""
+
+    SEND = "send"  # of a transfer; its end is not known here, the taker has it
+    SUM = "sum"  # of a parameter group's gradients
+    GATHER = "gather"  # of a parameter group's new values
+
+
+Mark = float | torch.cuda.Event  # seconds of the host's clock, or a moment in a CUDA stream
+
+
+def take_mark(device: torch.device) -> Mark:
+    """Now, on the device: for CUDA the moment at which its stream gets here, without waiting for it."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    event.record()
+    return event
+
+
+def seconds_between(begin: Mark, end: Mark) -> float:
+    """Seconds between two marks of one device that it has passed."""
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event), "marks of one device"
+    return float(begin.elapsed_time(end)) / 1e3
+
+
+Key = tuple[Activity, int | None]  # the slice's index for FORWARD and BACKWARD
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Something that lasted.
+
+    `piece`: of FORWARD and BACKWARD, and of a WAIT the slice that waits. `cause`: of a WAIT. `transfer`: of a
+    SEND. `group`: of a SUM or GATHER.
+    """
+
+    kind: Activity | Passing
+    begin: Mark
+    end: Mark
+    piece: int | None = None
+    cause: WaitCause | None = None
+    transfer: Transfer | None = None
+    group: int | None = None
+
+    @property
+    def key(self) -> Key | None:
+        """What it is counted as; None: it takes none of the rank's time."""
+        if isinstance(self.kind, Passing):
+            return None
+        computes = self.kind in (Activity.FORWARD, Activity.BACKWARD)
+        return self.kind, self.piece if computes else None
+
+
+class Stopwatch:
+    """Collects the times of one rank; `seconds` has a total per key for each finished step.
+
+    `steps`: the last steps, each with its number, its beginning, its end and its laps.
+    """
+
+    def __init__(
+        self, device: torch.device, keep_steps: int = 0, *, watches_collectives: bool = False
+    ) -> None:
+        """`keep_steps`: so many steps are kept whole.
+
+        `watches_collectives`: note when sums and gathers end, too (on the CPU alone). A thread of torch's
+        then needs the interpreter for a moment, so it is for those who ask.
+        """
+        self.device = device
+        self.seconds: dict[Key, list[float]] = {}
+        self.steps: deque[KeptStep] = deque(maxlen=keep_steps)
+        self._watches = watches_collectives and device.type == "cpu"
+        self._origin, self._origin_s = self._take_origin()
+        self._begin = take_mark(device)
+        self._open: list[Lap] = []
+        self._timed: list[Lap] = []  # blocks that are timed now, the inmost last
+        self._ended: KeptStep | None = None
+
+    @contextmanager
+    def timed(
+        self, activity: Activity, piece: int | None = None, cause: WaitCause | None = None
+    ) -> Iterator[None]:
+        """Count the time of the block, without that of a block inside of it that is timed itself."""
+        begin = take_mark(self.device)
+        if self._timed:
+            self._open.append(replace(self._timed[-1], end=begin))
+        self._timed.append(Lap(activity, begin, begin, piece, cause))
+        yield
+        end = take_mark(self.device)
+        self._open.append(replace(self._timed.pop(), end=end))
+        if self._timed:
+            self._timed[-1] = replace(self._timed[-1], begin=end)
+
+    def note_send(self, transfer: Transfer) -> None:
+        """A transfer is on its way from now on."""
+        now = take_mark(self.device)
+        self._open.append(Lap(Passing.SEND, now, now, transfer=transfer))
+
+    def watch(self, kind: Passing, group: int, work: dist.Work) -> None:
+        """A collective has begun; note it when it ends."""
+        if not self._watches:
+            return
+        begin = take_mark(self.device)
+
+        def ended(_: object) -> None:
+            self._open.append(Lap(kind, begin, take_mark(self.device), group=group))
+
+        work.get_future().add_done_callback(ended)
+
+    def begin_step(self) -> None:
+        """Open a step."""
+        self._begin = take_mark(self.device)
+
+    def end_step(self, step: int) -> None:
+        """Close a step. Its marks are read when the next one ends, when a device has surely passed them."""
+        self._read_ended()
+        laps, self._open = self._open, []
+        self._ended = KeptStep(step, self._begin, take_mark(self.device), laps)
+        self.steps.append(self._ended)
+
+    def close(self) -> None:
+        """Read what is left; waits for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self._read_ended()
+
+    def medians(self) -> dict[Key, float]:
+        """Median seconds per step of each key, the first step (warm-up) left out where there are more."""
+        return {
+            key: median(per_step[1:] if len(per_step) > 1 else per_step)
+            for key, per_step in self.seconds.items()
+        }
+
+    def clock_s(self, mark: Mark) -> float:
+        """A mark that the device has passed, on the host's clock (`time.perf_counter`)."""
+        return self._origin_s + seconds_between(self._origin, mark)
+
+    def _take_origin(self) -> tuple[Mark, float]:
+        origin = take_mark(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            return origin, time.perf_counter()
+        assert isinstance(origin, float)
+        return origin, origin
+
+    def _read_ended(self) -> None:
+        step, self._ended = self._ended, None
+        if step is None:
+            return
+        totals: dict[Key, float] = {}
+        for lap in step.laps:
+            if lap.key is not None:
+                totals[lap.key] = totals.get(lap.key, 0.0) + seconds_between(lap.begin, lap.end)
+        # Measured, not what is left of the medians: a median of sums is more than a sum of medians.
+        totals[Activity.OTHER, None] = seconds_between(step.begin, step.end) - sum(totals.values())
+        for key, total in totals.items():
+            self.seconds.setdefault(key, []).append(total)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptStep:
+    """A step (counted from 0) and what the rank did in it."""
+
+    step: int
+    begin: Mark
+    end: Mark
+    laps: list[Lap]

@@ -1,0 +1,1 @@
+"""This rank's part of the model."""

@@ -1,0 +1,126 @@
+"""A rank's ops as callables over the leaves that it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import fx, nn
+
+from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.plan_splits import PlanSplits
+from spindle_cli.operators.split_op import PartialOp, Region, TensorGroup, View
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.runtime.communication.wiring import WiredSlice
+from spindle_cli.runtime.part.shards import Cuts, take_parts
+from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.graph import Op
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.parameters import ParameterTable
+
+
+@dataclass(frozen=True)
+class Place:
+    """How a rank's ops are built: which rank, on which device, with which floating-point dtype (None: that of
+    the workload), and by what their layers are compiled, if at all.
+    """
+
+    rank: int
+    device: torch.device
+    dtype: torch.dtype | None
+    compiler: LayerCompiler | None = None
+
+
+class LocalOps:
+    """Builds one rank's slices, with each part of a parameter that they need held once."""
+
+    def __init__(
+        self,
+        table: ParameterTable,
+        cuts: Cuts,
+        splits: PlanSplits,
+        wired: Iterable[WiredSlice],
+        place: Place,
+    ) -> None:
+        """`wired`: the slices that the rank runs. Takes the parameters of the workload apart where they are
+        cut.
+        """
+        self._table = table
+        self._cuts = cuts
+        self._splits = splits
+        self._place = place
+        self._wired = tuple(wired)
+        self._names = {id(parameter): name for name, parameter in table.parameters.items()}
+        self.leaves = self._take_leaves()
+
+    def slices(self) -> dict[int, LocalSlice]:
+        """The rank's slices, by index."""
+        return {wired.index: self._slice(wired) for wired in self._wired}
+
+    def _take_leaves(self) -> dict[str, nn.Parameter]:
+        """Every leaf of this rank, on its device, in the workload's order."""
+        held: dict[str, set[int]] = {}
+        for wired in self._wired:
+            for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True):
+                split = self._splits.by_op.get((wired.index, position))
+                for dotted in op.parameters:
+                    name = self._table.names[wired.task.task.name, dotted]
+                    held.setdefault(name, set()).update(self._parts(wired, name, dotted, split))
+        leaves: dict[str, nn.Parameter] = {}
+        for name, parameter in self._table.parameters.items():
+            if name in held:
+                leaves.update(take_parts(parameter, self._cuts.by_name[name], held[name]))
+        for leaf in leaves.values():
+            is_floating = leaf.is_floating_point() or leaf.is_complex()
+            leaf.data = leaf.data.to(self._place.device, self._place.dtype if is_floating else None)
+        return leaves
+
+    def _parts(self, wired: WiredSlice, name: str, dotted: str, split: LayerSplit | None) -> range:
+        """The parts of a parameter that this rank uses for an op."""
+        cut = self._cuts.by_name[name]
+        if split is None or dotted not in split.dims:
+            return range(cut.count)
+        return cut.of_member(wired.layout.member_of(self._place.rank), split.degree)
+
+    def _slice(self, wired: WiredSlice) -> LocalSlice:
+        rank, device = self._place.rank, self._place.device
+        group = None
+        if wired.piece.tp > 1:
+            ranks = wired.layout.holders(wired.layout.share_of[rank])
+            group = TensorGroup(ranks, wired.layout.member_of(rank), device)
+        modules = tuple(
+            op_module(wired.task, op).to(device=device, dtype=self._place.dtype) for op in wired.ops
+        )
+        runnable = tuple(
+            self._runnable(wired, position, op, module, group)
+            for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)
+        )
+        return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group)
+
+    def _runnable(
+        self, wired: WiredSlice, position: int, op: Op, module: fx.GraphModule, group: TensorGroup | None
+    ) -> nn.Module:
+        """The op's module, over views of leaves where it does not use whole parameters of this rank's own;
+        else compiled, if that is asked for.
+        """
+        split = self._splits.by_op.get((wired.index, position))
+        first = group is None or group.member == 0
+        views: dict[str, View] = {}
+        known: dict[tuple[str, bool, bool, int], View] = {}
+        for dotted, parameter in module.named_parameters(remove_duplicate=False):
+            name = self._names[id(parameter)]
+            cut = self._cuts.by_name[name]
+            is_own = split is not None and (dotted in split.dims or dotted in split.partial)
+            is_zero = not first and split is not None and dotted in split.added_once
+            if cut.count == 1 and (first or is_own or not (parameter.requires_grad or is_zero)):
+                continue
+            leaves = tuple(self.leaves[cut.key(part)] for part in self._parts(wired, name, dotted, split))
+            view = View(leaves, cut.dim, counts=first or is_own, is_zero=is_zero)
+            views[dotted] = known.setdefault((name, view.counts, is_zero, len(leaves)), view)
+        if split is None or group is None:
+            if views:
+                return PartialOp(module, views, None)
+            compiler = self._place.compiler
+            return module if compiler is None else compiler.compile_layer(module, op.target)
+        return PartialOp(module, views, Region(module, split, group))

@@ -1,0 +1,156 @@
+"""Localise: from the request to what this rank holds of the model, and the program that it runs on it.
+
+Every rank analyses the same workload and derives the same program, but only the parameters of its own ops
+ever take memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest
+from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.plan_splits import plan_splits
+from spindle_cli.plan.types import Plan
+from spindle_cli.program.groups import ParameterBlock
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.types import Program
+from spindle_cli.runtime.communication.wiring import Wiring, wire
+from spindle_cli.runtime.part.local_ops import LocalOps, Place
+from spindle_cli.runtime.part.shards import Cuts, find_cuts
+from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.optimizer import require_elementwise
+from spindle_cli.workload.training.precision import in_dtype, number_format
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """What one rank knows of the whole run, and what it holds of the model.
+
+    Attributes:
+        graph, train: the workload, traced, and how it is trained.
+        program, wiring: of all ranks.
+        slices: that this rank runs, by index in the program.
+        parameters: that this rank holds, by canonical name; of those that tensor parallelism splits the
+            fragments, by the keys of files/fragments.py. `trained`: those of them that take a gradient.
+        buffers: that this rank holds and that a state_dict would hold, by canonical name.
+        cuts: into which parts all parameters of the workload are cut.
+    """
+
+    graph: WorkloadGraph
+    train: TrainSettings
+    program: Program
+    wiring: Wiring
+    slices: dict[int, LocalSlice]
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, torch.Tensor]
+    cuts: Cuts
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that take a gradient."""
+        return {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
+
+
+def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -> LocalModel:
+    """Analyse, link and prove, then build what this rank needs, on its device.
+
+    Raises:
+        InputError: the workload is not the one that the plan was made for.
+        WorkloadError: it cannot be built or traced.
+    """
+
+    def choose(graph: WorkloadGraph) -> dict[str, set[int]]:
+        require_same_workload(plan, graph, request)
+        return ops_of_rank(plan, graph, rank)
+
+    loaded = load_local(request.workload, choose)
+    # A dtype that the request asks for is that of all arithmetic.
+    train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
+    graph = loaded.graph
+    table = ParameterTable.of(graph)
+    splits = plan_splits(plan, graph, str(request.plan))
+    cuts = find_cuts(plan, graph, table, splits)
+    if splits.by_op:
+        require_elementwise(train)
+    program = link(plan, trained_parameters(graph, table, splits.split_names(plan)))
+    prove(program)
+    dtype = dtype_of(request, train)
+    wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
+    own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
+    ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype, LayerCompiler.of(train)))
+    slices = ops.slices()
+    buffers = buffers_of(slices.values(), table)
+    return LocalModel(graph, train, program, wiring, slices, ops.leaves, buffers, cuts)
+
+
+def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
+    """What everything floating-point is converted to; None: nothing is."""
+    return number_format(train) if request.dtype is None else getattr(torch, request.dtype)
+
+
+def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest) -> None:
+    """Refuse a workload whose MetaGraph differs from the one that the plan was made for.
+
+    Raises:
+        InputError: naming both fingerprints.
+    """
+    if graph.fingerprint != plan.workload.fingerprint:
+        raise InputError(
+            f"{request.workload}: the workload's fingerprint is {graph.fingerprint}, "
+            f"but the plan {request.plan} was made for {plan.workload.fingerprint}",
+            hint="The workload has changed since it was profiled: profile and plan again.",
+        )
+
+
+def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[int]]:
+    """Task name -> indices of the ops that a rank runs."""
+    ops: dict[str, set[int]] = {}
+    for piece in plan.slices:
+        if rank in piece.devices:
+            metaop = graph.by_name[piece.metaop]
+            ops.setdefault(metaop.task, set()).update(metaop.ops[piece.ops[0] : piece.ops[1]])
+    return ops
+
+
+def trained_parameters(
+    graph: WorkloadGraph, table: ParameterTable, split: Mapping[tuple[str, int], Collection[str]]
+) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
+    """The trained parameters of every op of every MetaOp; each parameter is a block of its own, keyed by its
+    name.
+
+    Args:
+        split: (MetaOp, op of it) -> dotted names of the parameters that tensor parallelism splits.
+    """
+    return {
+        (metaop.name, position): tuple(
+            ParameterBlock(name, 0, table.num_bytes(name), dotted in split.get((metaop.name, position), ()))
+            for dotted in graph.tasks[metaop.task].ops[index].parameters
+            if table.is_trainable(name := table.names[metaop.task, dotted])
+        )
+        for metaop in graph.metaops
+        for position, index in enumerate(metaop.ops)
+    }
+
+
+def buffers_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[str, torch.Tensor]:
+    """Persistent buffers of these slices, by canonical name, as the modules hold them on the device now."""
+    found: dict[str, torch.Tensor] = {}
+    for local in slices:
+        for op, module in zip(local.wired.ops, local.modules, strict=True):
+            canonical = table.of_op(local.wired.task.task.name, op.buffers)
+            for name, dotted in zip(canonical, op.buffers, strict=True):
+                owner, _, attribute = dotted.rpartition(".")
+                if attribute not in module.get_submodule(owner)._non_persistent_buffers_set:
+                    found[name] = module.get_buffer(dotted)
+    return found

@@ -1,0 +1,95 @@
+"""Compile a rank's layers before training, while no rank waits for another.
+
+Compiling takes seconds for each kind of layer and shape. In the first step other ranks would wait for it with
+the run's timeout, and take this one to hang. So every slice runs once, forward and backward, on zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.errors import SpindleError, WorkloadError
+from spindle_cli.operators.random_streams import RandomState
+from spindle_cli.runtime.communication.rows import share_shape
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
+from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.training.precision import computing
+
+# As long as this a rank waits for others that compile.
+COMPILE_S = 3600
+
+
+def compile_layers(model: LocalModel, device: torch.device) -> None:
+    """Compile what this rank runs, and wait until every rank has; collective. Nothing is changed by it.
+
+    Slices that tensor parallelism splits are not compiled, and not run.
+
+    Raises:
+        WorkloadError: a layer cannot be compiled.
+    """
+    if model.train.compile is None:
+        return
+    waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMPILE_S))
+    with _unchanged(model, device):
+        for local in model.slices.values():
+            if local.group is None:
+                _run(local, model, device)
+    dist.barrier(group=waiting)
+    dist.destroy_process_group(waiting)
+
+
+def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
+    wired = local.wired
+
+    def zeros(spec: ValueSpec) -> torch.Tensor:
+        return torch.zeros(share_shape(spec, local.samples), dtype=spec.dtype, device=device)
+
+    try:
+        with computing(model.train, device.type):
+            run = run_forward(
+                local,
+                {name: zeros(wired.task.fields[name]) for name in wired.fields},
+                {spec.name: zeros(spec) for spec in wired.inputs},
+                {},
+                lambda _: None,
+            )
+        run_backward(run, {name: torch.zeros_like(value) for name, value in run.outputs.items()}, 1.0)
+    except SpindleError:
+        raise
+    except Exception as error:
+        # torch's compiler raises errors of many kinds, which say where in the layer they come from.
+        raise WorkloadError(
+            f"train.compile: a layer of {wired.piece.label} cannot be compiled: {type(error).__name__}: "
+            f"{str(error).strip().partition(chr(10))[0]}",
+            hint="The worker's log has all of it. Put @torch.compiler.disable on the layer's forward, or "
+            "leave train.compile out of the workload file.",
+        ) from error
+
+
+@contextmanager
+def _unchanged(model: LocalModel, device: torch.device) -> Iterator[None]:
+    """Buffers, gradients and random state are afterwards what they were."""
+    random = RandomState.now(device)
+    buffers = [(buffer, buffer.clone()) for buffer in _buffers(model.slices.values())]
+    try:
+        yield
+    finally:
+        random.restore()
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for parameter in model.parameters.values():
+            parameter.grad = None
+
+
+def _buffers(slices: Collection[LocalSlice]) -> list[torch.Tensor]:
+    found = {
+        id(buffer): buffer for local in slices for module in local.modules for buffer in module.buffers()
+    }
+    return list(found.values())

@@ -1,0 +1,161 @@
+"""When a run's checkpoints are saved, and that all ranks agree on it.
+
+No rank ever holds more than its part. All ranks write at once; the folder gets its name when the last has
+written its shard (checkpoint_writer.py). With `async_checkpoints` a rank copies its part first, and writes
+the copy while training goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+
+from spindle_cli.checkpoint.files import Checkpoint, TrainedTask, checkpoint_folder
+from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest
+from spindle_cli.files.run_files import CHECKPOINTS_DIR
+from spindle_cli.runtime.saving.background import BackgroundSaves
+from spindle_cli.runtime.saving.train_state import TrainState, held_by, numbers_of
+from spindle_cli.workload.parameters import ParameterTable
+
+if TYPE_CHECKING:
+    from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
+
+T = TypeVar("T")
+
+
+class Checkpoints:
+    """One rank's side of a run's checkpoints."""
+
+    def __init__(self, request: RunRequest, state: TrainState, rank: int) -> None:
+        """Collective: ranks tell each other whether they write into one folder.
+
+        Raises:
+            InputError: checkpoints are asked for, but the ranks' folders are on different disks.
+        """
+        self._request = request
+        self._state = state
+        self._rank = rank
+        self._saved_step: int | None = None
+        self.possible = _one_folder(request.run_dir / CHECKPOINTS_DIR, rank)
+        if request.checkpoint_every is not None and not self.possible:
+            raise InputError(
+                f"{request.run_dir}: the nodes do not share this folder, so no checkpoint can be written",
+                hint="Choose a folder on a shared disk with --run-dir, or leave --checkpoint-every out.",
+            )
+
+        in_background = request.async_checkpoints and self.possible
+        self._background = BackgroundSaves(request.timeout_s) if in_background else None
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after `step` steps: after one of every K."""
+        every = self._request.checkpoint_every
+        return every is not None and step % every == 0
+
+    def save(self, step: int) -> None:
+        """Save after `step` steps, unless that is done; collective. Older ones beyond those kept are deleted.
+
+        In the background this waits for the save before, and until what is saved is copied.
+
+        Raises:
+            InputError: on every rank, where one of them cannot write; in the background, maybe later by
+                another method.
+        """
+        self.finish()
+        if not self.possible or step == self._saved_step:
+            return
+        # Its import takes most of a second, which a run that saves nothing need not wait for.
+        from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
+
+        target = checkpoint_folder(self._request.run_dir, step)
+        writer = ShardWriter(target, self._rank, partial(self._draft, step), self._request.keep)
+        copied = None if self._background is None else threading.Event()
+        planner = PartsSavePlanner(held_by(self._state, self._rank), numbers_of(self._state), copied)
+        if self._background is None or copied is None:
+            _save(writer, planner, None)
+        else:
+            self._background.start(partial(_save, writer, planner, self._background.group), copied)
+        self._saved_step = step
+
+    def check(self) -> None:
+        """Raise InputError where a save in the background has failed."""
+        if self._background is not None:
+            self._background.check()
+
+    def finish(self) -> None:
+        """Wait for the save in the background, if there is one; raises InputError where it fails."""
+        if self._background is not None:
+            self._background.finish()
+
+    def finish_after(self, error: Exception) -> None:
+        """The same though training has failed. Where the save fails too, the error says so in a note."""
+        try:
+            self.finish()
+        except Exception as second:
+            error.add_note(str(second))
+
+    def _draft(self, step: int) -> Checkpoint:
+        model, graph = self._state.model, self._state.model.graph
+        return Checkpoint(
+            step=step,
+            plan_sha256=model.program.plan.sha256(),
+            workload=self._request.workload,
+            fingerprint=graph.fingerprint,
+            tasks={
+                task.name: TrainedTask(batch_size=task.batch_size, weight=task.weight)
+                for task in graph.workload.tasks
+            },
+            aliases=ParameterTable.of(graph).aliases,
+            dtype=self._request.dtype,
+            train=model.train,
+        )
+
+
+def _save(writer: ShardWriter, planner: PartsSavePlanner, group: dist.ProcessGroup | None) -> None:
+    """Raises InputError: on every rank, where one of them cannot write."""
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    from spindle_cli.checkpoint.reader import plain_errors
+
+    try:
+        with plain_errors():
+            save({}, storage_writer=writer, planner=planner, process_group=group)
+    except InputError as error:
+        raise _cannot_be_saved(error.message) from error
+
+
+def _gather(own: T) -> list[T]:
+    """Every rank's, by rank."""
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return gathered
+
+
+def _cannot_be_saved(problem: str) -> InputError:
+    return InputError(
+        f"the checkpoint cannot be saved: {problem}",
+        hint="Make room, or make the folder writable; then go on from the one before with --resume.",
+    )
+
+
+def _one_folder(folder: Path, rank: int) -> bool:
+    """Whether all ranks see the same folder: what rank 0 puts there, the others find."""
+    token = folder / ".shared"
+    problem: str | None = None
+    if rank == 0:
+        try:
+            folder.mkdir(exist_ok=True)
+            token.touch()
+        except OSError as error:
+            problem = f"{folder}: {error.strerror}"
+    for told in _gather(problem):
+        if told is not None:
+            raise _cannot_be_saved(told)
+    seen = all(_gather(token.exists()))
+    if rank == 0:
+        token.unlink()
+    return seen

@@ -1,0 +1,172 @@
+"""Put a checkpoint into a rank's part of the model, whatever plan and number of ranks wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from spindle_cli.checkpoint.carry_over import CarryOver
+from spindle_cli.checkpoint.files import Checkpoint, SavedTensor
+from spindle_cli.checkpoint.names import (
+    buffer_key,
+    every_name,
+    model_key,
+    optimizer_keys,
+    random_key,
+    state_key,
+)
+from spindle_cli.checkpoint.tensors import HeldTensors
+from spindle_cli.runtime.saving.train_state import TrainState, place_of
+from spindle_cli.runtime.update.masters import MASTER_KEY
+from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.training.learning_rate import advance
+from spindle_cli.workload.training.optimizer import state_keys
+
+
+def restore(
+    folder: Path, checkpoint: Checkpoint, state: TrainState, rank: int, carried: CarryOver | None = None
+) -> None:
+    """Put a checkpoint in place; collective.
+
+    By the same plan training goes on bit for bit: each rank gets back its own buffers and random state. By
+    another, buffers are those of the first rank that has them, and random numbers are drawn anew.
+
+    Args:
+        carried: parameters and buffers as they were saved, where the checkpoint is of another workload; what
+            is new keeps its initial values and has no optimizer state.
+
+    Raises:
+        InputError: a shard cannot be read, or lacks a parameter of this workload.
+    """
+    # Its import takes most of a second, which a run that goes on from nothing need not wait for.
+    from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
+
+    same_plan = checkpoint.plan_sha256 == state.model.program.plan.sha256()
+    if not same_plan:
+        torch.manual_seed(state.model.train.seed + rank + (checkpoint.step << 20))
+    wish = _Wish(checkpoint, state, rank, carried, same_plan=same_plan)
+    load_parts(CheckpointReader(folder, checkpoint), wish.wanted.by_name(), folder)
+    if state.masters is not None:
+        state.masters.take_parameters()
+    if state.optimizer is not None:
+        _hand_over(state, state.optimizer, wish.states)
+    for key, generator in wish.generators.items():
+        if key == random_key("cpu", rank):
+            torch.set_rng_state(generator)
+        else:
+            torch.cuda.set_rng_state(generator, state.device)
+    if same_rate(checkpoint.train, state.model.train):
+        if state.schedule is not None:
+            state.schedule.load_state_dict({**state.schedule.state_dict(), **checkpoint.schedule})
+        if state.optimizer is not None:
+            state.optimizer.param_groups[0].update(checkpoint.hyperparameters)
+    elif state.schedule is not None:
+        advance(state.schedule, checkpoint.step)
+
+
+def same_rate(before: TrainSettings, now: TrainSettings) -> bool:
+    """Whether the optimizer's numbers go on as they are: it and its schedule are set as before."""
+    return (before.lr, before.optimizer_args, before.schedule) == (now.lr, now.optimizer_args, now.schedule)
+
+
+class _Wish:
+    """What a rank wants of a checkpoint, and the memory to read it into.
+
+    Attributes:
+        wanted: all of it.
+        states: of each piece, its optimizer state by the optimizer's keys.
+        generators: this rank's random states by their names; none by another plan.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        state: TrainState,
+        rank: int,
+        carried: CarryOver | None,
+        *,
+        same_plan: bool,
+    ) -> None:
+        self._state = state
+        self._carried = carried
+        saved = every_name(checkpoint.tensors, checkpoint.aliases)
+        self._tensors: dict[str, SavedTensor] = {
+            name: checkpoint.tensors[known] for name, known in saved.items()
+        }
+        self._keys: Mapping[str, Sequence[str]] = optimizer_keys(saved)
+        self.wanted = HeldTensors()
+        for key in state.model.parameters:
+            self._want_parameter(key)
+        for name, buffer in state.model.buffers.items():
+            own, known = buffer_key(name, rank), self._saved_name(name)
+            if same_plan and own in self._tensors:
+                self.wanted.add(own, buffer)
+            elif known is not None:
+                self.wanted.add(model_key(known), buffer)
+        # What the settings say no more to keep. (What is kept depends on the parameter, too.)
+        dropped = state_keys(checkpoint.train) - state_keys(state.model.train)
+        if state.masters is None:
+            dropped |= {MASTER_KEY}
+        self.states = [self._want_state(piece, dropped) for piece in state.pieces]
+        self.generators = self._want_generators(rank) if same_plan else {}
+
+    def _saved_name(self, name: str) -> str | None:
+        """What a parameter or buffer was saved as; None: it is new."""
+        return name if self._carried is None else self._carried.kept.get(name)
+
+    def _want_parameter(self, key: str) -> None:
+        """From its float32 master, if it has one that does not go on, and not from what was rounded."""
+        name, shape, region = place_of(key, self._state.model)
+        known = self._saved_name(name)
+        if known is None:
+            return
+        has_master = self._state.masters is None and MASTER_KEY in self._keys.get(known, ())
+        source = state_key(known, MASTER_KEY) if has_master else model_key(known)
+        self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
+
+    def _want_state(self, piece: Piece, dropped: frozenset[str]) -> dict[str, Tensor]:
+        name, shape, region = place_of(piece.name, self._state.model)
+        known = self._saved_name(name)
+        found: dict[str, Tensor] = {}
+        if known is None:
+            return found
+        for key in (key for key in self._keys.get(known, ()) if key not in dropped):
+            saved = self._tensors[state_key(known, key)]
+            is_like_parameter = saved.shape == shape
+            size = piece.tensor.shape if is_like_parameter else saved.shape
+            found[key] = torch.empty(size, dtype=getattr(torch, saved.dtype))
+            if is_like_parameter:
+                self.wanted.add_part(state_key(known, key), shape, region, found[key], piece.part)
+            else:
+                self.wanted.add(state_key(known, key), found[key])
+        return found
+
+    def _want_generators(self, rank: int) -> dict[str, Tensor]:
+        kinds = {"cpu", self._state.device.type}
+        names = [random_key(kind, rank) for kind in sorted(kinds)]
+        found = {
+            name: torch.empty(self._tensors[name].shape, dtype=torch.uint8)
+            for name in names
+            if name in self._tensors
+        }
+        for name, generator in found.items():
+            self.wanted.add(name, generator)
+        return found
+
+
+def _hand_over(state: TrainState, optimizer: torch.optim.Optimizer, found: list[dict[str, Tensor]]) -> None:
+    """Give the optimizer its state, piece by piece."""
+    content = optimizer.state_dict()
+    for piece, values in zip(state.pieces, found, strict=True):
+        if (master := values.pop(MASTER_KEY, None)) is not None:
+            piece.tensor.detach().copy_(master)
+    content["state"] = {index: values for index, values in enumerate(found) if values}
+    optimizer.load_state_dict(content)
+    # It puts each tensor on the right device, but into the parameter's dtype, which is not that of every one.
+    for index, piece in enumerate(state.pieces):
+        for key, value in content["state"].get(index, {}).items():
+            optimizer.state[piece.tensor][key] = optimizer.state[piece.tensor][key].to(value.dtype)

@@ -1,0 +1,104 @@
+"""Save the trained parameters: one safetensors file keyed by canonical name, written whole by rank 0.
+
+No rank ever holds more than its part, and rank 0 one parameter of the others' besides.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spindle_cli.checkpoint.tensor_file import Layout, file_order, write_tensors
+from spindle_cli.errors import InputError
+from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_name
+from spindle_cli.files.joining import joined
+from spindle_cli.files.run_files import model_path
+
+
+def save_model(
+    run_dir: Path, step: int, names: Sequence[str], held: Mapping[str, Tensor], device: torch.device
+) -> None:
+    """Send every parameter to rank 0, each fragment from the first rank that holds it, and write them one by
+    one. Collective.
+
+    Args:
+        names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
+        held: this rank's, or fragments of them by the keys of files/fragments.py.
+        device: through which tensors are sent.
+
+    Raises:
+        InputError: the folder is not writable, or the disk is full.
+    """
+    offered = _gather_layouts(held)
+    fragments = fragments_by_name(key for layouts in offered for key in layouts)
+    owners = {key: rank for rank, layouts in reversed(list(enumerate(offered))) for key in layouts}
+    leaves = {key: offered[rank][key] for key, rank in owners.items()}
+    whole = {name: _whole(name, fragments[name], leaves) for name in names if name in fragments}
+
+    def receive(name: str) -> Tensor:
+        taken: dict[Fragment | None, Tensor] = {}
+        for fragment in fragments[name]:
+            key = fragment_key(name, fragment)
+            taken[fragment] = (
+                held[key].detach() if owners[key] == 0 else _receive(owners[key], leaves[key], device)
+            )
+        return joined(taken)
+
+    if dist.get_rank() == 0:
+        write_model(model_path(run_dir, step), whole, receive)
+        return
+    for name in file_order(whole):
+        for fragment in fragments[name]:
+            key = fragment_key(name, fragment)
+            if owners[key] == dist.get_rank():
+                dist.send(held[key].detach().to(device).contiguous(), 0)
+
+
+def _gather_layouts(held: Mapping[str, Tensor]) -> list[dict[str, Layout]]:
+    """What every rank holds, by rank."""
+    own = {name: Layout.of(tensor) for name, tensor in held.items()}
+    gathered: list[dict[str, Layout] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, own)
+    return [layouts for layouts in gathered if layouts is not None]
+
+
+def _whole(name: str, fragments: Sequence[Fragment | None], leaves: Mapping[str, Layout]) -> Layout:
+    """The layout of a tensor from those of its fragments, which lie side by side along one dimension."""
+    layouts = [leaves[fragment_key(name, each)] for each in fragments]
+    first, shape = fragments[0], list(layouts[0].shape)
+    if first is not None:
+        shape[first.dim] = sum(layout.shape[first.dim] for layout in layouts)
+    return Layout(tuple(shape), layouts[0].dtype)
+
+
+def _receive(owner: int, layout: Layout, device: torch.device) -> Tensor:
+    received = torch.empty(layout.shape, dtype=layout.dtype, device=device)
+    dist.recv(received, owner)
+    return received
+
+
+def write_model(path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]) -> None:
+    """Write tensors whole or not at all; see `write_tensors`.
+
+    Raises:
+        InputError: the folder is not writable, or the disk is full.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_tensors(temporary, layouts, tensor_of)
+        temporary.replace(path)
+    except OSError as error:
+        raise InputError(
+            f"{path}: the trained parameters cannot be written: {error}",
+            hint="Check that the run's folder is writable and that the disk is not full.",
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,139 @@
+"""What a rank's training consists of, apart from the step: what a checkpoint saves, and puts back.
+
+Which samples a step takes follows from the step alone (workload/training/batches.py), so there is nothing of them to
+save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spindle_cli.checkpoint.files import Checkpoint, require_same_workload
+from spindle_cli.checkpoint.names import buffer_key, model_key, random_key, state_key
+from spindle_cli.checkpoint.regions import Region
+from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
+from spindle_cli.errors import InputError
+from spindle_cli.files.fragments import parse_key
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
+from spindle_cli.runtime.update.pieces import Piece
+
+
+@dataclass(frozen=True)
+class TrainState:
+    """A rank's part of the model, and what changes it. `pieces`: what `optimizer` steps, in its order;
+    with `masters` it is those.
+    """
+
+    model: LocalModel
+    pieces: tuple[Piece, ...]
+    masters: Masters | None
+    optimizer: torch.optim.Optimizer | None
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """See `Checkpoint`: the same on every rank that trains anything."""
+
+    hyperparameters: dict[str, Any]
+    schedule: dict[str, Any]
+
+
+def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
+    """What a rank can save: parameters, its pieces' optimizer state, its own buffers and random state.
+
+    Buffers and random states are copies; all else changes with the next update.
+    """
+    held = HeldTensors()
+    for key, parameter in state.model.parameters.items():
+        name, shape, region = place_of(key, state.model)
+        held.add_part(model_key(name), shape, region, parameter)
+    for piece in state.pieces:
+        for key, value in _state_of(piece, state):
+            _add_state(held, key, piece, value, state.model)
+    for name, buffer in state.model.buffers.items():
+        held.add(buffer_key(name, rank), buffer.clone())
+    held.add(random_key("cpu", rank), torch.get_rng_state())
+    if state.device.type == "cuda":
+        held.add(random_key("cuda", rank), torch.cuda.get_rng_state(state.device))
+    return held.by_name()
+
+
+def place_of(key: str, model: LocalModel) -> tuple[str, tuple[int, ...], Region]:
+    """Of a leaf that this rank holds: the whole parameter's name and shape, and which part of it it is."""
+    name, fragment = parse_key(key)
+    shape = list(model.parameters[key].shape)
+    if fragment is None or key in model.cuts.by_name:  # which a name may look like
+        return key, tuple(shape), Region.whole(shape)
+    shape[fragment.dim] = model.cuts.by_name[name].size
+    return name, tuple(shape), Region.of_fragment(shape, fragment)
+
+
+def _state_of(piece: Piece, state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """What the optimizer has for a piece, by its own keys."""
+    if state.optimizer is None:
+        return
+    if state.masters is not None:
+        yield MASTER_KEY, piece.tensor
+    for key, value in state.optimizer.state.get(piece.tensor, {}).items():
+        if value is not None:  # SGD without momentum
+            yield key, torch.as_tensor(value)
+
+
+def _add_state(held: HeldTensors, key: str, piece: Piece, value: Tensor, model: LocalModel) -> None:
+    """State that has the piece's elements is a part of a tensor of the parameter's shape; other state (a
+    count of steps, the factors of a matrix) stands alone.
+    """
+    name, shape, region = place_of(piece.name, model)
+    if value.shape == piece.tensor.shape:
+        held.add_part(state_key(name, key), shape, region, value, piece.part)
+    else:
+        held.add(state_key(name, key), value)
+
+
+def numbers_of(state: TrainState) -> Numbers | None:
+    """The optimizer's and the schedule's numbers; None where this rank trains nothing."""
+    if state.optimizer is None:
+        return None
+    schedule = {} if state.schedule is None else state.schedule.state_dict()
+    return Numbers(_only_numbers(state.optimizer.param_groups[0]), _only_numbers(schedule))
+
+
+def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Numbers and lists of them: what steps change. All else follows from the train settings."""
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+
+    return {
+        key: value
+        for key, value in values.items()
+        if is_number(value) or (isinstance(value, list | tuple) and all(map(is_number, value)))
+    }
+
+
+def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
+    """Refuse to go on with other tasks or train settings than those that the run began with, but for its
+    length, where the optimizer's state is, and whether layers are compiled.
+
+    Raises:
+        InputError: naming the first that differs.
+    """
+    require_same_workload(checkpoint, state.model.graph.fingerprint, where)
+    before = {**checkpoint.train.model_dump(), "dtype": checkpoint.dtype}
+    now = {**state.model.train.model_dump(), "dtype": dtype}
+    for key in now:
+        if key not in ("steps", "shard_optimizer", "compile") and now[key] != before.get(key):
+            raise InputError(
+                f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
+                f"but the workload now says {now[key]!r}",
+                hint="Put the setting back to go on with this run, or begin a new one from it with --from.",
+            )

@@ -1,0 +1,1 @@
+"""One iteration of a rank's program."""

@@ -1,0 +1,141 @@
+"""Run one slice on this device's share of the batch: forward, then backward from gradients of its outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from spindle_cli.operators.random_streams import mix
+from spindle_cli.operators.split_op import TensorGroup
+from spindle_cli.runtime.communication.rows import Samples
+from spindle_cli.runtime.communication.wiring import WiredSlice
+from spindle_cli.runtime.step.recompute import run_recomputed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LocalSlice:
+    """A slice that this rank runs.
+
+    Attributes:
+        runnable: each op, to be called.
+        modules: each op's own module; the same, unless tensor parallelism gives it parts of its parameters.
+        samples: this rank's share.
+        group: the devices that hold the same share, where tensor parallelism splits the slice.
+    """
+
+    wired: WiredSlice
+    runnable: tuple[nn.Module, ...]
+    modules: tuple[nn.Module, ...]
+    samples: Samples
+    group: TensorGroup | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for its share: the losses of the others are the same."""
+        return self.group is None or self.group.member == 0
+
+    def stream_seed(self, seed: int, batch_number: int) -> int | None:
+        """Seed of the random numbers that the share's devices draw alike for a batch; None: each draws its
+        own.
+        """
+        if self.group is None:
+            return None
+        return mix(seed, batch_number, self.wired.index, self.samples[0])
+
+
+@dataclass(frozen=True)
+class ForwardRun:
+    """What a slice's forward pass leaves for its backward pass.
+
+    `inputs`: leaves of the slice's own autograd graph. `outputs`: what other slices take. `loss`: the scalar
+    over this share, where the slice holds its task's loss.
+    """
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    loss: Tensor | None
+
+
+def run_forward(
+    local: LocalSlice,
+    fields: Mapping[str, Tensor],
+    inputs: Mapping[str, Tensor],
+    watched: Mapping[int, Callable[[], None]],
+    before: Callable[[int], None],
+) -> ForwardRun:
+    """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed.
+
+    Args:
+        local: the slice.
+        fields, inputs: by name, cut to this share.
+        watched: {op of the MetaOp: what to call}, in the later backward pass, as soon as that op and all
+        after it
+            in the slice are through (at the latest when the pass ends; then nothing is called).
+        before: called with each op of the MetaOp before it runs.
+    """
+    leaves = {
+        spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
+        for spec in local.wired.inputs
+    }
+    values: dict[str, Tensor] = dict(leaves)
+    loss: Tensor | None = None
+    for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True):
+        before(index)
+        taken = [values[name] for name in op.inputs]
+        if index in watched:
+            _call_when_backward_reaches(taken, watched[index])
+        arguments = [*[fields[name] for name in op.fields], *taken]
+        result = run_recomputed(module, arguments) if local.wired.piece.recompute else module(*arguments)
+        if op.is_loss:
+            loss = result
+        else:
+            values.update(zip(op.outputs, result, strict=True))
+    return ForwardRun(leaves, {spec.name: values[spec.name] for spec in local.wired.outputs}, loss)
+
+
+def _call_when_backward_reaches(tensors: Collection[Tensor], call: Callable[[], None]) -> None:
+    """Call back when the gradient of one of these tensors is complete.
+
+    They come from the op before. Autograd runs what was made later first, and a parameter's accumulation as
+    soon as
+    it can: when it comes to the op before, all later ops have added to their parameters' gradients.
+    """
+    for tensor in tensors:
+        if tensor.grad_fn is not None:
+            tensor.register_hook(lambda _: call())  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def run_backward(
+    run: ForwardRun, output_gradients: Mapping[str, Tensor], loss_seed: float
+) -> dict[str, Tensor]:
+    """Run the slice backward: parameters accumulate into `.grad`; returns the gradients of its inputs.
+
+    Args:
+        run: the forward pass; its graph is used up.
+        output_gradients: of outputs that a gradient comes back for, by name.
+        loss_seed: gradient of the total loss with respect to this share's loss.
+
+    Returns:
+        A gradient for every input that requires one; zeros where the ops made no use of it.
+    """
+    outputs = run.outputs
+    # What comes over a link has the value's own dtype; under autocast that made here may have another.
+    ends = [(outputs[name], gradient.to(outputs[name].dtype)) for name, gradient in output_gradients.items()]
+    if run.loss is not None:
+        ends.append((run.loss, torch.full_like(run.loss, loss_seed)))
+    live = [(end, gradient) for end, gradient in ends if end.requires_grad]
+    if live:
+        tensors, gradients = zip(*live, strict=True)
+        torch.autograd.backward(tensors, gradients)
+    return {
+        name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+        for name, leaf in run.inputs.items()
+        if leaf.requires_grad
+    }

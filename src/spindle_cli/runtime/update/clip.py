@@ -1,0 +1,56 @@
+"""Clipping by the global norm: that of the gradients of all parameters together, wherever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spindle_cli.runtime.update.pieces import Piece
+
+# As in torch.nn.utils.clip_grad_norm_, so that clipped gradients are those of plain PyTorch.
+_EPSILON = 1e-6
+
+
+class GradientClip:
+    """Scales gradients down to a global norm, as `torch.nn.utils.clip_grad_norm_` does on one device.
+
+    Ranks that step a parameter whole hold the same gradient of it after the gradient sums; one of them counts
+    it. Of a parameter that is stepped in pieces, each rank counts its own.
+    """
+
+    def __init__(self, max_norm: float, pieces: Collection[Piece]) -> None:
+        """`pieces`: all that this rank steps."""
+        self._max_norm = max_norm
+        self._trained = tuple(piece.tensor for piece in pieces)
+        self._counted = tuple(piece.tensor for piece in pieces if piece.counted)
+
+    def clip(self, device: torch.device) -> Tensor:
+        """Scale this rank's gradients, in place. Collective: every rank calls it, also one that trains
+        nothing.
+
+        Args:
+            device: of the collective.
+
+        Returns:
+            The norm before it, [1] in float64, the same on every rank.
+        """
+        squares = torch.zeros(1, dtype=torch.float64, device=device)
+        mine = [parameter.grad for parameter in self._counted if parameter.grad is not None]
+        if mine:
+            norms = torch.stack([norm.to(device, torch.float64) for norm in torch._foreach_norm(mine)])
+            squares += norms.square().sum()
+        dist.all_reduce(squares)
+        norm = squares.sqrt()
+        self._scale((self._max_norm / (norm + _EPSILON)).clamp(max=1.0))
+        return norm
+
+    def _scale(self, factor: Tensor) -> None:
+        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for gradient in gradients:
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        for dtype, tensors in by_dtype.items():
+            torch._foreach_mul_(tensors, factor.to(dtype).reshape(()))

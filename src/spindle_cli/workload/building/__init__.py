@@ -1,0 +1,1 @@
+"""From a user's source to a workload in memory."""

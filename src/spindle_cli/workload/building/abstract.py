@@ -1,0 +1,132 @@
+"""Build a workload without its parameters: they are on the meta device, so that size costs neither memory nor
+time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.load import LoadedWorkload, build
+from spindle_cli.workload.building.source import resolve
+
+
+@dataclass
+class Births:
+    """The parameters of a build in the order in which they came to be: registered with a module, or
+    deep-copied.
+
+    `sources`: for a copy, the number of the parameter that it was copied from.
+    """
+
+    parameters: list[nn.Parameter] = field(default_factory=list)
+    sources: dict[int, int] = field(default_factory=dict)
+    numbers: dict[int, int] = field(
+        default_factory=dict
+    )  # by id; `parameters` keeps them alive, so ids stay unique
+
+    def add(self, parameter: nn.Parameter, source: int | None = None) -> int:
+        """Number of a new parameter."""
+        number = len(self.parameters)
+        self.parameters.append(parameter)
+        self.numbers[id(parameter)] = number
+        if source is not None:
+            self.sources[number] = source
+        return number
+
+    def describe(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of each, to compare two builds by."""
+        return [(tuple(parameter.shape), parameter.dtype) for parameter in self.parameters]
+
+
+def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
+    """What `load` gives, with every parameter on the meta device; buffers and datasets are real.
+
+    A build that needs its parameters' values (and so cannot do without them) is done for real, and its
+    parameters are moved to the meta device afterwards.
+
+    Raises:
+        InputError, WorkloadError: as `load` does.
+    """
+    found = resolve(source, relative_to=relative_to)
+    births = Births()
+    try:
+        with parameters_born(births, keep=lambda _: False):
+            workload = build(found)
+    except WorkloadError:
+        workload = build(found)
+        for task in workload.tasks:
+            for module in _modules(task):
+                drop(module.parameters())
+    return LoadedWorkload(workload, found.train, source)
+
+
+def _modules(task: Any) -> list[nn.Module]:
+    flows = getattr(task, "flows", None)
+    if flows is None:
+        return [task.module]
+    ends = [end for flow in flows for end in (flow.producer, flow.consumer)]
+    return [end for end in ends if isinstance(end, nn.Module)]
+
+
+def drop(parameters: Any) -> None:
+    """Move parameters to the meta device in place: they stay the same objects, without their memory."""
+    for parameter in list(parameters):
+        to_meta(parameter)
+
+
+def to_meta(parameter: nn.Parameter) -> None:
+    """Move one parameter to the meta device in place."""
+    if parameter.is_meta or is_lazy(parameter):
+        return
+    empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device="meta")
+    stand_in = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    stand_in.__dict__.update(parameter.__dict__)
+    swap(parameter, stand_in)
+
+
+def swap(first: Tensor, second: Tensor) -> None:
+    """Exchange what two tensors are; each stays the same object for all who hold it."""
+    torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]  # torch gives it no types
+
+
+@contextlib.contextmanager
+def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[None]:
+    """Note each parameter as it comes to be, and move it to the meta device at once unless `keep(number)`.
+
+    Moving a parameter before it is initialised makes its initialisation free.
+    """
+    modules: Any = nn.Module
+    parameters: Any = nn.Parameter
+    register, copy = modules.register_parameter, parameters.__deepcopy__
+
+    def note(parameter: nn.Parameter, source: int | None = None) -> None:
+        if not keep(births.add(parameter, source)):
+            to_meta(parameter)
+
+    def noted_register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, param)
+        if param is not None and id(param) not in births.numbers:
+            note(param)
+
+    def noted_copy(self: nn.Parameter, memo: dict[int, Any]) -> nn.Parameter:
+        if id(self) in memo:
+            known: nn.Parameter = memo[id(self)]
+            return known
+        copied: nn.Parameter = copy(self, memo)
+        note(copied, births.numbers.get(id(self)))
+        return copied
+
+    modules.register_parameter, parameters.__deepcopy__ = noted_register, noted_copy
+    try:
+        yield
+    finally:
+        modules.register_parameter, parameters.__deepcopy__ = register, copy

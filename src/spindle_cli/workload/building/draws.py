@@ -1,0 +1,97 @@
+"""Let parameters on the meta device be initialised as if they were real: as many random numbers are drawn,
+and thrown away.
+
+So the random generator is at the same place for the parameters that follow, as it is in a build where all are
+real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.workload.building.abstract import Births, swap, to_meta
+
+
+@contextlib.contextmanager
+def drawing_as_if_real(births: Births) -> Iterator[None]:
+    """Draw what real parameters would draw, whether by a random operation or in one of torch.nn.init's
+    functions.
+    """
+    stand_ins = _RealWhileInitialised(births)
+    throw_away: Any = _DrawAndThrowAway
+    with stand_ins, throw_away():
+        yield
+    stand_ins.give_back()
+
+
+_tensor_type: Any = Tensor
+_IS_META = _tensor_type.is_meta.__get__
+
+
+class _DrawAndThrowAway(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
+    """A random operation on meta tensors is first run on real ones of the same shapes."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            tensors = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+            if any(tensor.is_meta for tensor in tensors):
+                func(*pytree.tree_map(_scratch, args), **pytree.tree_map(_scratch, kwargs))
+        return func(*args, **kwargs)  # the meta kernel itself draws nothing
+
+
+def _scratch(item: Any) -> Any:
+    """A real tensor in the place of a meta one; of halves, which are valid as probabilities, means and
+    deviations.
+    """
+    if not isinstance(item, Tensor) or not item.is_meta:
+        return item
+    scratch = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device="cpu")
+    return scratch.fill_(0.5) if item.is_floating_point() else scratch.fill_(1)
+
+
+class _RealWhileInitialised(TorchFunctionMode):
+    """Some of torch.nn.init's functions draw nothing for a tensor that says it is meta: make it real when
+    they ask.
+
+    It goes back to the meta device when the next one asks, so that one at a time takes memory.
+    """
+
+    def __init__(self, births: Births) -> None:
+        super().__init__()
+        self._births = births
+        self._lent: Tensor | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        asked = func == _IS_META and func(args[0]) and _called_by_init()
+        if not asked:
+            return func(*args, **(kwargs or {}))
+        self.give_back()
+        tensor = args[0]
+        real = torch.zeros_like(tensor, device="cpu", requires_grad=tensor.requires_grad)
+        if isinstance(tensor, torch.nn.Parameter):
+            real = torch.nn.Parameter(real.detach(), requires_grad=tensor.requires_grad)
+            real.__dict__.update(tensor.__dict__)
+        swap(tensor, real)
+        self._lent = tensor
+        return False
+
+    def give_back(self) -> None:
+        """Move what was made real last back to the meta device."""
+        if isinstance(self._lent, torch.nn.Parameter) and id(self._lent) in self._births.numbers:
+            to_meta(self._lent)
+        self._lent = None
+
+
+def _called_by_init() -> bool:
+    frame = sys._getframe(2)
+    return frame.f_code.co_filename == torch.nn.init.__file__

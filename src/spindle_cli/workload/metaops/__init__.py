@@ -1,0 +1,1 @@
+"""From a traced graph to ops, and from ops to MetaOps."""

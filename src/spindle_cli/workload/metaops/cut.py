@@ -1,0 +1,167 @@
+"""Copy each op's nodes out of a task's trace, into a graph of its own."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, fx, nn
+
+from spindle_cli.workload.graph import Op, ValueSpec
+from spindle_cli.workload.metaops.glue import Homes
+from spindle_cli.workload.splitting.coupling import LISTED, Trace
+from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
+from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
+
+
+class Cutter:
+    """Copies each op's nodes into a graph of its own."""
+
+    def __init__(self, trace: Trace, homes: Homes, kinds: Kinds) -> None:
+        self._trace = trace
+        self._homes = homes
+        self._kinds = kinds
+        self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
+        self._handed_on = self._find_handed_on()
+        self.values: dict[str, ValueSpec] = {
+            node.name: trace.shapes.spec(node, trace.task.name)
+            for nodes in self._handed_on.values()
+            for node in nodes
+        }
+
+    def _needs(self, op: int) -> tuple[list[fx.Node], list[fx.Node]]:
+        """Nodes to copy into an op, and values that it takes from other ops, both in trace order.
+
+        A question (for the batch's size, a dtype, a device) is not followed to the tensor that was asked, if
+        the op has
+        another tensor to ask: a field or a value is not handed over for that alone.
+        """
+        own, taken = self._closure(op, lambda node: question_of(node, self._trace.shapes) is not None)
+        unanswered = {
+            node
+            for node in own
+            if question_of(node, self._trace.shapes) is not None and self._asked(node, own, taken) is None
+        }
+        if unanswered:
+            own, taken = self._closure(
+                op, lambda node: node not in unanswered and question_of(node, self._trace.shapes) is not None
+            )
+        key = self._order.__getitem__
+        return sorted(own, key=key), sorted(taken, key=key)
+
+    def _closure(self, op: int, is_leaf: Callable[[fx.Node], bool]) -> tuple[set[fx.Node], set[fx.Node]]:
+        own: set[fx.Node] = set()
+        taken: set[fx.Node] = set()
+        pending = [node for node, home in self._homes.op.items() if home == op]
+        if self._is_loss(op):
+            pending.append(self._trace.loss)
+        while pending:
+            node = pending.pop()
+            if node in own or node in taken:
+                continue
+            if self._homes.op.get(node, op) != op:
+                taken.add(node)
+            else:
+                own.add(node)
+                pending.extend([] if is_leaf(node) else node.all_input_nodes)
+        return own, taken
+
+    def _asked(self, question: fx.Node, own: Iterable[fx.Node], taken: Iterable[fx.Node]) -> fx.Node | None:
+        """A tensor that comes into the op from outside and can answer a question."""
+        fields = sorted((node for node in own if node.op == "placeholder"), key=self._order.__getitem__)
+        for node in (*sorted(taken, key=self._order.__getitem__), *fields):
+            if can_answer(question, node, self._trace.shapes):
+                return node
+        return None
+
+    def _is_loss(self, op: int) -> bool:
+        return op == self._homes.num_ops - 1
+
+    def _find_handed_on(self) -> dict[int, list[fx.Node]]:
+        handed_on: dict[int, set[fx.Node]] = {}
+        for op in range(self._homes.num_ops):
+            for node in self._needs(op)[1]:
+                handed_on.setdefault(self._homes.op[node], set()).add(node)
+        return {op: sorted(nodes, key=self._order.__getitem__) for op, nodes in handed_on.items()}
+
+    def op(self, index: int) -> Op:
+        """The op with its graph: placeholders are fields then inputs; the output is the tuple of outputs, or
+        the loss.
+        """
+        own, taken = self._needs(index)
+        fields = [node for node in own if node.op == "placeholder"]
+        graph, copies = fx.Graph(), {}
+        for node in (*fields, *taken):
+            copies[node] = graph.placeholder(node.name)
+        for node in own:
+            if node.op == "placeholder":
+                continue
+            asked = (
+                self._asked(node, own, taken) if question_of(node, self._trace.shapes) is not None else None
+            )
+            if asked is not None:
+                copies[node] = ask(graph, node, copies[asked], asked, self._trace.shapes)
+            else:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        outputs = [] if self._is_loss(index) else self._handed_on.get(index, [])
+        result: Any = (
+            copies[self._trace.loss] if self._is_loss(index) else tuple(copies[node] for node in outputs)
+        )
+        graph.output(result)
+        operators = self._trace.operators
+        target = str(operators[index].target) if index < len(operators) else None
+        return self._describe(index, target, graph, fields, taken, outputs)
+
+    def _describe(
+        self,
+        index: int,
+        target: str | None,
+        graph: fx.Graph,
+        fields: list[fx.Node],
+        taken: list[fx.Node],
+        outputs: list[fx.Node],
+    ) -> Op:
+        root = self._trace.root
+        parameters, buffers = names_used(root, graph)
+        layer = None if target is None else root.get_submodule(target)
+        own = {id(parameter) for parameter in layer.parameters()} if layer is not None else set()
+        reason = self._homes.coupled.get(index)
+        glue = nodes_signature(list(graph.nodes), root, target, self._kinds)
+        kind = "/".join(("none" if layer is None else self._kinds.of(layer), glue, str(reason is not None)))
+        return Op(
+            index=index,
+            kind=hashlib.sha256(kind.encode()).hexdigest()[:16],
+            target=target,
+            graph=graph,
+            fields=tuple(str(node.target) for node in fields),
+            inputs=tuple(node.name for node in taken),
+            outputs=tuple(node.name for node in outputs),
+            parameters=parameters,
+            buffers=buffers,
+            layer_parameters=tuple(name for name in parameters if id(root.get_parameter(name)) in own),
+            coupled=reason is not None,
+            coupled_because=None if reason == LISTED else reason,
+            is_loss=self._is_loss(index),
+        )
+
+
+def names_used(root: nn.Module, graph: fx.Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Dotted names of the parameters and of the buffers that a graph uses, each tensor once."""
+    parameters: dict[int, str] = {}
+    buffers: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            module, prefix = root.get_submodule(str(node.target)), f"{node.target}."
+            for name, parameter in module.named_parameters():
+                parameters.setdefault(id(parameter), prefix + name)
+            for name, buffer in module.named_buffers():
+                buffers.setdefault(id(buffer), prefix + name)
+        elif node.op == "get_attr":
+            owner, _, name = str(node.target).rpartition(".")
+            value = getattr(root.get_submodule(owner), name)
+            if isinstance(value, nn.Parameter):
+                parameters.setdefault(id(value), str(node.target))
+            elif isinstance(value, Tensor) and name in root.get_submodule(owner)._buffers:
+                buffers.setdefault(id(value), str(node.target))
+    return tuple(parameters.values()), tuple(buffers.values())

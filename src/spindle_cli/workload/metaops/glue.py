@@ -1,0 +1,285 @@
+"""Which op each node of a trace belongs to.
+
+* What depends on no operator (fields, parameters, constants), and what is a size and no tensor, is computed
+  again in every op that uses it.
+* What comes from one op belongs to that op.
+* What comes from several belongs to the last of them if that one has all it needs, else to the first op that
+  uses it, else to an op of its own: the loss.
+* What mixes the samples of the batch (means, losses, batch x batch) belongs to the loss or to a coupled op:
+  an op that is split over the batch would see only its share.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from dataclasses import dataclass
+
+from torch import fx
+
+from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.splitting.coupling import (
+    BATCH_NORM,
+    NO_MEAN,
+    WHOLE,
+    WHOLE_IN_SUM,
+    Trace,
+    hands_on_whole,
+    has_batch_norm,
+    why_coupled,
+)
+from spindle_cli.workload.splitting.randomness import draws_random_numbers
+from spindle_cli.workload.splitting.reduction import ARITHMETIC, Degrees
+from spindle_cli.workload.tracing.questions import question_of
+from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.types import Workload
+
+
+@dataclass(frozen=True)
+class Homes:
+    """The op of each node; nodes that are not in `op` are computed again wherever they are used.
+
+    `coupled`: ops that must not be split over the batch, with the reason. `num_ops` is one more than the
+    number of operators if the loss is an op of its own.
+    """
+
+    op: dict[fx.Node, int]
+    coupled: dict[int, str]
+    num_ops: int
+
+
+def find_homes(trace: Trace, workload: Workload) -> Homes:
+    """Give every node its op, and find the ops that must not be split over the batch.
+
+    Raises:
+        WorkloadError: a value that mixes samples feeds an operator that is not coupled.
+    """
+    coupled: dict[int, str] = {}
+    for index, node in enumerate(trace.operators):
+        reason = why_coupled(trace, node, workload)
+        if reason is not None:
+            coupled[index] = reason
+    homes = _Placement(trace, dict(coupled)).place()
+    last = len(trace.operators) - 1
+    own_loss = homes.num_ops > len(trace.operators)
+    if own_loss and last >= 0 and last not in coupled and hands_on_whole(trace, trace.operators[last]):
+        # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
+        homes = _Placement(trace, {**coupled, last: WHOLE}).place()
+    return homes
+
+
+class _Placement:
+    """One pass over a trace, from fields to loss, for a given set of coupled operators."""
+
+    def __init__(self, trace: Trace, coupled: dict[int, str]) -> None:
+        self._trace = trace
+        self._shapes = trace.shapes
+        self._coupled = coupled
+        self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
+        self._home: dict[fx.Node, int] = {node: index for index, node in enumerate(trace.operators)}
+        self._consumers = self._find_consumers()
+        self._taken: dict[int, set[fx.Node]] = {}  # values of other ops that an op's glue takes
+        self._mixed: set[fx.Node] = set()  # not one per sample, and in no coupled op: must join the loss
+        self._reordering: set[fx.Node] = set()  # of those, rows that depend on other samples'
+        self._loss_home = len(trace.operators)  # the loss as an op of its own
+
+    def place(self) -> Homes:
+        """Homes of all nodes."""
+        for node in self._trace.graph.nodes:
+            if node.op not in ("placeholder", "get_attr", "output") and node not in self._home:
+                self._place_glue(node)
+        self._place_loss()
+        for node, home in self._home.items():
+            if self._is_batch_norm(node):
+                self._coupled.setdefault(home, BATCH_NORM)
+        num_ops = max(self._home.values(), default=0) + 1
+        self._couple_whole_outputs()
+        return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
+
+    def _couple_whole_outputs(self) -> None:
+        """Shares of an op would each hand on the whole of a value without a batch dimension: then there is
+        one share.
+        """
+        for node, home in self._home.items():
+            if home in self._coupled or not self._shapes.is_tensor(node) or self._has_batch(node):
+                continue
+            if any(self._home.get(user, home) != home for user in node.users):
+                self._coupled[home] = WHOLE
+
+    def _place_glue(self, node: fx.Node) -> None:
+        source = node.args[0] if node.args else None
+        if isinstance(source, fx.Node) and source in self._home and _is_projection(node, self._shapes):
+            self._home[node] = self._home[source]
+            self._note_mixing(node)
+            return
+        if not self._shapes.is_tensor(node) and not self._shapes.holds_tensors(node):
+            return  # a size: computed where it is used
+        producers = {self._home[source] for source in self._homed_inputs(node)}
+        joins_loss = any(source in self._mixed for source in node.all_input_nodes)
+        if len(producers) == 1 and producers <= self._coupled.keys() and not joins_loss:
+            self._attach(node, producers.pop())
+        elif self._mixes(node):
+            self._place_mixing(node)
+        elif producers:
+            self._attach(node, self._best_home(node, producers))
+        elif self._consumers[node] and draws_random_numbers(node, self._trace.root):
+            self._attach(node, min(self._consumers[node]))  # drawn once, however many use it
+
+    def _best_home(self, node: fx.Node, producers: set[int]) -> int:
+        latest = max(producers)
+        if len(producers) == 1 or self._has_all(latest, [node]):
+            return latest
+        return min(self._consumers[node], default=len(self._trace.operators))
+
+    def _has_all(self, op: int, nodes: list[fx.Node]) -> bool:
+        """Whether an op already has every value from other ops that these nodes need."""
+        if op == self._loss_home:
+            return True  # nothing comes after it
+        needed = {source for node in nodes for source in self._homed_inputs(node)} - set(nodes)
+        available = self._taken.get(op, set()).union(self._homed_inputs(self._trace.operators[op]))
+        return all(self._home[source] == op or source in available for source in needed)
+
+    def _attach(self, node: fx.Node, op: int) -> None:
+        self._home[node] = op
+        outside = {source for source in self._homed_inputs(node) if self._home[source] != op}
+        self._taken.setdefault(op, set()).update(outside)
+
+    def _note_mixing(self, node: fx.Node) -> None:
+        """A loss that comes straight out of the last operator is not one per sample."""
+        if self._home[node] not in self._coupled and self._shapes.is_tensor(node):
+            batch = self._shapes.batch_dim(node)
+            if batch.dim is None or batch.mixes:
+                self._mixed.add(node)
+
+    def _mixes(self, node: fx.Node) -> bool:
+        """Whether a glue node's value depends on which samples are in the batch with it."""
+        inputs = node.all_input_nodes
+        if any(source in self._mixed or self._is_own_loss(source) for source in inputs):
+            return True
+        sizes = [source for source in inputs if self._is_batch_size(source)]
+        if sizes and node.target in ARITHMETIC and self._shapes.is_tensor(node):
+            return True
+        tensors = [source for source in inputs if self._shapes.is_tensor(source)]
+        if not sizes and not any(self._has_batch(source) for source in tensors):
+            return False
+        if self._shapes.is_tensor(node) and not self._has_batch(node):
+            return True
+        if self._trace.independence.mixes(node, self._trace.root, self._shapes):
+            self._reordering.add(node)
+        return node in self._reordering
+
+    def _is_own_loss(self, node: fx.Node) -> bool:
+        """Whether a node is an uncoupled operator's output without a batch: a loss of its own share."""
+        if node not in self._home or self._home[node] in self._coupled or node not in self._trace.operators:
+            return False
+        return self._shapes.is_tensor(node) and not self._has_batch(node)
+
+    def _has_batch(self, node: fx.Node) -> bool:
+        return self._shapes.batch_dim(node).dim is not None
+
+    def _is_batch_size(self, node: fx.Node) -> bool:
+        if self._shapes.is_tensor(node) or self._shapes.holds_tensors(node):
+            return False
+        return bool(self._shapes.values[node] != self._shapes.doubled[node])
+
+    def _place_mixing(self, node: fx.Node) -> None:
+        consumers = self._consumers[node]
+        strangers = sorted(consumers - self._coupled.keys())
+        if strangers:
+            consumer = self._trace.operators[strangers[0]]
+            name = type(self._trace.root.get_submodule(str(consumer.target))).__name__
+            raise refusal(
+                self._trace.task.name,
+                f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), "
+                "which may be split over the batch",
+                node.meta.get("place"),
+                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by "
+                "itself (rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), "
+                "not torch.cat).",
+            )
+        if consumers:
+            self._attach(node, min(consumers))
+        else:
+            self._mixed.add(node)
+
+    def _place_loss(self) -> None:
+        """Put everything that mixes samples into the op that holds the loss; couple that op if its loss
+        cannot be split.
+        """
+        mixed = sorted((n for n in self._mixed if n not in self._home), key=self._order.__getitem__)
+        if not mixed and self._trace.loss in self._home:
+            loss_op = self._home[self._trace.loss]
+            if (
+                self._trace.task.reduction == "sum"
+                and loss_op not in self._coupled
+                and self._takes_whole(loss_op)
+            ):
+                self._coupled[loss_op] = WHOLE_IN_SUM
+            return
+        producers = {self._home[source] for node in mixed for source in self._homed_inputs(node)}
+        own = self._loss_home
+        home = max(producers, default=own)
+        if home != own and (len(producers) > 1 and not self._has_all(home, mixed)):
+            home = own
+        splits = self._loss_splits(mixed)
+        if not splits and home not in self._coupled:
+            home = own
+        for node in mixed or [self._trace.loss]:
+            self._home[node] = home
+        if not splits:
+            self._coupled.setdefault(home, NO_MEAN.format(reduction=self._trace.task.reduction))
+        elif self._trace.task.reduction == "sum" and self._takes_whole(home):
+            self._coupled.setdefault(home, WHOLE_IN_SUM)
+
+    def _loss_splits(self, mixed: list[fx.Node]) -> bool:
+        expected = 1 if self._trace.task.reduction == "sum" else 0
+        if any(self._shapes.is_tensor(node) and self._shapes.batch_dim(node).mixes for node in mixed):
+            return False
+        degrees = Degrees(
+            self._shapes, self._trace.root, self._mixed | self._own_losses(), self._reordering, expected
+        )
+        return degrees.of(self._trace.loss) == expected
+
+    def _own_losses(self) -> set[fx.Node]:
+        return {node for node in self._trace.operators if self._is_own_loss(node)}
+
+    def _takes_whole(self, op: int) -> bool:
+        """Whether an op takes a value without a batch from another op."""
+        members = [node for node, home in self._home.items() if home == op]
+        inputs = {
+            source for node in members for source in self._homed_inputs(node) if self._home[source] != op
+        }
+        return any(not self._has_batch(source) for source in inputs if self._shapes.is_tensor(source))
+
+    def _is_batch_norm(self, node: fx.Node) -> bool:
+        return node.op == "call_module" and has_batch_norm(self._trace.root.get_submodule(str(node.target)))
+
+    def _homed_inputs(self, node: fx.Node) -> list[fx.Node]:
+        """Values of ops that a node needs, seen through what is computed where it is used."""
+        found: dict[fx.Node, None] = {}
+        pending = list(node.all_input_nodes)
+        while pending:
+            source = pending.pop()
+            if source in self._home:
+                found[source] = None
+            elif source not in self._mixed and question_of(source, self._shapes) is None:
+                pending.extend(source.all_input_nodes)
+        return list(found)
+
+    def _find_consumers(self) -> dict[fx.Node, set[int]]:
+        """For each node, the operators that it reaches through glue."""
+        index = {node: op for op, node in enumerate(self._trace.operators)}
+        consumers: dict[fx.Node, set[int]] = {}
+        for node in reversed(self._trace.graph.nodes):
+            reached: set[int] = set()
+            for user in node.users:
+                reached |= {index[user]} if user in index else consumers[user]
+            consumers[node] = reached
+        return consumers
+
+
+def _is_projection(node: fx.Node, shapes: Shapes) -> bool:
+    """Whether a node only takes one thing out of a tuple, dict or object of tensors."""
+    source = node.args[0]
+    takes = node.target in (operator.getitem, builtins.getattr)
+    return takes and isinstance(source, fx.Node) and shapes.holds_tensors(source)

@@ -1,0 +1,80 @@
+"""From a traced forward to ops: one graph per operator, with the glue that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, fx, nn
+
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.metaops.cut import Cutter
+from spindle_cli.workload.metaops.glue import find_homes
+from spindle_cli.workload.splitting.coupling import Trace
+from spindle_cli.workload.splitting.independence import Independence
+from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
+from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.prepare import find_loss, inline_constants, split_container
+from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+
+def make_ops(
+    task: Task | FlowTask,
+    root: nn.Module,
+    graph: fx.Graph,
+    samples: Mapping[str, Tensor],
+    workload: Workload,
+    observer: Observer,
+    independence: Independence,
+) -> TaskGraph:
+    """Cut a task's trace into ops.
+
+    Args:
+        root: module that the trace's names are relative to.
+        samples: a small collated batch, for the shapes of the fields.
+        observer, independence: of the whole workload.
+
+    Raises:
+        WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the
+            user's code.
+    """
+    check_in_place(task.name, root, graph)
+    shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
+    inline_constants(graph, shapes)
+    loss = find_loss(task, graph, shapes)
+    operators = _operators(task, root, graph, workload)
+    for node in operators:
+        split_container(graph, node, shapes)
+        node.meta["arguments"] = _argument_specs(node, shapes)
+    trace = Trace(task, root, graph, shapes, loss, independence, operators)
+    homes = find_homes(trace, workload)
+    check_homes(task.name, root, graph, homes.op)
+    cutter = Cutter(trace, homes, observer.kinds)
+    ops = tuple(cutter.op(index) for index in range(homes.num_ops))
+    fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
+    return TaskGraph(task, root, ops, cutter.values, fields)
+
+
+def _operators(task: Task | FlowTask, root: nn.Module, graph: fx.Graph, workload: Workload) -> list[fx.Node]:
+    """The nodes that run an operator, in order: in a FlowTask, all that call a module."""
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    if isinstance(task, FlowTask):
+        return calls
+    classes = (*workload.operators, *workload.coupled)
+    return [node for node in calls if isinstance(root.get_submodule(str(node.target)), classes)]
+
+
+def _argument_specs(node: fx.Node, shapes: Shapes) -> list[tuple[tuple[int, ...], str]]:
+    """Shape and dtype of every tensor that an operator is given, in order."""
+    values = [shapes.values[source] for source in node.all_input_nodes]
+    return [(tuple(value.shape), str(value.dtype)) for value in values if isinstance(value, Tensor)]
+
+
+def op_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
+    """An op as a callable module over its task's own parameters (the same objects, not copies).
+
+    Call it with the batch fields named by `op.fields`, then the values named by `op.inputs`, in that order.
+    It returns the tuple of the values named by `op.outputs`; the last op of a task returns the scalar loss
+    instead.
+    """
+    return fx.GraphModule(task_graph.root, op.graph)

@@ -1,0 +1,1 @@
+"""May an op's batch be split?"""

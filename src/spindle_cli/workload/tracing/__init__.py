@@ -1,0 +1,1 @@
+"""From a task's forward to a graph whose values are known."""

@@ -1,0 +1,114 @@
+"""Let a trace decide by what is known before it runs: sizes that are not the batch's.
+
+torch.fx refuses every `if`, loop and `int()` over a traced value. But the length of a sequence is the same
+for every batch and every share of it, so a forward may well check it, or loop over it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.tracing.observe import Observer, Run
+from spindle_cli.workload.tracing.shapes import depends_on_batch_size
+
+
+class UnknownError(Exception):
+    """A value is not known before the forward runs."""
+
+
+class Known:
+    """What the nodes of a trace give, as far as the trace has come, for the batch and for twice the batch."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        root: nn.Module,
+        graph: fx.Graph,
+        task: str,
+        samples: Mapping[str, Tensor],
+        batch_size: int,
+    ) -> None:
+        self._task = task
+        self.looking = False  # while it runs modules on fake tensors, which must not be traced
+        self._runs = [
+            Run(observer, root, graph, task, samples, count, doubled=count != batch_size)
+            for count in (batch_size, 2 * batch_size)
+        ]
+
+    def number(self, proxy: fx.Proxy) -> Any:
+        """The number, truth value or text that a traced value is for every batch.
+
+        Raises:
+            UnknownError: it is a tensor, or something else with tensors in it.
+            WorkloadError: it depends on the size of the batch.
+        """
+        value, _ = self._look(proxy)
+        if not isinstance(value, bool | int | float | str | torch.dtype | torch.device | None):
+            raise UnknownError
+        if depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
+            raise self._depends_on_batch()
+        return value
+
+    def length(self, proxy: fx.Proxy) -> int:
+        """The length of a traced tensor, tuple, list or dict.
+
+        Raises:
+            UnknownError: it has none.
+            WorkloadError: it depends on the size of the batch.
+        """
+        value, doubled = self._look(proxy)
+        if not isinstance(value, Tensor | tuple | list | dict) or (
+            isinstance(value, Tensor) and value.dim() == 0
+        ):
+            raise UnknownError
+        if len(value) != len(doubled):
+            raise self._depends_on_batch()
+        return len(value)
+
+    def _look(self, proxy: fx.Proxy) -> tuple[Any, Any]:
+        node = proxy.node
+        self.looking = True
+        try:
+            for run in self._runs:
+                run.advance()
+        finally:
+            self.looking = False
+        return self._runs[0].env[node], self._runs[1].env[node]
+
+    def _depends_on_batch(self) -> WorkloadError:
+        return refusal(
+            self._task,
+            "forward decides by the size of the batch, which a share of the batch does not have",
+            place_of_caller(),
+            "Use x.shape[0] only for shapes (view, expand, arange), not in `if`, `range`, `len` or `int`.",
+        )
+
+
+@contextlib.contextmanager
+def numbers_are_known(tracer: Any) -> Iterator[None]:
+    """Let int(), len() and indexing take what is known of a traced value; `tracer.known` is asked."""
+    proxy_class: Any = fx.Proxy
+    replaced = {
+        "__len__": lambda proxy: tracer.known.length(proxy),
+        "__int__": lambda proxy: int(tracer.known.number(proxy)),
+        "__float__": lambda proxy: float(tracer.known.number(proxy)),
+        "__index__": lambda proxy: int(tracer.known.number(proxy)),
+    }
+    originals = {name: proxy_class.__dict__.get(name) for name in replaced}
+    try:
+        for name, function in replaced.items():
+            setattr(proxy_class, name, function)
+        yield
+    finally:
+        for name, original in originals.items():
+            if original is None:
+                delattr(proxy_class, name)
+            else:
+                setattr(proxy_class, name, original)

@@ -1,0 +1,222 @@
+"""Run a trace without computing it: on fake tensors, which have shapes and dtypes but no memory.
+
+It is run with the task's batch size and with twice that, so that the dimension that doubles can be told to be
+the batch's. A model of any size takes the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils import _pytree as pytree
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import place_of_error, refusal
+from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.shapes import Shapes
+
+
+class _ChangesItsInputError(Exception):
+    """A module has changed a tensor that it was given."""
+
+
+class Observer:
+    """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input."""
+
+    def __init__(self) -> None:
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self.kinds = Kinds()
+        # by id, with the tensor itself, so that its id stays its own
+        self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
+        self._known: dict[str, Any] = {}
+
+    def observe(
+        self, task: str, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], batch_size: int
+    ) -> Shapes:
+        """Run a trace on fake tensors for `batch_size` samples and for twice as many.
+
+        Args:
+            task: name, for messages.
+            root: module that the trace's names are relative to; its parameters may be on the meta device.
+            samples: a collated batch of any number of samples, for the shapes and dtypes of the fields.
+
+        Raises:
+            WorkloadError: an operator or glue fails on such shapes, or reads values; with its place in the
+                user's code.
+        """
+        runs = [
+            Run(self, root, graph, task, samples, count, doubled=count != batch_size)
+            for count in (batch_size, 2 * batch_size)
+        ]
+        for run in runs:
+            run.advance()
+        return Shapes(batch_size, *(run.env for run in runs))
+
+    def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a module gives, from memory if an equal one was given equal inputs."""
+        key = f"{self.kinds.of(module)} {pytree.tree_map(_describe, (args, kwargs))}"
+        if key not in self._known:
+            given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+            versions = [tensor._version for tensor in given]
+            with swapped_tensors(module, self.fake):
+                self._known[key] = module(*args, **kwargs)
+            if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
+                raise _ChangesItsInputError
+        return pytree.tree_map(_again, self._known[key])
+
+    def fake(self, tensor: Tensor) -> Tensor:
+        """A fake tensor like a real or meta one; the same for the same."""
+        if id(tensor) not in self._fakes:
+            with self.mode:
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+            if isinstance(tensor, nn.Parameter):
+                made = nn.Parameter(made, tensor.requires_grad)
+            self._fakes[id(tensor)] = (tensor, made)
+        return self._fakes[id(tensor)][1]
+
+
+@contextlib.contextmanager
+def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Put other tensors in the place of a module's parameters and buffers, and its own ones back."""
+    undo: list[tuple[dict[str, Any], str, Any]] = []
+
+    def replace(holder: dict[str, Any], name: str, value: Any) -> None:
+        undo.append((holder, name, holder[name]))
+        holder[name] = value
+
+    try:
+        for module in root.modules():
+            for holder in (module._parameters, module._buffers):
+                for name, tensor in holder.items():
+                    if tensor is not None:
+                        replace(holder, name, stand_in(tensor))
+            for name, value in module.__dict__.items():
+                # nn.LSTM and its like keep a second list of their parameters
+                if (
+                    isinstance(value, list)
+                    and value
+                    and all(isinstance(item, nn.Parameter) for item in value)
+                ):
+                    replace(module.__dict__, name, [stand_in(item) for item in value])
+        yield
+    finally:
+        for holder, name, value in reversed(undo):
+            holder[name] = value
+
+
+def _again(value: Any) -> Any:
+    """A tensor like one seen before, and a new object; no leaf if it has a gradient."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().requires_grad_().clone() if value.requires_grad else value.detach()
+
+
+def _describe(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    gradient = " with gradient" if value.requires_grad else ""
+    return f"{value.dtype} {tuple(value.shape)}{gradient}"
+
+
+class Run(fx.Interpreter):
+    """Runs a graph on fake tensors for `count` samples; `env`: what each node gives. Failures refuse."""
+
+    def __init__(
+        self,
+        observer: Observer,
+        root: nn.Module,
+        graph: fx.Graph,
+        task: str,
+        samples: Mapping[str, Tensor],
+        count: int,
+        *,
+        doubled: bool,
+    ) -> None:
+        super().__init__(root, garbage_collect_values=False, graph=graph)
+        self._observer = observer
+        self._task = task
+        self._samples = samples
+        self._count = count
+        self._doubled = doubled
+
+    def advance(self) -> None:
+        """Run all nodes of the graph that have not run yet.
+
+        Raises:
+            WorkloadError: one of them fails.
+        """
+        with torch.random.fork_rng(devices=[]), self._observer.mode, torch.enable_grad():
+            for node in self.graph.nodes:
+                if node not in self.env and node.op != "output":
+                    self.env[node] = self.run_node(node)
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        try:
+            return super().run_node(n)
+        except WorkloadError:
+            raise
+        except Exception as error:
+            raise self._refusal(n, error) from error
+
+    def placeholder(self, target: Any, *_: Any) -> Any:
+        """A field of the batch."""
+        sample = self._samples[str(target)]
+        return torch.empty((self._count, *sample.shape[1:]), dtype=sample.dtype)
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a module with fake parameters."""
+        return self._observer.call(self.fetch_attr(str(target)), args, kwargs)
+
+    def get_attr(self, target: Any, *_: Any) -> Any:
+        """A parameter, buffer or other attribute; fake if it is a tensor."""
+        value = self.fetch_attr(str(target))
+        return self._observer.fake(value) if isinstance(value, Tensor) else value
+
+    def _refusal(self, node: fx.Node, error: Exception) -> WorkloadError:
+        what = f"{node.target!r}" if node.op == "call_module" else f"{node.name!r}"
+        if node.op == "call_module":
+            what += f" ({type(self.fetch_attr(str(node.target))).__name__})"
+        place = place_of_error(error) or node.meta.get("place")
+        if isinstance(error, _ChangesItsInputError):
+            return refusal(
+                self._task,
+                f"{what} changes its input in place, which the op before it has handed on",
+                node.meta.get("place"),
+                "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
+            )
+        if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
+            return refusal(
+                self._task,
+                f"{what} reads the values of a tensor ({error}), so its shapes cannot be known beforehand",
+                place,
+                "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
+                "selection), or move it into the dataset.",
+            )
+        shapes = ", ".join(
+            _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))
+        )
+        text = str(error).strip().split("\n")[0]
+        if self._doubled:
+            hint = (
+                "It works with the task's batch size but not with twice that: "
+                "is the batch size written into the model?"
+            )
+        else:
+            hint = "Do the shapes of the items fit the model, and is the batch large enough for its layers?"
+        return refusal(
+            self._task,
+            f"{what} fails for a batch of {self._count} samples: {type(error).__name__}: {text} "
+            f"(given {shapes or 'nothing'})",
+            place,
+            hint,
+        )

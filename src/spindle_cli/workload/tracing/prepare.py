@@ -1,0 +1,130 @@
+"""Prepare a trace for cutting: one scalar loss, tensors instead of containers between ops, constants as
+constants.
+"""
+
+from __future__ import annotations
+
+import builtins
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.types import FlowTask, Task
+
+
+def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
+    """Write sizes that do not depend on the batch into the nodes that use them.
+
+    So that a layer that needs only the length of a sequence does not depend on the tensor that was asked for
+    it.
+    """
+    for node in graph.nodes:
+        value = shapes.values.get(node)
+        if (
+            node.op not in ("call_function", "call_method")
+            or not _is_plain(value)
+            or value != shapes.doubled[node]
+        ):
+            continue
+        for user in list(node.users):
+            if user.op != "output":
+                user.args = _replaced(user.args, node, shapes.values[node])
+                user.kwargs = _replaced(user.kwargs, node, shapes.values[node])
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, torch.Size):
+        return True
+    return isinstance(value, bool | int | float | str)
+
+
+def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:
+    return fx.node.map_aggregate(arguments, lambda item: value if item is node else item)
+
+
+def find_loss(task: Task | FlowTask, graph: fx.Graph, shapes: Shapes) -> fx.Node:
+    """Make the scalar loss the graph's only output, and drop what only other outputs needed."""
+    output = next(node for node in graph.nodes if node.op == "output")
+    result = output.args[0]
+    place = output.meta.get("place")
+    if (
+        isinstance(result, fx.Node)
+        and isinstance(shapes.values[result], Mapping)
+        and "loss" in shapes.values[result]
+    ):
+        result = _project(graph, result, operator.getitem, "loss", shapes)
+    elif isinstance(result, Mapping) and "loss" in result:
+        result = result["loss"]
+    if not isinstance(result, fx.Node) or not shapes.is_tensor(result):
+        raise refusal(
+            task.name,
+            f"forward returns {_describe(result, shapes)}, "
+            "expected a scalar loss or a dict with one under 'loss'",
+            place,
+            "End forward with the mean of the samples' losses.",
+        )
+    value = shapes.values[result]
+    place = result.meta.get("place")
+    if value.dim() > 0:
+        hint = "Take its mean (or its sum, with reduction='sum' in the task)."
+        raise refusal(task.name, f"the loss has shape {tuple(value.shape)}, expected a scalar", place, hint)
+    if not value.requires_grad:
+        hint = "Let some parameter on its path require a gradient, or leave the task out."
+        raise refusal(task.name, "the loss depends on no parameter that is trained", place, hint)
+    output.args = (result,)
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    return result
+
+
+def _describe(result: Any, shapes: Shapes) -> str:
+    if isinstance(result, fx.Node):
+        return f"a {type(shapes.values[result]).__name__}"
+    if isinstance(result, Mapping):
+        return f"a dict with {', '.join(map(repr, result)) or 'nothing'}"
+    return "nothing" if result is None else f"a {type(result).__name__}"
+
+
+def split_container(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> None:
+    """Where an operator's tuple or dict is handed on whole, hand on its tensors one by one."""
+    if shapes.is_tensor(node):
+        return
+    users = [user for user in node.users if user.target not in (operator.getitem, builtins.getattr)]
+    if not users:
+        return
+    parts = _take_apart(graph, node, shapes)
+    for user in users:
+        user.args = _replaced(user.args, node, parts)
+        user.kwargs = _replaced(user.kwargs, node, parts)
+
+
+def _take_apart(graph: fx.Graph, node: fx.Node, shapes: Shapes) -> Any:
+    value = shapes.values[node]
+    if isinstance(value, Tensor):
+        return node
+    if isinstance(value, tuple | list):
+        keys: list[Any] = list(range(len(value)))
+        return tuple(_part(graph, node, key, shapes) for key in keys)
+    if isinstance(value, dict):
+        return {key: _part(graph, node, key, shapes) for key in value}
+    return value
+
+
+def _part(graph: fx.Graph, node: fx.Node, key: Any, shapes: Shapes) -> Any:
+    value = shapes.values[node][key]
+    if not isinstance(value, Tensor | tuple | list | dict):
+        return value
+    return _take_apart(graph, _project(graph, node, operator.getitem, key, shapes), shapes)
+
+
+def _project(graph: fx.Graph, node: fx.Node, take: Any, key: Any, shapes: Shapes) -> fx.Node:
+    with graph.inserting_after(node):
+        part = graph.call_function(take, (node, key))
+    part.meta["place"] = node.meta.get("place")
+    shapes.values[part] = take(shapes.values[node], key)
+    shapes.doubled[part] = take(shapes.doubled[node], key)
+    return part

@@ -1,0 +1,197 @@
+"""Trace a task's `forward` with torch.fx: operators are leaves, everything between them is glue."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_error, refusal
+from spindle_cli.workload.tracing.known import Known, UnknownError, numbers_are_known
+from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.types import Task, Workload
+
+_WRAP_HINT = (
+    "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
+    "run as it is), or give the task as a FlowTask."
+)
+# Functions that take sizes, not tensors: torch.fx does not see them unless told to.
+_CREATORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
+
+
+class OperatorTracer(fx.Tracer):
+    """A tracer with the workload's operators as leaves, which notes where in the user's code each node comes
+    from.
+    """
+
+    proxy_buffer_attributes = True  # a buffer may change, so what is made of it is no constant
+
+    def __init__(
+        self,
+        leaves: tuple[type[nn.Module], ...],
+        task: Task,
+        samples: Mapping[str, Tensor],
+        observer: Observer,
+    ) -> None:
+        super().__init__()
+        self._leaves = leaves
+        self._task = task
+        self._samples = samples
+        self._observer = observer
+        self._known: Known | None = None
+
+    @property
+    def known(self) -> Known:
+        """What is known of the nodes traced so far."""
+        if self._known is None:
+            task = self._task
+            self._known = Known(
+                self._observer, task.module, self.graph, task.name, self._samples, task.batch_size
+            )
+        return self._known
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Operators, and torch's own layers as usual."""
+        if isinstance(m, self._leaves):
+            return True
+        return m is not self.root and super().is_leaf_module(m, module_qualified_name)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        """Create a node that knows its place in the user's code."""
+        node = super().create_node(*args, **kwargs)
+        node.meta["place"] = place_of_caller()
+        return node
+
+    def create_args_for_root(self, *_: Any) -> tuple[Any, list[Any]]:
+        """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they
+        mean in Python.
+        """
+        proxies = {name: self.create_proxy("placeholder", name, (), {}) for name in self._samples}
+
+        def call() -> Any:
+            return self.root.forward(**proxies)
+
+        return call, []
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Decide an `if` by sizes that are known."""
+        return bool(self.known.number(obj))
+
+    def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
+        """Loop over as many parts as there are for every batch."""
+        parts: Any = obj
+        return iter([parts[position] for position in range(self.known.length(obj))])
+
+    def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Trace a call, unless it is our own to find out what is known."""
+        if self._known is not None and self._known.looking:
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        """A proxy for a parameter or buffer, unless it is asked for to find out what is known."""
+        if self._known is not None and self._known.looking:
+            return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def trace_task(task: Task, workload: Workload, samples: Mapping[str, Tensor], observer: Observer) -> fx.Graph:
+    """The task's forward as a graph of operators and glue.
+
+    Args:
+        samples: a small collated batch, for the names and shapes of the fields.
+        observer: of the whole workload.
+
+    Raises:
+        WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
+            what to do.
+    """
+    _check_signature(task, tuple(samples))
+    tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer)
+    try:
+        with _creators_traced(tracer), numbers_are_known(tracer):
+            graph = tracer.trace(task.module)
+    except WorkloadError:
+        raise
+    except Exception as error:
+        raise _untraceable(task.name, error) from error
+    return graph
+
+
+def _untraceable(task: str, error: Exception) -> WorkloadError:
+    text = str(error).strip().split("\n")[0]
+    if isinstance(error, UnknownError | fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
+        what = "forward depends on values that are known only when it runs, so it cannot be traced"
+        what += f": {text}" if text else ""
+        return refusal(task, what, place_of_error(error), _WRAP_HINT)
+    return refusal(
+        task,
+        f"forward failed while being traced: {type(error).__name__}: {text}",
+        place_of_error(error),
+        _WRAP_HINT,
+    )
+
+
+def _check_signature(task: Task, fields: tuple[str, ...]) -> None:
+    """Refuse fields that forward does not take, and arguments that no field gives."""
+    forward = type(task.module).forward
+    place = _place_of_function(forward)
+    parameters = list(inspect.signature(forward).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        known = None
+    else:
+        known = {parameter.name for parameter in parameters}
+    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    unknown = [] if known is None else [name for name in fields if name not in known]
+    missing = [p.name for p in named if p.default is p.empty and p.name not in fields]
+    if not unknown and not missing:
+        return
+    problems = []
+    if missing:
+        problems.append(f"the dataset's items lack {', '.join(map(repr, missing))}")
+    if unknown:
+        problems.append(f"forward does not take {', '.join(map(repr, unknown))}")
+    raise refusal(
+        task.name,
+        f"{' and '.join(problems)}; items have {', '.join(map(repr, fields)) or 'nothing'}, "
+        f"forward takes {', '.join(repr(p.name) for p in named) or 'nothing'}",
+        place,
+        "A dataset item is a dict whose keys are the names of forward's arguments.",
+    )
+
+
+def _place_of_function(function: Callable[..., Any]) -> str | None:
+    """'file:line' where a function is defined."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return None if code is None else place_of(code.co_filename, code.co_firstlineno)
+
+
+@contextlib.contextmanager
+def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
+    """Let torch.arange and the like be recorded when a size among their arguments is a proxy."""
+    originals: Mapping[str, Callable[..., Any]] = {name: getattr(torch, name) for name in _CREATORS}
+
+    def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def create(*args: Any, **kwargs: Any) -> Any:
+            proxies: list[fx.Proxy] = []
+            fx.node.map_aggregate(
+                (args, kwargs), lambda item: proxies.append(item) if isinstance(item, fx.Proxy) else None
+            )
+            if not proxies:
+                return original(*args, **kwargs)
+            return tracer.create_proxy("call_function", original, args, kwargs)
+
+        return create
+
+    try:
+        for name, original in originals.items():
+            setattr(torch, name, recorded(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(torch, name, original)

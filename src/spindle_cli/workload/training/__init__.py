@@ -1,0 +1,1 @@
+"""What the train settings make: optimizer, learning rate, precision, batches."""
