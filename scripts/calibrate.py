@@ -3,7 +3,8 @@
     python scripts/calibrate.py            write docs/calibration.md's table from the batch sizes as they are
     python scripts/calibrate.py --fit      search for batch sizes and print them
 
-Only the batch sizes are fitted here; the device's constants are in src/spindle_cli/profile/machine/devices.py.
+Only the batch sizes are fitted here; the device's constants are in
+src/spindle_cli/profile/machine/devices.py.
 """
 
 from __future__ import annotations

@@ -6,47 +6,59 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
+import networkx
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "spindle_cli"
 MAX_LINES = 400
 
-# Every package, and the other packages of ours that it may import anything from. Modules at the top level
-# (errors, units, artifact, ...) are for all; `cli` knows every stage.
+# Every package, and the other packages of ours that it may import anything from. What stands below all of
+# them (errors, units, files) is for all; `cli` knows every stage.
+FOR_ALL = {"errors", "units", "files"}
 MAY_IMPORT = {
+    "files": set(),
+    "process": set(),
     "workload": set(),
+    "operators": {"workload"},
     "costs": set(),
     "checkpoint": {"workload"},  # what a workload takes over from one
-    "profile": {"workload", "costs"},
+    "profile": {"workload", "operators", "costs", "process"},
     "plan": {"profile", "costs"},
     "program": {"plan", "costs"},
     "check": {"costs"},
     "show": {"program"},
-    "runtime": {
+    "runtime": {  # it keeps to the buffers that memory counts
         "workload",
+        "operators",
         "checkpoint",
         "program",
         "check",
         "costs",
-    },  # it keeps to the buffers that memory counts
-    "launch": {
+        "process",
+    },
+    "launch": {  # the workload's fingerprint is compared before a launch
         "check",
         "program",
         "workload",
+        "operators",
         "checkpoint",
-    },  # the workload's fingerprint is compared before a launch
+        "process",
+    },
     "elastic": {"launch", "plan", "check", "questions"},
     "export": {"workload", "runtime", "checkpoint"},
-    "verify": {"launch", "runtime", "workload", "check"},
+    "verify": {"launch", "runtime", "workload", "check", "process"},
     "simulate": {"program", "costs"},
     "questions": {"plan"},
     "report": {"plan", "check", "simulate", "costs"},  # it shows what each of them says
     "zoo": {"workload"},
 }
+# About ten files at most behind one door; a package's root has its types and its entry.
+MAX_FILES = 12
 # Types that are a stage's contract, and may be imported from anywhere.
 CONTRACTS = {
     "plan.types",
@@ -111,10 +123,37 @@ def test_stages_import_only_what_they_may() -> None:
             continue
         for imported in imports_of(path):
             other = imported.split(".")[0]
-            allowed = other == package or other in MAY_IMPORT[package] or imported in CONTRACTS
-            if not allowed and "." in imported:
+            allowed = other == package or other in MAY_IMPORT[package] | FOR_ALL or imported in CONTRACTS
+            if not allowed:
                 broken.append(f"{name} imports {imported}")
     assert not broken, "\n".join(broken)
+
+
+def test_rooms_import_one_way_only() -> None:
+    """A room is a folder inside a package; the files at a package's root count each by itself."""
+    rooms = networkx.DiGraph()
+    known = dict(modules())
+    for name, path in known.items():
+        for imported in imports_of(path) if path.name != "__init__.py" else ():
+            rooms.add_edge(_room(name), _room(imported))
+    rooms.remove_edges_from([(room, room) for room in rooms])
+    circles = [sorted(circle) for circle in networkx.strongly_connected_components(rooms) if len(circle) > 1]
+    assert not circles
+
+
+def _room(module: str) -> str:
+    package, *inner = module.split(".")
+    return f"{package}.{inner[0]}" if inner else package
+
+
+def test_no_room_has_too_many_doors() -> None:
+    counts = Counter(path.parent for _, path in modules() if path.name != "__init__.py")
+    crowded = {
+        str(folder.relative_to(SOURCE)): count
+        for folder, count in counts.items()
+        if count > MAX_FILES and folder.name != "cli"  # one file a command
+    }
+    assert not crowded
 
 
 def test_the_checker_takes_only_types_and_costs_from_planning() -> None:
@@ -152,7 +191,7 @@ def test_help_loads_no_stage() -> None:
     code = (
         "import sys\nfrom spindle_cli.cli import app\n"
         "loaded = [m for m in sys.modules if m.startswith('spindle_cli.')]\n"
-        "assert {m.split('.')[1] for m in loaded} <= {'cli', 'errors', 'at_once'}, loaded\n"
+        "assert {m.split('.')[1] for m in loaded} <= {'cli', 'errors', 'process'}, loaded\n"
         "assert not {'torch', 'pydantic', 'rich.console', 'yaml'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

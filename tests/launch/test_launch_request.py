@@ -101,8 +101,8 @@ def test_the_script_is_what_the_launch_says() -> None:
     assert lines[-4:] == [
         "END",
         "env OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo \\",
-        f"  {sys.executable} -m spindle_cli.launch.starting.torchrun '/a run/workers/node-0.exits.json' --nnodes=1"
-        " --nproc-per-node=2 --rdzv-backend=spindle --rdzv-endpoint=127.0.0.1:0 --rdzv-conf=rank=0"
+        f"  {sys.executable} -m spindle_cli.launch.starting.torchrun '/a run/workers/node-0.exits.json'"
+        " --nnodes=1 --nproc-per-node=2 --rdzv-backend=spindle --rdzv-endpoint=127.0.0.1:0 --rdzv-conf=rank=0"
         " --max-restarts=0 --start-method=fork -m spindle_cli.runtime.worker"
         " '/a run/workers/node-0.request.json' \\",
         "  > '/a run/workers/node-0.log' 2>&1",

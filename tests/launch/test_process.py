@@ -124,7 +124,8 @@ def test_a_run_leaves_nothing_in_the_temporary_folder(
 
 def test_a_head_start_that_is_not_taken_ends_with_its_launcher() -> None:
     code = (
-        "import time; from spindle_cli.launch.starting.head_start import HeadStart; head_start = HeadStart()\n"
+        "import time\nfrom spindle_cli.launch.starting.head_start import HeadStart\n"
+        "head_start = HeadStart()\n"
         "head_start.begin((), {}); print(head_start._process.pid, flush=True); time.sleep(60)"
     )
     launcher = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

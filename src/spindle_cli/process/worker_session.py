@@ -151,7 +151,7 @@ _LOST_PEER_SIGNS = (
 
 def _place_of(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(Path(__file__).parent))
+    libraries = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     if not frames:
         return None

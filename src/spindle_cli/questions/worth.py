@@ -1,8 +1,9 @@
 """What binds an iteration, from the dual values of the allocation program, checked by solving again.
 
-In the optimum of `plan/bound/bound.py`, one second of the bound is made of N p (the price of a device-second times
-the devices) and of the flow over the MetaOps without consumers: the two add up to 1. So N p is the part of
-the bound that more devices would shorten; the rest is held by the critical MetaOps, whatever the devices.
+In the optimum of `plan/bound/bound.py`, one second of the bound is made of N p (the price of a
+device-second times the devices) and of the flow over the MetaOps without consumers: the two add up to 1.
+So N p is the part of the bound that more devices would shorten; the rest is held by the critical MetaOps,
+whatever the devices.
 """
 
 from __future__ import annotations

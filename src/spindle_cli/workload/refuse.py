@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -13,7 +14,8 @@ import torch
 from spindle_cli.errors import WorkloadError
 
 _TORCH = str(Path(torch.__file__).parent)
-_OURS = str(Path(__file__).parent)
+_PACKAGE = Path(__file__).parents[1]
+_OURS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("workload", "operators"))
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
@@ -55,7 +57,7 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """The first frame of the user's own; failing that, of an installed library that is not torch."""
     library: str | None = None
     for file, line in frames:
-        if file.startswith(("<", _TORCH, _OURS)):
+        if file.startswith(("<", _TORCH, *_OURS)):
             continue
         if "site-packages" in file or "dist-packages" in file:
             library = library or f"{file}:{line}"

@@ -1,4 +1,5 @@
-"""torchrun with four additions: `python -m spindle_cli.launch.starting.torchrun EXITS.json <torchrun's arguments>`.
+"""torchrun with four additions:
+`python -m spindle_cli.launch.starting.torchrun EXITS.json <torchrun's arguments>`.
 
 * `--rdzv-backend=spindle`: the store that all processes meet at listens on the address it is given alone, not
   on every interface of the machine as torch's own does; port 0 takes a free one.

@@ -24,7 +24,7 @@ ANSWER_S = 1.0
 BETWEEN_S = 0.3
 _POLL_S = 0.02
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$', re.MULTILINE)
-_OURS = str(Path(__file__).parent.parent)
+_OURS = str(Path(__file__).parents[2])
 _LIBRARIES = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
 # Where a worker waits for others: torch's collectives and messages, and where their results are taken.
 _WAITS = (

@@ -1,7 +1,7 @@
 """What a rank's training consists of, apart from the step: what a checkpoint saves, and puts back.
 
-Which samples a step takes follows from the step alone (workload/training/batches.py), so there is nothing of them to
-save.
+Which samples a step takes follows from the step alone (workload/training/batches.py), so there is nothing of
+them to save.
 """
 
 from __future__ import annotations
