@@ -12,11 +12,11 @@ from statistics import mean
 
 from bench_tables import BEGIN, END, table
 from paper_profiles import ROOT, WORKLOADS, cluster_path, read_profile
+from random_profiles import SHAPES, random_profile
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.random_profiles import SHAPES, random_profile
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import Timed, time_jobs
 from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront

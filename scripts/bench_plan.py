@@ -22,6 +22,7 @@ from statistics import mean
 
 from bench_tables import Row, write_page
 from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
+from random_profiles import SHAPES, random_profile
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
@@ -30,7 +31,6 @@ from spindle_cli.plan.bound.patterns import pattern_bound_s
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.placement import place_in_sequence
 from spindle_cli.plan.problem import Point, Thrift, make_point, make_problem
-from spindle_cli.plan.random_profiles import SHAPES, random_profile
 from spindle_cli.plan.schedule import Draft, Piece
 from spindle_cli.plan.search.judge import measure
 from spindle_cli.plan.types import Plan, Slice, StrategyName

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from random_profiles import random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.bound.bound import Bound, hull_points, lower_bound
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.random_profiles import random_profile
 from spindle_cli.profile.types import MetaOpProfile
 
 LINEAR = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}

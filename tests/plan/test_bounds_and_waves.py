@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from random_profiles import SHAPES, Shape, random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import per_node
@@ -11,7 +12,6 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.random_profiles import SHAPES, Shape, random_profile
 from spindle_cli.plan.schedule import Draft, Piece, Placed
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import Timed, time_jobs

@@ -10,12 +10,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan_rules import broken_rules
+from random_profiles import SHAPES, random_profile
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.file import plan_text, read_plan, write_plan
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.random_profiles import SHAPES, random_profile
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from random_profiles import SHAPES, Shape, random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.random_profiles import SHAPES, Shape, random_profile
 from spindle_cli.plan.search.dispatch import Dispatcher, Guide
 from spindle_cli.plan.search.judge import judge
 from spindle_cli.plan.search.listing import time_jobs, to_pieces, turned_round

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import write_text
-from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice
+from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice, Wave
 from spindle_cli.profile.types import Profile
 
-# What YAML 1.1 reads as a string without quotes, also inside [] and {}.
-_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*|[0-9]+-[0-9]+")
-_NOT_STRINGS = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n"})
+_BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_ONE_LINE = 2**31 - 1  # characters: a row is never wrapped
 
 
 def read_plan(path: Path) -> Plan:
@@ -72,53 +70,58 @@ def write_plan(path: Path, plan: Plan) -> None:
 
 
 def plan_text(plan: Plan) -> str:
-    """The plan as YAML text."""
-    return "\n".join(_lines(plan)) + "\n"
+    """The plan as YAML text; numbers round-trip exactly."""
+    return yaml.dump(
+        _plan_data(plan),
+        Dumper=_PlanDumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=_ONE_LINE,
+    )
 
 
-def _lines(plan: Plan) -> Iterator[str]:
-    yield f"schema: {plan.schema_}"
-    yield f"strategy: {plan.strategy}"
-    yield f"workload: {_flow(plan.workload.model_dump())}"
-    yield f"profile: {_flow(plan.profile.model_dump())}"
-    yield from _cluster_lines(plan)
-    yield f"optimizer_state_per_param: {_flow(plan.optimizer_state_per_param)}"
-    if plan.optimizer_state_sharded:
-        yield "optimizer_state_sharded: true"
-    if plan.update_bytes_per_param:
-        yield f"update_bytes_per_param: {_flow(plan.update_bytes_per_param)}"
-    if plan.accumulate > 1:
-        yield f"accumulate: {plan.accumulate}"
-    yield f"optimizer_s_per_byte: {_flow(plan.optimizer_s_per_byte)}"
-    if plan.threads_per_process is not None:
-        yield f"threads_per_process: {plan.threads_per_process}"
-    if plan.compile is not None:
-        yield f"compile: {plan.compile}"
-    if plan.notes:
-        yield "notes:"
-        yield from (f"  - {_flow(note)}" for note in plan.notes)
-    yield "predicted:"
-    yield from (f"  {key}: {_flow(value)}" for key, value in plan.predicted.model_dump().items())
-    yield "metaops:"
-    yield from (f"  - {_flow(_metaop_data(metaop))}" for metaop in plan.metaops)
-    yield "waves:"
-    for wave in plan.waves:
-        yield f"  - index: {wave.index}"
-        yield f"    start_s: {_flow(wave.start_s)}"
-        yield f"    end_s: {_flow(wave.end_s)}"
-        yield "    slices:"
-        yield from (f"      - {_flow(_slice_data(piece))}" for piece in wave.slices)
+class _Row(dict[str, Any]):
+    """A mapping that is written in one line."""
 
 
-def _cluster_lines(plan: Plan) -> Iterator[str]:
+class _PlanDumper(_BaseDumper):  # type: ignore[misc]  # the base is untyped
+    """Block style outside, `_Row`s and lists of numbers and names in one line each."""
+
+    def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the base's name
+        """What stands in a plan twice is written twice."""
+        return True
+
+
+def _represent_row(dumper: yaml.SafeDumper, row: _Row) -> yaml.Node:
+    return dumper.represent_mapping("tag:yaml.org,2002:map", row.items(), flow_style=True)
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.Node:
+    in_one_line = not any(isinstance(item, dict | str) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=in_one_line)
+
+
+_PlanDumper.add_representer(_Row, _represent_row)
+_PlanDumper.add_representer(list, _represent_list)
+
+
+def _plan_data(plan: Plan) -> dict[str, Any]:
+    """All of the plan that is not the default, in the order of its type's fields."""
+    data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    always = {"schema": plan.schema_, "strategy": plan.strategy}
+    rows = {"workload": _Row(data["workload"]), "profile": _Row(data["profile"])}
+    predicted = plan.predicted.model_dump(mode="json")
+    metaops = [_Row(_metaop_data(metaop)) for metaop in plan.metaops]
+    waves = [_wave_data(wave) for wave in plan.waves]
+    written = {"cluster": _cluster_data(plan), "predicted": predicted, "metaops": metaops, "waves": waves}
+    return always | data | rows | written
+
+
+def _cluster_data(plan: Plan) -> dict[str, Any]:
     data = plan.cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
-    yield "cluster:"
-    yield f"  schema: {data['schema']}"
-    yield f"  name: {_flow(data['name'])}"
-    yield "  nodes:"
-    yield from (f"    - {_flow(group)}" for group in data["nodes"])
-    yield "  links:"
-    yield from (f"    {kind}: {_flow(link)}" for kind, link in data["links"].items())
+    links = {kind: _Row(link) for kind, link in data["links"].items()}
+    return data | {"nodes": [_Row(group) for group in data["nodes"]], "links": links}
 
 
 def _metaop_data(metaop: PlanMetaOp) -> dict[str, Any]:
@@ -134,35 +137,14 @@ def _metaop_data(metaop: PlanMetaOp) -> dict[str, Any]:
     return data
 
 
+def _wave_data(wave: Wave) -> dict[str, Any]:
+    slices = [_Row(_slice_data(piece)) for piece in wave.slices]
+    return {"index": wave.index, "start_s": wave.start_s, "end_s": wave.end_s, "slices": slices}
+
+
 def _slice_data(piece: Slice) -> dict[str, Any]:
     """The contract's keys; `recompute` only where it is on."""
     data = piece.model_dump(mode="json")
     if not piece.recompute:
         del data["recompute"]
     return data
-
-
-def _flow(value: Any) -> str:
-    """A value in YAML's flow style; numbers round-trip exactly."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_flow(key)}: {_flow(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, str):
-        plain = _PLAIN.fullmatch(value) and value.lower() not in _NOT_STRINGS
-        return value if plain else json.dumps(value, ensure_ascii=False)
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, float):
-        return _number(value)
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(_flow(item) for item in value) + "]"
-    return str(value)
-
-
-def _number(value: float) -> str:
-    """YAML 1.1 reads '1e-05' as a string; it wants '1.0e-05'."""
-    text = repr(value)
-    mantissa, exponent_mark, exponent = text.partition("e")
-    if not exponent_mark:
-        return text
-    mantissa = mantissa if "." in mantissa else mantissa + ".0"
-    return f"{mantissa}e{exponent if exponent[0] in '+-' else '+' + exponent}"
