@@ -20,7 +20,7 @@ EVEN_BATCHES = (16, 32, 64, 128, 256)
 ODD_BATCHES = (6, 12, 15, 20, 24, 36, 48, 60, 90, 96, 100, 120, 144)
 
 
-def random_profile(seed: int, shape: Shape, *, scale: float = 1.0) -> Profile:
+def random_profile(seed: int, shape: Shape, *, scale: float = 1.0, most_tp: int = 1) -> Profile:
     """A random profile.
 
     Args:
@@ -28,6 +28,7 @@ def random_profile(seed: int, shape: Shape, *, scale: float = 1.0) -> Profile:
             one model;
             `levels`, a layered graph with random edges; `towers`, tasks of two encoders and a loss.
         scale: multiplies work and batches, for larger clusters.
+        most_tp: MetaOps with parameters to split have points with tensor parallelism of 2, 4, ... up to this.
     """
     random = Random(f"{shape}-{seed}")  # noqa: S311 - reproducible, not secret
     edges = _EDGES[shape](random)
@@ -35,7 +36,8 @@ def random_profile(seed: int, shape: Shape, *, scale: float = 1.0) -> Profile:
     metaops = []
     for index, inputs in enumerate(edges):
         small = shape == "towers" and index % 3 == 2
-        metaops.append(_metaop(random, index, inputs, batches, scale, small=small))
+        metaop = _metaop(random, index, inputs, batches, scale, small=small)
+        metaops.append(metaop if small else _with_tp(seed, metaop, most_tp))
     return Profile(
         workload=WorkloadRef(
             name=f"random-{shape}-{seed}", fingerprint=f"sha256:{seed:064d}", source="random"
@@ -84,6 +86,34 @@ def _curve(random: Random, work_s: float, batch_size: int) -> tuple[CurvePoint, 
             CurvePoint(num_devices=dp, dp=dp, forward_s=op_s / 3, backward_s=op_s * 2 / 3, source="estimated")
         )
     return tuple(points)
+
+
+def _with_tp(seed: int, metaop: MetaOpProfile, most_tp: int) -> MetaOpProfile:
+    """The MetaOp with points of 2, 4, ... `most_tp`, some faster than data parallelism on as many devices;
+    some of its parameters stay whole.
+    """
+    random = Random(f"tp-{seed}-{metaop.name}")  # noqa: S311 - reproducible, not secret
+    if most_tp == 1 or random.random() < 0.2:
+        return metaop
+    points = list(metaop.curve)
+    tp = 2
+    while tp <= most_tp:
+        factor = random.uniform(0.8, 1.2) / tp
+        points += [
+            CurvePoint(
+                num_devices=point.dp * tp,
+                dp=point.dp,
+                tp=tp,
+                forward_s=point.forward_s * factor,
+                backward_s=point.backward_s * factor,
+                source="estimated",
+            )
+            for point in metaop.curve
+        ]
+        tp *= 2
+    points.sort(key=lambda point: (point.num_devices, point.tp))
+    whole = metaop.param_bytes_per_op // random.choice((4, 16, 64))
+    return metaop.model_copy(update={"curve": tuple(points), "whole_param_bytes_per_op": whole})
 
 
 Edges = list[tuple[int, ...]]  # the inputs of each MetaOp, all with a smaller index

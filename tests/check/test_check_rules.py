@@ -134,6 +134,11 @@ def give_too_few_parameter_blocks(data: dict[str, Any]) -> None:
     data["metaops"][0]["parameter_blocks"] = [0, 0]
 
 
+def put_a_split_share_on_two_nodes(data: dict[str, Any]) -> None:
+    data["cluster"]["nodes"] = [{"count": 2, "devices": 2, "device": "cpu", "memory_gib": 4}]
+    slices_of(data, 1)[0].update(devices=[0, 3, 1, 2], dp=2, tp=2)
+
+
 @pytest.mark.parametrize(
     ("edit", "rule", "named"),
     [
@@ -161,12 +166,25 @@ def give_too_few_parameter_blocks(data: dict[str, Any]) -> None:
         (shrink_the_devices, "memory", "expected at most 1.02 MiB"),
         (claim_less_memory, "peak-memory", "1 bytes on device 2"),
         (forget_a_device_in_the_memory, "peak-memory", "3 entries; expected one for each of the 4 devices"),
+        (
+            put_a_split_share_on_two_nodes,
+            "tensor-parallel",
+            "wave 1, pairs/vision[3:4], devices 1, 2: hold share 1 together, on nodes 0, 1; expected the 2",
+        ),
         (give_too_few_parameter_blocks, "parameter-blocks", "2 parameter_blocks"),
     ],
 )
 def test_each_broken_rule_is_found_and_placed(edit: Edit, rule: str, named: str) -> None:
     found = [violation for violation in check_plan(edited(edit)) if violation.rule == rule]
     assert any(named in str(violation) for violation in found), [str(violation) for violation in found]
+
+
+def test_split_shares_inside_nodes_break_no_rule_of_theirs() -> None:
+    def inside(data: dict[str, Any]) -> None:
+        put_a_split_share_on_two_nodes(data)
+        slices_of(data, 1)[0]["devices"] = [1, 0, 2, 3]
+
+    assert "tensor-parallel" not in {violation.rule for violation in check_plan(edited(inside))}
 
 
 def test_devices_of_one_collision_are_one_violation() -> None:

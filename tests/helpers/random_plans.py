@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
@@ -66,8 +68,9 @@ def plans(draw: st.DrawFn) -> Plan:
         first = 0
         while first < metaop.num_ops:
             last = draw(st.integers(first + 1, metaop.num_ops))
-            dp, tp = draw(st.sampled_from(_degrees(metaop.batch_size, cluster.num_devices)))
-            devices = draw(st.permutations(range(cluster.num_devices)))[: dp * tp]
+            dp, tp = draw(st.sampled_from(_degrees(metaop.batch_size, cluster)))
+            order = draw(st.permutations(range(cluster.num_devices)))
+            devices = _groups_in_nodes(order, dp, tp, cluster)
             start_s = max(ready_s, *(free_s[device] for device in devices))
             ready_s = start_s + (last - first) * _OP_S
             for device in devices:
@@ -76,7 +79,7 @@ def plans(draw: st.DrawFn) -> Plan:
                 Slice(
                     metaop=metaop.name,
                     ops=(first, last),
-                    devices=tuple(devices),
+                    devices=devices,
                     dp=dp,
                     tp=tp,
                     start_s=start_s,
@@ -90,13 +93,26 @@ def plans(draw: st.DrawFn) -> Plan:
     return _plan(cluster, tuple(metaops), sorted(slices, key=lambda piece: piece.start_s))
 
 
-def _degrees(batch_size: int, num_devices: int) -> list[tuple[int, int]]:
+def _degrees(batch_size: int, cluster: Cluster) -> list[tuple[int, int]]:
     return [
         (dp, tp)
-        for dp in range(1, num_devices + 1)
+        for dp in range(1, cluster.num_devices + 1)
         for tp in (1, 2, 4)
-        if dp * tp <= num_devices and batch_size % dp == 0
+        if dp <= sum(size // tp for size in cluster.node_sizes) and batch_size % dp == 0
     ]
+
+
+def _groups_in_nodes(order: Sequence[int], dp: int, tp: int, cluster: Cluster) -> tuple[int, ...]:
+    """`dp` groups of `tp` devices of one node each, in the order in which they are complete."""
+    open_groups: dict[int, list[int]] = {}
+    chosen: list[int] = []
+    for device in order:
+        group = open_groups.setdefault(cluster.node_of[device], [])
+        group.append(device)
+        if len(group) == tp:
+            chosen += group
+            group.clear()
+    return tuple(chosen[: dp * tp])
 
 
 def _curve(degrees: set[tuple[int, int]]) -> tuple[CurvePoint, ...]:

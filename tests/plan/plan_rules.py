@@ -18,13 +18,16 @@ def numbers(devices: list[Any]) -> list[int]:
     return found
 
 
-def broken_rules(plan: dict[str, Any], profile: dict[str, Any], num_devices: int) -> list[str]:
+def broken_rules(plan: dict[str, Any], profile: dict[str, Any]) -> list[str]:
     """What is wrong with a plan; empty if it is valid. No tolerance in time but a float's."""
+    node_of = nodes_of_devices(plan["cluster"])
+    num_devices = len(node_of)
     slices = [piece | {"wave": wave["index"]} for wave in plan["waves"] for piece in wave["slices"]]
     return [
         *_allocations(slices, profile, num_devices),
         *_order(slices, profile),
         *_devices(slices),
+        *groups_across_nodes(slices, node_of),
         *_waves(plan["waves"]),
         *_predictions(plan, slices, num_devices),
     ]
@@ -80,6 +83,24 @@ def _devices(slices: list[dict[str, Any]]) -> list[str]:
         for earlier, later in pairwise(sorted(spans))
         if later[0] < earlier[1]
     ]
+
+
+def nodes_of_devices(cluster: dict[str, Any]) -> list[int]:
+    """The node of each device, numbered node by node."""
+    sizes = [group["devices"] for group in cluster["nodes"] for _ in range(group.get("count", 1))]
+    return [node for node, size in enumerate(sizes) for _ in range(size)]
+
+
+def groups_across_nodes(slices: list[dict[str, Any]], node_of: list[int]) -> list[str]:
+    """Tensor-parallel groups that are not of one node."""
+    wrong = []
+    for piece in slices:
+        devices = numbers(piece["devices"])
+        groups = [devices[first : first + piece["tp"]] for first in range(0, len(devices), piece["tp"])]
+        wrong += [
+            f"group {group} of {piece}" for group in groups if len({node_of[device] for device in group}) > 1
+        ]
+    return wrong
 
 
 def _waves(waves: list[dict[str, Any]]) -> list[str]:

@@ -7,15 +7,19 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.assemble import exact_slices
+from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
+from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.placement import Taste, place, place_in_sequence
 from spindle_cli.plan.placing.predict import predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Piece, Placed
 from spindle_cli.plan.search.judge import best_of, measure
-from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile
 from spindle_cli.simulate.run import simulate
 
+STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
 ANY = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
 
 
@@ -127,6 +131,103 @@ def test_a_transfer_delays_its_consumer_both_ways() -> None:
     moved = predict(problem, Placed(draft, ((0,), (1,))), 6.0, (0.0, 0.0))
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
     assert predict(problem, Placed(draft, ((0,), (0,))), 6.0, (0.0, 0.0)).transfer_s == pytest.approx(0.0)
+
+
+def split_metaop(name: str, op_s: float, *, dp: int, tp: int, **more: object) -> MetaOpProfile:
+    """A MetaOp with one allocation."""
+    point = CurvePoint(
+        num_devices=dp * tp,
+        dp=dp,
+        tp=tp,
+        forward_s=op_s / 2,
+        backward_s=op_s / 2,
+        source="measured",
+    )
+    return metaop_of(name, 1, {1: 1.0}, **more).model_copy(update={"curve": (point,)})
+
+
+def test_a_split_slice_waits_until_a_whole_node_is_free() -> None:
+    """Two nodes of 2. One long op keeps a device of node 0 until 6 s; c wants two devices of one node at 2 s,
+    when one is free on each. Node 1's other device is free at 4 s, and what follows c starts after it.
+    """
+    cluster = cluster_of(4, devices_per_node=2)
+    problem = problem_of(
+        cluster,
+        metaop_of("a/m", 1, {1: 6.0}, parameters=None),
+        metaop_of("a/n", 1, {1: 2.0}, parameters=None),
+        metaop_of("b/m", 1, {1: 4.0}, parameters=None),
+        metaop_of("b/n", 1, {1: 2.0}, parameters=None),
+        split_metaop("c/m", 1.0, dp=1, tp=2, inputs=("a/n", "b/n")),
+        metaop_of("c/n", 1, {2: 1.0}, inputs=("c/m",)),
+    )
+    jobs = [(i, 0, 1, 1, 0.0) for i in range(4)] + [(4, 0, 1, 2, 2.0), (5, 0, 1, 2, 3.0)]
+    placed = place(problem, draft_of(problem, *jobs), Taste())
+    *_, split, after = placed.devices
+    assert placed.devices[:4] == ((0,), (1,), (2,), (3,))
+    assert split == (2, 3)
+    assert set(after) == {2, 3}
+    ends = {piece.metaop: piece.end_s for piece in exact_slices(problem, placed)}
+    assert ends["c/m"] == pytest.approx(5.0)
+    assert ends["c/n"] == pytest.approx(6.0)
+
+
+def test_whole_groups_are_taken_of_each_node() -> None:
+    """Nodes of 3 devices and groups of 2: one group of each node, and one device of each left over."""
+    cluster = cluster_of(6, devices_per_node=3)
+    problem = problem_of(cluster, split_metaop("a/m", 1.0, dp=2, tp=2))
+    draft = draft_of(problem, (0, 0, 1, 4, 0.0))
+    for placed in (place(problem, draft, Taste()), place_in_sequence(problem, draft)):
+        ((a, b, c, d),) = placed.devices
+        assert [cluster.node_of[device] for device in (a, b)] == [0, 0]
+        assert [cluster.node_of[device] for device in (c, d)] == [1, 1]
+
+
+def test_an_allocation_whose_groups_no_nodes_hold_is_none() -> None:
+    """6 devices hold dp 3 x tp 2 by number; two nodes of 3 hold two groups of two, and none of four."""
+    cluster = cluster_of(6, devices_per_node=3)
+    two = split_metaop("a/m", 1.0, dp=2, tp=2)
+    three = split_metaop("a/m", 0.5, dp=3, tp=2, batch_size=6)
+    both = three.model_copy(update={"curve": (*two.curve, *three.curve)})
+    assert [point.dp for point in problem_of(cluster, both).nodes[0].points] == [2]
+    with pytest.raises(NoPlanError, match=r"dp 1 x tp 4\) has .* inside a node; the nodes have 3 devices"):
+        problem_of(cluster, split_metaop("a/m", 1.0, dp=1, tp=4))
+
+
+def test_baselines_keep_groups_inside_nodes() -> None:
+    """Side by side, two splits of 2 devices each would be 0-1 and 2-3 on nodes of 3; the second crosses."""
+    cluster = cluster_of(6, devices_per_node=3)
+    profile = profile_of(split_metaop("a/m", 1.0, dp=1, tp=2), split_metaop("b/m", 1.0, dp=1, tp=2))
+    for strategy in STRATEGIES:
+        plan = make_plan(profile, cluster, strategy)
+        assert all(cluster.is_inside_node(piece.devices) for piece in plan.slices), strategy
+
+
+def test_exchanges_between_nodes_move_whole_groups() -> None:
+    """Two nodes of 4: x and y sum 16 MiB each over a group of each node; exchanged, each is on one node."""
+    cluster = cluster_of(8, devices_per_node=4)
+    of_x, of_y = (
+        [
+            split_metaop(f"{task}/m", 1.0, dp=1, tp=2, parameters=shared, param_bytes_per_op=2**24)
+            for task in tasks
+        ]
+        for shared, tasks in (("x", "ab"), ("y", "cd"))
+    )
+    problem = problem_of(cluster, *of_x, *of_y)
+    draft = draft_of(problem, *((i, 0, 1, 2, 0.0) for i in range(4)))
+    placed = Placed(draft, ((0, 1), (4, 5), (2, 3), (6, 7)))
+    assert bound_together(placed, 8) == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), (6, 7), (6, 7)]
+    a, b, c, d = arrange(problem, placed, 40).devices
+    assert all(cluster.is_inside_node(devices) for devices in (a + b, c + d))
+    assert sorted(a + b + c + d) == list(range(8))
+
+
+def test_a_schedule_below_the_bound_is_our_bug() -> None:
+    problem = problem_of(cluster_of(1), metaop_of("a/m", 1, {1: 3.0}))
+    judged = measure(problem, Placed(draft_of(problem, (0, 0, 1, 1, 0.0)), ((0,),)))
+    assert judged is not None
+    require_above(judged.prediction.compute_s, judged)
+    with pytest.raises(BelowBoundError, match=r"ends at 3 s, before the lower bound .* 3\.0001 s"):
+        require_above(3.0001, judged)
 
 
 def test_nothing_fits_says_what_and_what_would() -> None:

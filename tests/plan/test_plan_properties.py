@@ -20,7 +20,7 @@ from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def a800s(nodes: int, per_node: int, memory_gib: float = 8000) -> Cluster:
@@ -34,10 +34,12 @@ def a800s(nodes: int, per_node: int, memory_gib: float = 8000) -> Cluster:
     )
 
 
-clusters = st.sampled_from([(1, 1), (1, 3), (1, 4), (1, 8), (2, 2), (3, 2), (2, 8), (8, 8)]).map(
-    lambda c: a800s(*c)
+# Nodes of 3, 5 and 6 devices hold no whole number of some tensor-parallel groups.
+SIZES = [(1, 1), (1, 3), (1, 8), (2, 2), (2, 3), (2, 6), (2, 8), (3, 5), (8, 8)]
+clusters = st.sampled_from(SIZES).map(lambda size: a800s(*size))
+profiles = st.builds(
+    random_profile, st.integers(0, 10**6), st.sampled_from(SHAPES), most_tp=st.sampled_from([1, 4])
 )
-profiles = st.builds(random_profile, st.integers(0, 10**6), st.sampled_from(SHAPES))
 
 
 def plain(profile: Profile) -> dict[str, object]:
@@ -50,11 +52,11 @@ def plain(profile: Profile) -> dict[str, object]:
 def test_every_plan_is_valid(profile: Profile, cluster: Cluster, strategy: StrategyName) -> None:
     plan = make_plan(profile, cluster, strategy, effort=0)
     assert plan.strategy == strategy
-    assert broken_rules(yaml.safe_load(plan_text(plan)), plain(profile), cluster.num_devices) == []
+    assert broken_rules(yaml.safe_load(plan_text(plan)), plain(profile)) == []
     assert check_plan(plan, profile) == ()
 
 
-@FEW
+@settings(max_examples=5, deadline=None)
 @given(profiles, clusters)
 def test_spindle_is_never_worse_than_a_baseline(profile: Profile, cluster: Cluster) -> None:
     spindle, *baselines = (

@@ -25,6 +25,7 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     if not found:
         found += structure.every_op_once(whole)
         found += structure.device_lists(whole)
+        found += structure.tensor_parallel_groups(whole)
         found += schedule.order_of_slices(whole)
         found += schedule.one_slice_a_device(whole)
         found += schedule.waves(whole)

@@ -120,6 +120,25 @@ def device_lists(plan: Plan) -> Iterator[Violation]:
             )
 
 
+def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
+    """The `tp` devices that hold one share of a slice are of one node."""
+    node_of = plan.cluster.node_of
+    for wave, piece in located(plan):
+        if piece.tp == 1:
+            continue
+        for share in range(len(piece.devices) // piece.tp):
+            members = piece.devices[share * piece.tp : (share + 1) * piece.tp]
+            nodes = sorted({node_of[device] for device in members})
+            if len(nodes) > 1:
+                yield Violation(
+                    rule="tensor-parallel",
+                    where=place_of(wave, piece),
+                    devices=members,
+                    value=f"hold share {share} together, on nodes {', '.join(map(str, nodes))}",
+                    expected=f"the {piece.tp} devices of a tensor-parallel share on one node",
+                )
+
+
 def valid_allocations(plan: Plan) -> Iterator[Violation]:
     """Of each slice, dp divides the batch, and the curve has a point for dp and tp."""
     for wave, piece in located(plan):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
@@ -122,6 +123,14 @@ class Cluster(Artifact):
         return tuple(
             int(group.memory_gib * GIB) for group in self.nodes for _ in range(group.count * group.devices)
         )
+
+    def num_groups(self, size: int) -> int:
+        """How many groups of `size` devices of one node there are side by side."""
+        return sum(devices // size for devices in self.node_sizes)
+
+    def is_inside_node(self, devices: Iterable[int]) -> bool:
+        """Whether all of some devices are of one node."""
+        return len({self.node_of[device] for device in devices}) <= 1
 
     def link(self, a: int, b: int) -> Link:
         """The link between two different devices."""

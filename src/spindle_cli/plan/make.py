@@ -41,6 +41,10 @@ BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
 }
 
 
+class BelowBoundError(Exception):
+    """A schedule that is shorter than the lower bound."""
+
+
 def make_plan(
     profile: Profile, cluster: Cluster, strategy: StrategyName = "spindle", effort: int = DEFAULT_EFFORT
 ) -> Plan:
@@ -52,6 +56,7 @@ def make_plan(
 
     Raises:
         NoPlanError: no valid allocation, or nothing fits the devices' memory.
+        BelowBoundError: a bug of the planner.
     """
     problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
@@ -65,13 +70,14 @@ def make_plan(
             best, problem, note = thrifty
             notes.append(note)
     assert best is not None, "one of them is"
+    require_above(bound.lower_bound_s, best)
     name = best.placed.draft.name
     if name != strategy:
         notes.append(f"No better plan was found than {name}'s, so this is it.")
     predicted = Predicted(
         iteration_s=best.prediction.iteration_s,
         compute_s=best.prediction.compute_s,
-        lower_bound_s=min(bound.lower_bound_s, best.prediction.compute_s),
+        lower_bound_s=bound.lower_bound_s,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         memory_formula=MEMORY_FORMULA,
         transfer_s=best.prediction.transfer_s,
@@ -79,6 +85,22 @@ def make_plan(
         optimizer_s=best.prediction.optimizer_s,
     )
     return make_plan_file(problem, strategy, best.slices, predicted, tuple(notes))
+
+
+def require_above(lower_bound_s: float, best: Judged) -> None:
+    """Stop where a schedule ends before the bound that no schedule can end before: one of both is wrong.
+
+    Without tolerance: the bound is lowered by what floats can be off, and durations are rounded up.
+
+    Raises:
+        BelowBoundError: this is a bug of ours.
+    """
+    compute_s = best.prediction.compute_s
+    if compute_s < lower_bound_s:
+        raise BelowBoundError(
+            f"the schedule of {best.placed.draft.name} ends at {compute_s:.9g} s, before the lower bound of "
+            f"every schedule, {lower_bound_s:.9g} s"
+        )
 
 
 def best_judged(

@@ -133,7 +133,7 @@ def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = Non
             first_op=part.first_op,
             num_ops=part.num_ops,
             continues=i - 1 if part.first_op else None,
-            points=useful_points(part, cluster.num_devices, thrift),
+            points=useful_points(part, cluster, thrift),
             inputs=inputs[i],
             consumers=tuple(consumers[i]),
             level=level[i],
@@ -162,20 +162,19 @@ def _parts(metaop: MetaOpProfile, thrift: Thrift) -> list[_Part]:
     return [part for part in parts if part.num_ops]
 
 
-def useful_points(part: _Part, num_devices: int, thrift: Thrift) -> tuple[Point, ...]:
+def useful_points(part: _Part, cluster: Cluster, thrift: Thrift) -> tuple[Point, ...]:
     """The allocations that no smaller one equals: ascending in devices, strictly descending in seconds.
 
+    A tensor-parallel group is of one node, so the cluster's nodes have to have as many groups as the
+    allocation has shares.
+
     Raises:
-        NoPlanError: none is on at most `num_devices` devices.
+        NoPlanError: the cluster has none.
     """
     metaop = part.metaop
-    possible = [point for point in metaop.curve if point.num_devices <= num_devices]
+    possible = [point for point in metaop.curve if cluster.num_groups(point.tp) >= point.dp]
     if not possible:
-        fewest = metaop.curve[0].num_devices
-        raise NoPlanError(
-            f"{metaop.name}: its smallest valid allocation has {fewest} devices, the cluster {num_devices}",
-            hint=f"Plan for at least {fewest} devices, or profile {metaop.name} for fewer.",
-        )
+        raise _no_allocation(metaop, cluster)
     least_tp = 1
     if metaop.name in thrift.split:
         least_tp = min(thrift.least_tp, max(point.tp for point in possible))
@@ -185,6 +184,22 @@ def useful_points(part: _Part, num_devices: int, thrift: Thrift) -> tuple[Point,
         if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
             points.append(point)
     return tuple(points)
+
+
+def _no_allocation(metaop: MetaOpProfile, cluster: Cluster) -> NoPlanError:
+    """The error for a MetaOp that has no allocation on a cluster."""
+    fewest, num_devices = metaop.curve[0].num_devices, cluster.num_devices
+    if fewest > num_devices:
+        return NoPlanError(
+            f"{metaop.name}: its smallest valid allocation has {fewest} devices, the cluster {num_devices}",
+            hint=f"Plan for at least {fewest} devices, or profile {metaop.name} for fewer.",
+        )
+    shapes = ", ".join(f"dp {point.dp} x tp {point.tp}" for point in metaop.curve[:4])
+    return NoPlanError(
+        f"{metaop.name}: none of its allocations ({shapes}) has each of its tensor-parallel groups inside a "
+        f"node; the nodes have {', '.join(str(size) for size in sorted(set(cluster.node_sizes)))} devices",
+        hint=f"Plan for larger nodes, or profile {metaop.name} with less tensor parallelism.",
+    )
 
 
 def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:

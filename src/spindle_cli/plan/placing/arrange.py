@@ -7,6 +7,8 @@ exchanged as long as that lowers
     seconds of sums of the busiest device, and of the average one, and what transfers take longer between
     nodes
 
+Devices that are in a tensor-parallel group together go together, and stay on one node.
+
 Deterministic: the pairs come from a fixed seed.
 """
 
@@ -25,13 +27,13 @@ from spindle_cli.plan.schedule import Placed
 
 def arrange(problem: Problem, placed: Placed, num_exchanges: int) -> Placed:
     """The same schedule with devices exchanged between nodes, after so many tries."""
-    if len(problem.cluster.node_sizes) == 1 or any(piece.point.tp > 1 for piece in placed.draft.pieces):
-        return placed  # one node; or shares whose devices must stay together
+    if len(problem.cluster.node_sizes) == 1:
+        return placed
     arrangement = _Arrangement(problem, placed)
     random = Random(0)  # noqa: S311 - reproducible, not secret
     for number in range(num_exchanges):
         a, b = random.randrange(problem.num_devices), random.randrange(problem.num_devices)
-        arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else [(a, b)])
+        arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
     place = arrangement.place
     return Placed(placed.draft, tuple(tuple(place[d] for d in devices) for devices in placed.devices))
 
@@ -49,6 +51,7 @@ class _Arrangement:
         self.on_node: list[list[int]] = [[] for _ in problem.cluster.node_sizes]
         for device, node in enumerate(self.node_of):
             self.on_node[node].append(device)
+        self.unit_of = bound_together(placed, problem.num_devices)
         self._make_groups(problem, placed)
         self._make_neighbours(problem, placed)
         self._differences: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
@@ -97,16 +100,36 @@ class _Arrangement:
             self.neighbours[a].append((b, seconds))
             self.neighbours[b].append((a, seconds))
 
+    def alone(self, a: int, b: int) -> list[tuple[int, int]]:
+        """Pairs of a's unit and b's, if they are of one size."""
+        of_a, of_b = self.unit_of[a], self.unit_of[b]
+        return list(zip(of_a, of_b, strict=True)) if len(of_a) == len(of_b) else []
+
     def all_alike(self, a: int, b: int) -> list[tuple[int, int]]:
-        """Pairs of all devices of a's kind on its node and of b's: moving half of a sum would be worse."""
-        of_a, of_b = (
-            [d for d in self.on_node[self.node_of[self.place[x]]] if self.kind_of[d] == self.kind_of[x]]
-            for x in (a, b)
-        )
+        """Pairs of all units on a's node like a's, and on b's like b's: moving half of a sum would be
+        worse.
+        """
+        of_a, of_b = (self._alike(x) for x in (a, b))
+        if len(self.unit_of[a]) != len(self.unit_of[b]):
+            return []
         return list(zip(of_a, of_b, strict=False))
+
+    def _alike(self, device: int) -> list[int]:
+        """Unit by unit, the devices on the device's node whose units have the same kinds as its own."""
+        kinds = self._kinds(device)
+        here = self.on_node[self.node_of[self.place[device]]]
+        if len(kinds) == 1:
+            return [d for d in here if self.kind_of[d] == kinds[0] and len(self.unit_of[d]) == 1]
+        units = dict.fromkeys(self.unit_of[d] for d in here)
+        return [d for unit in units if self._kinds(unit[0]) == kinds for d in unit]
+
+    def _kinds(self, device: int) -> tuple[int, ...]:
+        return tuple(self.kind_of[d] for d in self.unit_of[device])
 
     def try_exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Exchange the places of some pairs of devices, on the same two nodes, if that costs less."""
+        if not pairs:
+            return
         a, b = pairs[0]
         if self.node_of[self.place[a]] == self.node_of[self.place[b]]:
             return
@@ -115,8 +138,8 @@ class _Arrangement:
         self._swap(pairs)
         kind_s = list(self.kind_s)
         changed_s: list[tuple[int, float]] = []
-        only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
-        for group in only_a + only_b:
+        kinds = dict.fromkeys((self.kind_of[a], self.kind_of[b]) for a, b in pairs)
+        for group in dict.fromkeys(group for pair in kinds for only in self._only(*pair) for group in only):
             group_s = self._group_s(group)
             changed_s.append((group, group_s))
             for kind in self.kinds_with[group]:
@@ -191,3 +214,19 @@ def _histogram(spread: Sequence[int], most: int) -> list[int]:
     for count in spread:
         histogram[count] += 1
     return histogram
+
+
+def bound_together(placed: Placed, num_devices: int) -> list[tuple[int, ...]]:
+    """Of each device, the devices that may not be parted from it, ascending: those that it shares a
+    tensor-parallel group with, and those that these share one with.
+    """
+    unit_of: list[tuple[int, ...]] = [(device,) for device in range(num_devices)]
+    for piece, devices in zip(placed.draft.pieces, placed.devices, strict=True):
+        tp = piece.point.tp
+        for first in range(0, len(devices) if tp > 1 else 0, tp):
+            members = devices[first : first + tp]
+            if any(unit_of[device] != unit_of[members[0]] for device in members):
+                joined = tuple(sorted({other for device in members for other in unit_of[device]}))
+                for device in joined:
+                    unit_of[device] = joined
+    return unit_of

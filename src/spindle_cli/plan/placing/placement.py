@@ -1,21 +1,23 @@
 """Placement: which devices each piece of a schedule gets.
 
-Pieces are placed in order of start, among the devices that are free then; any of them keeps the schedule. A
-device is worth the seconds that it saves: rows of the inputs and parameters that it already holds, at the
-speed of the link that they would take otherwise. Devices of one node are taken together; a piece takes the
-node where it is worth most, and of equals the one that it fills best. Devices without room for a piece are
-left out.
+Pieces are placed in order of start, among the devices that are free then; any of them keeps the schedule
+(`calendar.py` has the exception). A device is worth the seconds that it saves: rows of the inputs and
+parameters that it already holds, at the speed of the link that they would take otherwise. Devices of one node
+are taken together; a piece takes the node where it is worth most, and of equals the one that it fills best.
+Of each node it takes whole tensor-parallel groups. Devices without room for a piece are left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.calendar import Calendar, num_groups, whole_groups
 from spindle_cli.plan.placing.usage import Footprint, Usage
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.schedule import Draft, Piece, Placed
 
 
@@ -51,7 +53,7 @@ def place(problem: Problem, draft: Draft, taste: Taste) -> Placed:
     """Devices for every piece, in the order in which they hold its batch's shares.
 
     Raises:
-        DoesNotFitError: a piece finds no room on enough of the devices that are free when it starts.
+        DoesNotFitError: a piece finds no room on enough of the devices that are free when it can start.
     """
     placing = _Placing(problem, draft, taste)
     devices = tuple(placing.place(piece) for piece in draft.pieces)
@@ -60,14 +62,13 @@ def place(problem: Problem, draft: Draft, taste: Taste) -> Placed:
 
 def place_in_sequence(problem: Problem, draft: Draft) -> Placed:
     """The lowest free devices for every piece, wherever its inputs are: what locality is compared with."""
-    free_s = [0.0] * problem.num_devices
-    eps_s = 1e-9 * draft.end_s
+    calendar = Calendar(problem, draft)
     placed: list[tuple[int, ...]] = []
     for piece in draft.pieces:
-        free = [d for d in range(problem.num_devices) if free_s[d] <= piece.start_s + eps_s]
-        chosen = tuple(free[: piece.point.num_devices])
-        for device in chosen:
-            free_s[device] = piece.end_s
+        free = calendar.available(piece, list)
+        chosen = whole_groups(free, piece.point.dp, piece.point.tp, problem.cluster.node_of)
+        assert chosen is not None, "a point of the problem has its groups where all devices are free"
+        calendar.take(piece, chosen)
         placed.append(chosen)
     return Placed(draft, tuple(placed))
 
@@ -88,8 +89,7 @@ class _Placing:
         self.cluster: Cluster = problem.cluster
         self.taste = taste
         self.usage = Usage(problem.cluster.memory_bytes)
-        self.free_s = [0.0] * problem.num_devices
-        self.eps_s = 1e-9 * draft.end_s
+        self.calendar = Calendar(problem, draft)
         self.outputs: dict[int, _Rows] = {}  # node -> its latest piece's output
         # Bytes that an inter-node link moves while a link inside a node moves one.
         links = problem.cluster.links
@@ -97,17 +97,18 @@ class _Placing:
 
     def place(self, piece: Piece) -> tuple[int, ...]:
         footprint = Footprint(self.problem, piece)
-        free = [d for d, free_s in enumerate(self.free_s) if free_s <= piece.start_s + self.eps_s]
-        free = [d for d in free if self.usage.fits(d, footprint)]
-        needed = piece.point.num_devices
-        if len(free) < needed:
+        free = self.calendar.available(piece, partial(self._with_room, footprint))
+        if num_groups(free, piece.point.tp, self.cluster.node_of) < piece.point.dp:
             raise DoesNotFitError(piece, len(free))
         sources = self._sources(piece)
         value = {d: self._value(d, sources, footprint) for d in free}
-        chosen = self._choose(free, needed, value, sources)
+        chosen = self._choose(free, piece.point, value, sources)
         ordered = _in_order_of_rows(chosen, piece.point.dp, piece.point.tp, sources, self.cluster.node_of)
         self._record(piece, ordered, footprint)
         return ordered
+
+    def _with_room(self, footprint: Footprint, devices: Sequence[int]) -> list[int]:
+        return [device for device in devices if self.usage.fits(device, footprint)]
 
     def _sources(self, piece: Piece) -> list[_Rows]:
         """What the piece takes in: from its MetaOp's piece before it, or from the MetaOp's inputs."""
@@ -132,9 +133,11 @@ class _Placing:
         return value
 
     def _choose(
-        self, free: Sequence[int], needed: int, value: dict[int, float], sources: Sequence[_Rows]
+        self, free: Sequence[int], point: Point, value: dict[int, float], sources: Sequence[_Rows]
     ) -> list[int]:
-        """Node by node: the one that is worth most, then the one that fits best, until there are enough."""
+        """Node by node: the one that is worth most, then the one that fits best, until there are enough.
+        Whole groups of each.
+        """
         by_node: dict[int, list[int]] = {}
         for device in free:
             by_node.setdefault(self.cluster.node_of[device], []).append(device)
@@ -142,20 +145,23 @@ class _Placing:
             devices.sort(key=lambda d: -value[d])
         near = self._bytes_by_node(sources)
         chosen: list[int] = []
-        while len(chosen) < needed:
-            missing = needed - len(chosen)
+        while len(chosen) < point.num_devices:
+            missing = point.num_devices - len(chosen)
 
             def worth(node: int, missing: int = missing) -> tuple[bool, float, int, int]:
                 devices = by_node[node]
-                enough = len(devices) >= missing
-                own = sum(value[d] for d in devices[:missing])
+                usable = len(devices) // point.tp * point.tp
+                enough = usable >= missing
+                own = sum(value[d] for d in devices[: min(missing, usable)])
                 nearby = near.get(node, 0.0) * (1 - self.node_share)
                 # A node that holds all that is missing first; then by worth; then the tightest (or fullest)
                 # fit.
-                return enough, own + nearby, -len(devices) if enough else len(devices), -node
+                return enough, own + nearby, -len(devices) if enough else usable, -node
 
             node = max(by_node, key=worth)
-            chosen += _best(by_node.pop(node), missing, value, sources)
+            devices = by_node.pop(node)
+            wanted = min(missing, len(devices) // point.tp * point.tp)
+            chosen += _best(devices, wanted, value, sources) if wanted else []
         return chosen
 
     def _bytes_by_node(self, sources: Sequence[_Rows]) -> dict[int, float]:
@@ -171,8 +177,7 @@ class _Placing:
         dp, tp = piece.point.dp, piece.point.tp
         held = {d: (place // tp / dp, (place // tp + 1) / dp) for place, d in enumerate(devices)}
         self.outputs[piece.node] = _Rows(held, self.problem.nodes[piece.node].metaop.output_bytes)
-        for device in devices:
-            self.free_s[device] = piece.end_s
+        self.calendar.take(piece, devices)
         self.usage.add(devices, footprint)
 
 
@@ -209,7 +214,8 @@ def _in_order_of_rows(
 ) -> tuple[int, ...]:
     """The devices in an order in which each holds as much as possible of its share already.
 
-    With tensor parallelism, the devices of a share are neighbours.
+    With tensor parallelism, the devices of a share are neighbours: as the devices come in whole groups of
+    each node, and are numbered node by node, of one node.
     """
     if tp > 1:
         return tuple(sorted(devices))

@@ -38,10 +38,15 @@ class Judged:
 
 
 def judge(problem: Problem, draft: Draft) -> Judged | None:
-    """A draft on the devices that it says itself; None if it does not fit their memory."""
+    """A draft on the devices that it says itself, or where these have no room, or it says none, on others;
+    None if it does not fit their memory.
+    """
+    judged: Judged | None
     if draft.devices is None:
-        return None
-    return measure(problem, Placed(draft, draft.devices)) or best_placed(problem, draft, (ROOMY,), 0)
+        judged = best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES)
+    else:
+        judged = measure(problem, Placed(draft, draft.devices))
+    return judged or best_placed(problem, draft, (ROOMY,), 0)
 
 
 def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True) -> list[Judged | None]:

@@ -13,13 +13,20 @@ from math import inf
 
 from spindle_cli.plan.problem import Node, Problem, topological_order
 from spindle_cli.plan.schedule import Draft, Piece, whole_piece
-from spindle_cli.plan.strategies.lanes import best_point, split_evenly_in_time
+from spindle_cli.plan.strategies.lanes import (
+    Devices,
+    all_or_none,
+    best_point,
+    first_of,
+    split_evenly_in_time,
+)
 
 
 def distmm(problem: Problem) -> Draft:
     """The schedule; shares are consecutive devices."""
+    everywhere = range(problem.num_devices)
     pieces: list[Piece] = []
-    devices: list[tuple[int, ...]] = []
+    devices: list[Devices | None] = []
     after: list[int] = []
     now_s = 0.0
     for group in _groups(problem):
@@ -33,7 +40,7 @@ def distmm(problem: Problem) -> Draft:
             for node in group:
                 after.append(len(pieces))
                 pieces.append(whole_piece(node, node.points[-1], now_s, now_s + node.shortest_s))
-                devices.append(tuple(range(node.points[-1].num_devices)))
+                devices.append(first_of(problem, everywhere, node.points[-1]))
                 now_s += node.shortest_s
             continue
         first = 0
@@ -42,10 +49,10 @@ def distmm(problem: Problem) -> Draft:
             point = best_point(node, share)
             assert point is not None, "a share is at least the smallest allocation"
             pieces.append(whole_piece(node, point, now_s, now_s + node.num_ops * point.op_s))
-            devices.append(tuple(range(first, first + point.num_devices)))
+            devices.append(first_of(problem, everywhere[first : first + share], point))
             first += share
         now_s += side_by_side_s
-    return Draft("distmm", tuple(pieces), tuple(devices), tuple(after))
+    return Draft("distmm", tuple(pieces), all_or_none(devices), tuple(after))
 
 
 def _seconds(node: Node, num_devices: int) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spindle_cli.plan.problem import Node, Point
+from spindle_cli.plan.calendar import whole_groups
+from spindle_cli.plan.problem import Node, Point, Problem
 
 # Seconds that something takes when it has so many devices; never more with more devices.
 Seconds = Callable[[int], float]
@@ -18,6 +19,22 @@ def best_point(node: Node, num_devices: int) -> Point | None:
             break
         best = point
     return best
+
+
+Devices = tuple[int, ...]
+
+
+def first_of(problem: Problem, devices: Sequence[int], point: Point) -> Devices | None:
+    """The first of some devices for an allocation, tensor-parallel groups inside a node; None if they have
+    too few groups.
+    """
+    return whole_groups(devices, point.dp, point.tp, problem.cluster.node_of)
+
+
+def all_or_none(devices: Sequence[Devices | None]) -> tuple[Devices, ...] | None:
+    """The devices of a draft's pieces; None, which leaves all of them to the placement, if one has none."""
+    found = tuple(each for each in devices if each is not None)
+    return found if len(found) == len(devices) else None
 
 
 def split_evenly_in_time(seconds: Sequence[Seconds], num_devices: int) -> list[int] | None:

@@ -13,7 +13,14 @@ from math import inf
 
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, Piece, whole_piece
-from spindle_cli.plan.strategies.lanes import Seconds, best_point, split_evenly_in_time
+from spindle_cli.plan.strategies.lanes import (
+    Devices,
+    Seconds,
+    all_or_none,
+    best_point,
+    first_of,
+    split_evenly_in_time,
+)
 
 
 def optimus(problem: Problem) -> Draft:
@@ -68,7 +75,7 @@ def _draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[i
         first += share
     free_s = [0.0] * len(lanes)
     end_s = [0.0] * len(problem.nodes)
-    placed: list[tuple[Piece, tuple[int, ...]]] = []
+    placed: list[tuple[Piece, Devices | None]] = []
     for i in problem.order:
         node = problem.nodes[i]
         number, first, share = lane_of[i]
@@ -77,6 +84,7 @@ def _draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[i
         start_s = max([free_s[number], *(end_s[j] for j in node.inputs)])
         end_s[i] = free_s[number] = start_s + node.num_ops * point.op_s
         piece = whole_piece(node, point, start_s, end_s[i])
-        placed.append((piece, tuple(range(first, first + point.num_devices))))
+        placed.append((piece, first_of(problem, range(first, first + share), point)))
     placed.sort(key=lambda item: item[0].start_s)
-    return Draft("optimus", tuple(piece for piece, _ in placed), tuple(devices for _, devices in placed))
+    pieces, devices = zip(*placed, strict=True)
+    return Draft("optimus", pieces, all_or_none(devices))

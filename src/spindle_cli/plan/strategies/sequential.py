@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, Piece, whole_piece
+from spindle_cli.plan.strategies.lanes import all_or_none, first_of
 
 
 def sequential(problem: Problem) -> Draft:
@@ -18,5 +19,5 @@ def sequential(problem: Problem) -> Draft:
         end_s = now_s + node.shortest_s
         pieces.append(whole_piece(node, node.points[-1], now_s, end_s))
         now_s = end_s
-    devices = tuple(tuple(range(piece.point.num_devices)) for piece in pieces)
-    return Draft("sequential", tuple(pieces), devices, after=tuple(range(len(pieces))))
+    devices = [first_of(problem, range(problem.num_devices), piece.point) for piece in pieces]
+    return Draft("sequential", tuple(pieces), all_or_none(devices), after=tuple(range(len(pieces))))

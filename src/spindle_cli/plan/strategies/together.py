@@ -20,7 +20,7 @@ from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.costs.memory import op_param_bytes
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, Piece, whole_piece
-from spindle_cli.plan.strategies.lanes import best_point
+from spindle_cli.plan.strategies.lanes import Devices, all_or_none, best_point, first_of
 
 LANES = (2, 3, 4, 6, 8)
 WEIGHTS = (0.3, 1.0)
@@ -152,7 +152,7 @@ class _Lanes:
         to_go = self._to_go()
         crosses = {unit for users, _ in self.shared if len({lanes[u] for u in users}) > 1 for unit in users}
         free_s, end_s = [0.0] * self.num_lanes, [0.0] * len(nodes)
-        placed: list[tuple[Piece, tuple[int, ...]]] = []
+        placed: list[tuple[Piece, Devices | None]] = []
         left = set(range(len(nodes)))
         while left:
             ready = [i for i in left if not left.intersection(nodes[i].inputs)]
@@ -167,10 +167,11 @@ class _Lanes:
             start_s, lane, point = rank(i)[0], lanes[self._unit(nodes[i])], self.points[i]
             end_s[i] = free_s[lane] = start_s + nodes[i].num_ops * point.op_s
             left.remove(i)
-            devices = tuple(self._devices(lane)[: point.num_devices])
+            devices = first_of(self.problem, self._devices(lane), point)
             placed.append((whole_piece(nodes[i], point, start_s, end_s[i]), devices))
         placed.sort(key=lambda item: item[0].start_s)
-        return Draft("spindle", tuple(piece for piece, _ in placed), tuple(devices for _, devices in placed))
+        pieces, of_pieces = zip(*placed, strict=True)
+        return Draft("spindle", pieces, all_or_none(of_pieces))
 
     def _to_go(self) -> list[float]:
         """Seconds from the start of each node to the end of the longest chain from it."""

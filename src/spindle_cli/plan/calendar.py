@@ -1,0 +1,82 @@
+"""When each device comes free while a schedule's pieces are placed, and whom a piece may take.
+
+A schedule counts devices; which of them are free together it does not know. A tensor-parallel group needs
+devices of one node, and those that are free may lie on several: the piece then waits until whole groups are
+free, and all that comes after it is late too. `exact_slices` works out the times that follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Draft, Piece
+
+
+class Calendar:
+    """Until when each device is taken."""
+
+    def __init__(self, problem: Problem, draft: Draft) -> None:
+        self._problem = problem
+        self._node_of = problem.cluster.node_of
+        self._free_s = [0.0] * problem.num_devices
+        self._end_s = [0.0] * len(problem.nodes)  # of each node's latest piece
+        self._eps_s = 1e-9 * draft.end_s
+        self._is_late = False  # whether a piece has had to wait, so that others may have to
+
+    def available(self, piece: Piece, with_room: Callable[[Sequence[int]], list[int]]) -> list[int]:
+        """Devices from which `piece` can take whole groups, at the first time at which there are enough;
+        fewer than that where no time helps. `with_room` picks out those that have room for it.
+        """
+        start_s = self._start_s(piece) + self._eps_s
+        free = [device for device, free_s in enumerate(self._free_s) if free_s <= start_s]
+        if not self._is_late and self._has_groups(free, piece):
+            return with_room(free)
+        roomy = with_room(range(len(self._free_s)))
+        found: list[int] = []
+        for time_s in sorted({max(start_s, self._free_s[device]) for device in roomy}):
+            found = [device for device in roomy if self._free_s[device] <= time_s]
+            if self._has_groups(found, piece):
+                break
+        return found
+
+    def take(self, piece: Piece, devices: Sequence[int]) -> None:
+        """Let `piece` run on these devices as soon as all of them are free."""
+        start_s = max(self._start_s(piece), *(self._free_s[device] for device in devices))
+        if start_s > piece.start_s + self._eps_s:
+            self._is_late = True
+        end_s = piece.end_s if not self._is_late else start_s + piece.end_s - piece.start_s
+        self._end_s[piece.node] = end_s
+        for device in devices:
+            self._free_s[device] = end_s
+
+    def _start_s(self, piece: Piece) -> float:
+        """When the schedule, or what the piece waits for, lets it start."""
+        if not self._is_late:
+            return piece.start_s
+        inputs = self._problem.nodes[piece.node].inputs
+        return max(piece.start_s, self._end_s[piece.node], *(self._end_s[i] for i in inputs))
+
+    def _has_groups(self, devices: Sequence[int], piece: Piece) -> bool:
+        return num_groups(devices, piece.point.tp, self._node_of) >= piece.point.dp
+
+
+def num_groups(devices: Sequence[int], tp: int, node_of: Sequence[int]) -> int:
+    """How many groups of `tp` devices of one node can be made of some devices."""
+    if tp == 1:
+        return len(devices)
+    return sum(count // tp for count in Counter(node_of[device] for device in devices).values())
+
+
+def whole_groups(devices: Sequence[int], dp: int, tp: int, node_of: Sequence[int]) -> tuple[int, ...] | None:
+    """The first `dp` groups of `tp` devices of one node each, node by node in the order of `devices`; None if
+    there are not as many.
+    """
+    by_node: dict[int, list[int]] = {}
+    for device in devices:
+        by_node.setdefault(node_of[device], []).append(device)
+    chosen: list[int] = []
+    for members in by_node.values():
+        chosen += members[: len(members) // tp * tp]
+    return tuple(chosen[: dp * tp]) if len(chosen) >= dp * tp else None
