@@ -9,10 +9,11 @@ from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
 
-def gpus(nodes: int, per_node: int) -> Cluster:
+def gpus(nodes: int, per_node: int, nics: int | None = None) -> Cluster:
+    group = NodeGroup(count=nodes, devices=per_node, device="a800-80gb", memory_gib=80, nics=nics)
     return Cluster(
         name="gpus",
-        nodes=(NodeGroup(count=nodes, devices=per_node, device="a800-80gb", memory_gib=80),),
+        nodes=(group,),
         links=Links(
             intra_node=Link(latency_us=0, bandwidth_gb_per_s=100),
             inter_node=Link(latency_us=0, bandwidth_gb_per_s=10),
@@ -50,6 +51,37 @@ def test_every_network_card_carries_a_ring_of_its_own() -> None:
     even = all_reduce_s(8e9, range(8), gpus(2, 4))
     assert even <= 14 / 8 * 8e9 / 40e9 + 1e-12
     assert all_reduce_s(8e9, [0, 1, 2, 3, 4], gpus(2, 4)) == pytest.approx(8 / 5 * 8e9 / 10e9)
+
+
+@pytest.mark.parametrize(("nics", "between_s"), [(1, 0.8), (2, 0.4), (4, 0.2), (8, 0.2), (None, 0.2)])
+def test_a_sum_over_nodes_shares_the_cards_that_there_are(nics: int | None, between_s: float) -> None:
+    """2 x 4 devices, 8 GB: inside the nodes 6 steps of 2 GB at 100 GB/s; between them each of the 4 devices
+    passes 2 GB on, by all the cards together at 10 GB/s each.
+    """
+    assert all_reduce_s(8e9, range(8), gpus(2, 4, nics)) == pytest.approx(0.12 + between_s)
+
+
+def test_a_gather_over_nodes_shares_the_cards_that_there_are() -> None:
+    """Half of the sum's bytes: 3 steps of 2 GB inside, 4 x 1 GB between."""
+    assert all_gather_s(8e9, range(8), gpus(2, 4, 1)) == pytest.approx(0.06 + 0.4)
+
+
+def test_two_devices_of_a_node_use_two_of_its_cards() -> None:
+    """Two rings side by side over one device pair of each node: 6 steps of 2 GB at 2 x 10 GB/s."""
+    assert all_reduce_s(8e9, [0, 1, 4, 5], gpus(2, 4, 3)) == pytest.approx(0.08 + 0.4)
+    assert all_reduce_s(8e9, [0, 1, 4, 5], gpus(2, 4, 1)) == pytest.approx(0.08 + 0.8)
+
+
+def test_gloo_has_one_ring_however_many_cards() -> None:
+    by_gloo = gpus(2, 4).model_copy(update={"backend": "gloo"})
+    assert all_reduce_s(8e9, range(8), by_gloo) == pytest.approx(14 / 8 * 8e9 / 10e9)
+
+
+def test_neighbours_send_through_the_same_card() -> None:
+    assert gpus(2, 4, 2).card_of == ((0, 0), (0, 0), (0, 1), (0, 1), (1, 0), (1, 0), (1, 1), (1, 1))
+    assert gpus(1, 3, 2).card_of == ((0, 0), (0, 0), (0, 1))
+    assert gpus(1, 2).card_of == ((0, 0), (0, 1))
+    assert cluster_of(4, devices_per_node=2).card_of == ((0, 0), (0, 0), (1, 0), (1, 0))
 
 
 def test_more_devices_never_sum_faster() -> None:

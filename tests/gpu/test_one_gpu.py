@@ -12,7 +12,8 @@ import yaml
 from helpers.cli import run_spindle
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.machine.machine import cluster_device_name, describe_device
+from spindle_cli.profile.machine.devices import cluster_device_name
+from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.types import Profile
 
 pytestmark = [

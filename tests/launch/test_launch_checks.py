@@ -189,6 +189,9 @@ def test_devices_at_hand_are_compared_with_the_plans(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     with pytest.raises(InputError, match=r"4 devices \(h100\) on this node; found 1"):
         missing_devices(gpus, 4)
+    by_gloo = gpus.model_copy(update={"cluster": gpus.cluster.model_copy(update={"backend": "gloo"})})
+    with pytest.raises(InputError, match=r"GPUs \(h100\) and `backend: gloo`"):
+        missing_devices(by_gloo, 1)
 
 
 def test_layers_compiled_otherwise_than_measured_are_said() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.errors import NoPlanError
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
 from spindle_cli.plan.placing.arrange import arrange, bound_together
@@ -228,6 +228,20 @@ def test_a_schedule_below_the_bound_is_our_bug() -> None:
     require_above(judged.prediction.compute_s, judged)
     with pytest.raises(BelowBoundError, match=r"ends at 3 s, before the lower bound .* 3\.0001 s"):
         require_above(3.0001, judged)
+
+
+@pytest.mark.parametrize(("nics", "at_once"), [(1, 1), (2, 2), (4, 4), (None, 4)])
+def test_transfers_of_a_node_go_through_its_cards_one_after_another(nics: int | None, at_once: int) -> None:
+    """4 shares of 16 KiB move from one node to the other, and their gradients back."""
+    group = NodeGroup(count=2, devices=4, device="a800-80gb", memory_gib=4, nics=nics)
+    cluster = cluster_of(8).model_copy(update={"nodes": (group,)})
+    curve = {4: 3.0}
+    problem = problem_of(
+        cluster, metaop_of("a/m", 1, curve), metaop_of("a/n", 1, curve, inputs=("a/m",), parameters="a/n")
+    )
+    draft = draft_of(problem, (0, 0, 1, 4, 0.0), (1, 0, 1, 4, 3.0))
+    moved = predict(problem, Placed(draft, ((0, 1, 2, 3), (4, 5, 6, 7))), 6.0, (0.0,) * 8)
+    assert moved.transfer_s == pytest.approx(2 * 4 / at_once * (20e-6 + 2**14 / 1e9))
 
 
 def test_nothing_fits_says_what_and_what_would() -> None:

@@ -11,11 +11,11 @@ from spindle_cli.simulate.network import Flow, Network
 GB = 10**9
 
 
-def cluster(device: str = "a800-80gb") -> Cluster:
+def cluster(device: str = "a800-80gb", nics: int | None = None, devices: int = 2) -> Cluster:
     """Two nodes of two devices; 1 GB/s inside and 0.5 GB/s between, without latency."""
     return Cluster(
         name="test",
-        nodes=(NodeGroup(count=2, devices=2, device=device, memory_gib=1),),
+        nodes=(NodeGroup(count=2, devices=devices, device=device, memory_gib=1, nics=nics),),
         links=Links(
             intra_node=Link(latency_us=0, bandwidth_gb_per_s=1),
             inter_node=Link(latency_us=0, bandwidth_gb_per_s=0.5),
@@ -61,6 +61,30 @@ def test_devices_of_a_cpu_node_share_its_network_card() -> None:
     network = Network(cluster("a800-80gb"))
     flows = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
     assert list(enter(network, 0.0, *flows).values()) == pytest.approx([2.0, 2.0])
+
+
+def test_devices_behind_one_card_share_it_and_neighbours_behind_two_share_theirs() -> None:
+    """4 devices of a node send 1 GB each at 0.5 GB/s a card."""
+    for nics, seconds in ((1, 8.0), (2, 4.0), (4, 2.0), (None, 2.0)):
+        network = Network(cluster(nics=nics, devices=4))
+        flows = [network.transfer(device, 4 + device, GB) for device in range(4)]
+        assert list(enter(network, 0.0, *flows).values()) == pytest.approx([seconds] * 4)
+    network = Network(cluster(nics=2, devices=4))
+    flows = [network.transfer(device, 4, GB) for device in (0, 2)]
+    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0]), "one card takes both in"
+
+
+def test_a_sum_and_a_transfer_share_the_cards_that_the_sum_uses() -> None:
+    """The sum over both nodes passes 1 GB through the one card in 2 s; alone a transfer takes 2 s as well."""
+    network = Network(cluster(nics=1))
+    total = network.all_reduce(range(4), GB)
+    assert total.left_s == pytest.approx(all_reduce_s(GB, range(4), network.cluster))
+    demand = max(use.demand for use in total.uses if use.port in (0, 1))
+    assert demand == pytest.approx(GB / total.left_s / (0.5 * GB))
+    transfer = network.transfer(1, 2, GB)
+    ends = enter(network, 0.0, total, transfer)
+    assert ends[transfer] == pytest.approx(2.0 * (1 + demand))
+    assert ends[total] == pytest.approx(total.left_s * (1 + demand))
 
 
 def test_who_comes_later_slows_down_and_who_leaves_speeds_up() -> None:

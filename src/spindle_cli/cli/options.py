@@ -23,6 +23,13 @@ ClusterOption = Annotated[
     Path,
     typer.Option("--cluster", metavar="CLUSTER.yaml", help="The cluster to plan for.", show_default=False),
 ]
+AssumeSameDeviceOption = Annotated[
+    bool,
+    typer.Option(
+        "--assume-same-device",
+        help="Take a profile of another type of device than the cluster's as it is.",
+    ),
+]
 WorkloadOption = Annotated[
     str | None,
     typer.Option(

@@ -7,7 +7,14 @@ from typing import Annotated, Literal
 import typer
 
 from spindle_cli.cli import output
-from spindle_cli.cli.options import ClusterOption, JsonOption, OutputOption, ProfileArgument
+from spindle_cli.cli.inputs import read_profile_and_cluster
+from spindle_cli.cli.options import (
+    AssumeSameDeviceOption,
+    ClusterOption,
+    JsonOption,
+    OutputOption,
+    ProfileArgument,
+)
 
 
 def plan(
@@ -22,6 +29,7 @@ def plan(
         int,
         typer.Option("--effort", min=0, max=9, help="Search longer for a better plan; never a worse one."),
     ] = 1,
+    assume_same_device: AssumeSameDeviceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plan a profiled workload for a cluster.
@@ -29,14 +37,12 @@ def plan(
     Writes the plan and reports the predicted iteration. Same inputs, same bytes. Exit code 4 if no plan fits.
     """
     from spindle_cli.check.run import check_plan
-    from spindle_cli.files.cluster import Cluster
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.report import PlanReport
-    from spindle_cli.profile.types import Profile
 
-    read = Profile.read(profile)
-    made = make_plan(read, Cluster.read(cluster), strategy, effort)
+    read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
+    made = make_plan(read, goal, strategy, effort)
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     write_plan(output_path, made)

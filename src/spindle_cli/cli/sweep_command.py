@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 import typer
 
 from spindle_cli.cli import output
-from spindle_cli.cli.options import BatchOption, ClusterOption, JsonOption, ProfileArgument, WithoutOption
+from spindle_cli.cli.inputs import read_profile_and_cluster
+from spindle_cli.cli.options import (
+    AssumeSameDeviceOption,
+    BatchOption,
+    ClusterOption,
+    JsonOption,
+    ProfileArgument,
+    WithoutOption,
+)
 
 
 def sweep(
@@ -37,6 +45,7 @@ def sweep(
     ] = "spindle",
     without: WithoutOption = None,
     batch: BatchOption = None,
+    assume_same_device: AssumeSameDeviceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Plan for several numbers of devices, and mark the knee.
@@ -45,13 +54,11 @@ def sweep(
     node. The knee is the last number of devices up to which each added device brings at least half the speed
     per device before it.
     """
-    from spindle_cli.files.cluster import Cluster
-    from spindle_cli.profile.types import Profile
     from spindle_cli.questions.edit import edited
     from spindle_cli.questions.sweep import default_counts, parse_counts, sweep_table
     from spindle_cli.questions.sweep import sweep as ask
 
-    read = Cluster.read(cluster)
-    counts = default_counts(read) if devices is None else parse_counts(devices)
-    result = ask(edited(Profile.read(profile), without or [], batch or []), read, counts, strategy, price)
+    read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
+    counts = default_counts(goal) if devices is None else parse_counts(devices)
+    result = ask(edited(read, without or [], batch or []), goal, counts, strategy, price)
     output.report(as_json, result, sweep_table(result))

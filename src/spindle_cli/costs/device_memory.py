@@ -26,7 +26,7 @@ from spindle_cli.units import MIB
 
 # Which account of memory this is, as plans note it. The first added up the most of everything.
 MEMORY_FORMULA = 2
-# On CPU devices (gloo), what gradient sums under way may take in receive buffers where optimizer state is
+# Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
 # sharded; the runtime lets further sums wait. A single sum may be larger.
 SUM_BUFFER_BYTES = 32 * MIB
 # On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
@@ -114,7 +114,7 @@ def device_memory(
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [tuple(role) for role in roles]
     uses = ((index, use.block) for index, part in enumerate(parts) for op in part.uses for use in op)
-    account = _Account(parts, Holders(in_order, uses), cluster.device_type == "cpu", optimizer)
+    account = _Account(parts, Holders(in_order, uses), cluster.talks_by == "gloo", optimizer)
     needs = {role: account.need(role) for role in set(of_device)}
     return tuple(needs[role] for role in of_device)
 
@@ -191,7 +191,7 @@ class _Account:
 
     parts: Sequence[_Part]
     holders: Holders
-    on_cpu: bool
+    by_gloo: bool
     optimizer: OptimizerNumbers
 
     @cached_property
@@ -260,7 +260,7 @@ class _Iteration:
         self._kept = self._retained = 0.0
         self._summing = 0.0
         self._sums_at_most = 0.0
-        if account.on_cpu and account.optimizer.optimizer_state_sharded:
+        if account.by_gloo and account.optimizer.optimizer_state_sharded:
             largest = max((there.summed * there.trained_bytes for there in held.values()), default=0.0)
             self._sums_at_most = max(SUM_BUFFER_BYTES, largest)
 

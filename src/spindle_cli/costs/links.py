@@ -42,7 +42,7 @@ def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
 
     The fastest of what the library can choose from: rings over all devices; on several nodes with equally
     many of the devices each, a reduce-scatter inside every node, a ring over the nodes for each of the shares
-    at once, an all-gather inside; a tree (small messages). Gloo, which runs CPU devices, only has one ring.
+    at once, an all-gather inside; a tree (small messages). Gloo only has one ring.
     """
     return spread_all_reduce_s(num_bytes, per_node(devices, cluster), cluster)
 
@@ -58,7 +58,7 @@ def spread_all_reduce_s(num_bytes: float, spread: Sequence[int], cluster: Cluste
         return 0.0
     shape = _Shape(spread, cluster)
     ring_s = shape.ring_s(num_bytes, rounds=2)
-    if cluster.device_type == "cpu":
+    if cluster.talks_by == "gloo":
         return ring_s
     return min(ring_s, shape.tree_s(num_bytes), shape.hierarchical_s(num_bytes, rounds=2))
 
@@ -69,7 +69,7 @@ def all_gather_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
         return 0.0
     shape = _Shape(per_node(devices, cluster), cluster)
     ring_s = shape.ring_s(num_bytes, rounds=1)
-    if cluster.device_type == "cpu":
+    if cluster.talks_by == "gloo":
         return ring_s
     return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
 
@@ -89,8 +89,10 @@ class _Shape:
         self.num_devices = sum(spread)
         self.num_nodes = len(spread)
         self.most_per_node = max(spread)
-        # Gloo has one ring, and CPU devices share their node's card.
-        self.num_rings = 1 if cluster.device_type == "cpu" else min(spread)
+        # As many cards of a node as it has devices in the set, whichever these are: NCCL's rings may leave a
+        # node through any of its cards (NVIDIA/nccl src/graph/search.cc). Gloo has one ring.
+        self.num_cards = min(min(cluster.cards_of_node), min(spread))
+        self.num_rings = 1 if cluster.talks_by == "gloo" else self.num_cards
         self.is_even = len(set(spread)) == 1
         self.intra = cluster.links.intra_node
         self.inter = cluster.links.inter_node
@@ -98,9 +100,9 @@ class _Shape:
     def ring_s(self, num_bytes: float, rounds: int) -> float:
         """Rings of n devices: rounds x (n - 1) steps, each of 1/n of the bytes.
 
-        As many rings side by side as every node has of the devices, each crossing between two nodes once and
-        by a network card of its own, so that a node with few of them limits the others. A step is as slow as
-        its slowest hop; the latency of a hop is paid where a ring has one.
+        As many rings side by side as every node has cards for its devices of the set, each crossing between
+        two nodes once and by a card of its own, so that a node with few of them limits the others. A step is
+        as slow as its slowest hop; the latency of a hop is paid where a ring has one.
         """
         n, crossings = self.num_devices, self.num_nodes if self.num_nodes > 1 else 0
         steps = rounds * (n - 1)
@@ -121,7 +123,9 @@ class _Shape:
         return 2 * hops_s + 2 * num_bytes / slowest
 
     def hierarchical_s(self, num_bytes: float, rounds: int) -> float:
-        """A ring inside every node, and one over the nodes for each device's share, all shares at once."""
+        """A ring inside every node, and one over the nodes for each device's share, all shares at once, over
+        as many cards as there are.
+        """
         if self.num_nodes == 1 or not self.is_even or self.most_per_node == 1:
             return float("inf")
         local, nodes = self.most_per_node, self.num_nodes
@@ -134,6 +138,9 @@ class _Shape:
         between_s = (
             rounds
             * (nodes - 1)
-            * (self.inter.latency_s + share / nodes / bandwidth_bytes_per_s(share, self.inter))
+            * (
+                self.inter.latency_s
+                + share / nodes / bandwidth_bytes_per_s(share, self.inter) * local / self.num_cards
+            )
         )
         return inside_s + between_s

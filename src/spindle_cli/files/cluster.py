@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from itertools import accumulate, pairwise
+from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,7 +16,11 @@ from spindle_cli.units import GB, GIB, US
 MAX_DEVICES = 2**16
 MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
 
+Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
 BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
+
+
+CPU = "cpu"  # the device type of a CPU's processes; any other is a GPU's
 
 
 class Link(Model):
@@ -56,12 +60,23 @@ class Link(Model):
 
 
 class NodeGroup(Model):
-    """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device."""
+    """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device.
+
+    `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
+    through one of them. By default one per device, and one per node where devices are CPUs. More cards than
+    devices are not used.
+    """
 
     count: Annotated[int, Field(ge=1)] = 1
     devices: Annotated[int, Field(ge=1)]
     device: str
     memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
+    nics: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def cards(self) -> int:
+        """Network cards that a node uses."""
+        return min(self.devices, self.nics or (1 if self.device == CPU else self.devices))
 
 
 class Links(Model):
@@ -72,7 +87,10 @@ class Links(Model):
 
 
 class Cluster(Artifact):
-    """Devices 0..N-1, numbered node by node as torchrun numbers ranks."""
+    """Devices 0..N-1, numbered node by node as torchrun numbers ranks.
+
+    `backend`: of torch.distributed; by default gloo between CPUs and NCCL between GPUs.
+    """
 
     KIND: ClassVar[str] = "cluster"
 
@@ -80,6 +98,7 @@ class Cluster(Artifact):
     name: str
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     links: Links
+    backend: Backend | None = None
 
     @model_validator(mode="after")
     def _one_device_type(self) -> Cluster:
@@ -97,10 +116,28 @@ class Cluster(Artifact):
             raise ValueError(f"nodes: {count} devices together; at most {MAX_DEVICES} can be planned for")
         return self
 
+    @model_validator(mode="after")
+    def _backend_serves_the_devices(self) -> Cluster:
+        if self.backend == "nccl" and self.is_cpu:
+            raise ValueError(
+                "backend: nccl moves data between GPUs only, and the devices are CPUs; expected gloo"
+            )
+        return self
+
     @property
     def device_type(self) -> str:
         """The type of every device, e.g. 'a800-80gb' or 'cpu'."""
         return self.nodes[0].device
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether the devices are processes of CPUs."""
+        return self.device_type == CPU
+
+    @property
+    def talks_by(self) -> Backend:
+        """The backend of torch.distributed between the devices."""
+        return self.backend or ("gloo" if self.is_cpu else "nccl")
 
     @cached_property
     def node_sizes(self) -> tuple[int, ...]:
@@ -118,6 +155,11 @@ class Cluster(Artifact):
         return tuple(node for node, size in enumerate(self.node_sizes) for _ in range(size))
 
     @cached_property
+    def first_device_of(self) -> tuple[int, ...]:
+        """The first device of each node, in order."""
+        return tuple(accumulate(self.node_sizes[:-1], initial=0))
+
+    @cached_property
     def memory_bytes(self) -> tuple[int, ...]:
         """Memory of each device in bytes; length `num_devices`."""
         return tuple(
@@ -131,6 +173,23 @@ class Cluster(Artifact):
     def is_inside_node(self, devices: Iterable[int]) -> bool:
         """Whether all of some devices are of one node."""
         return len({self.node_of[device] for device in devices}) <= 1
+
+    @cached_property
+    def cards_of_node(self) -> tuple[int, ...]:
+        """Number of network cards of each node, in order."""
+        return tuple(group.cards for group in self.nodes for _ in range(group.count))
+
+    @cached_property
+    def card_of(self) -> tuple[tuple[int, int], ...]:
+        """(node, card of that node) that each device sends and receives through; length `num_devices`.
+
+        Neighbours share a card, as devices behind one PCIe switch do.
+        """
+        return tuple(
+            (node, place * cards // size)
+            for node, (size, cards) in enumerate(zip(self.node_sizes, self.cards_of_node, strict=True))
+            for place in range(size)
+        )
 
     def link(self, a: int, b: int) -> Link:
         """The link between two different devices."""

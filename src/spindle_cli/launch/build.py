@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from spindle_cli.checkpoint.files import locate_checkpoint
+from spindle_cli.files.cluster import Backend
 from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
@@ -39,8 +40,8 @@ def build_launch(
         checkpoint_every=options.checkpoint_every,
         keep=options.keep,
         async_checkpoints=options.async_checkpoints,
-        device_type="cpu" if plan.cluster.device_type == "cpu" else "cuda",
-        backend=backend_of(plan),
+        device_type="cpu" if plan.cluster.is_cpu else "cuda",
+        backend=plan.cluster.talks_by,
         threads=options.threads,
         timeout_s=options.timeout_s,
         dtype=options.dtype,
@@ -96,12 +97,7 @@ def build_again(launch: Launch, step: int | None) -> Launch:
     return timed(going_on(launch.model_copy(update={"argv": argv}), step), time.time())
 
 
-def backend_of(plan: Plan) -> Literal["gloo", "nccl"]:
-    """The backend of torch.distributed that a plan's workers use."""
-    return "gloo" if plan.cluster.device_type == "cpu" else "nccl"
-
-
-def worker_environment(threads: int, backend: Literal["gloo", "nccl"], share: NodeShare) -> dict[str, str]:
+def worker_environment(threads: int, backend: Backend, share: NodeShare) -> dict[str, str]:
     """The variables that a node's workers have beyond the launcher's own."""
     additions = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": share.interface}
     if backend == "nccl":
@@ -111,7 +107,7 @@ def worker_environment(threads: int, backend: Literal["gloo", "nccl"], share: No
 
 def start_method(plan: Plan) -> Literal["fork", "spawn"]:
     """How workers come to be. CUDA does not survive a fork, nor do system libraries but on Linux."""
-    return "fork" if plan.cluster.device_type == "cpu" and sys.platform == "linux" else "spawn"
+    return "fork" if plan.cluster.is_cpu and sys.platform == "linux" else "spawn"
 
 
 def _argv(

@@ -78,7 +78,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
     require_trainable(loaded.train)
-    require_compiler(loaded.train, "cpu" if plan.cluster.device_type == "cpu" else "cuda")
+    require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
     if plan_splits(plan, found, str(plan_path)).by_op:
         require_elementwise(loaded.train)
     return FoundWorkload(source, loaded.train, found)

@@ -30,7 +30,7 @@ def threads_per_worker(plan: Plan, processes: int) -> int:
 
 def devices_here(plan: Plan) -> int | None:
     """How many devices of the plan's kind this machine has; None on CPUs, where each is only a process."""
-    if plan.cluster.device_type == "cpu":
+    if plan.cluster.is_cpu:
         return None
     import torch
 
@@ -43,7 +43,8 @@ def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
     Raises:
         InputError: the devices, or the memory for so many workers, are not there.
     """
-    if plan.cluster.device_type != "cpu":
+    if not plan.cluster.is_cpu:
+        _require_nccl(plan)
         _require_gpus(plan, processes)
         return ()
     _require_memory(processes)
@@ -53,6 +54,16 @@ def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
             f"{processes} workers on {cores} cores: they share them, and the predicted times do not hold",
         )
     return ()
+
+
+def _require_nccl(plan: Plan) -> None:
+    backend = plan.cluster.talks_by
+    if backend != "nccl":
+        raise InputError(
+            f"the plan's cluster has GPUs ({plan.cluster.device_type}) and `backend: {backend}`, which torch "
+            "cannot send tensors of GPUs by",
+            hint="Leave `backend` out of the cluster file, or set it to nccl, and plan again.",
+        )
 
 
 def _require_gpus(plan: Plan, processes: int) -> None:

@@ -12,7 +12,6 @@ from spindle_cli.files.request import stop_path
 from spindle_cli.files.run_files import forget_metrics_after
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import (
-    backend_of,
     beginning_from,
     build_launch,
     going_on,
@@ -85,7 +84,7 @@ def prepare(
     threads = threads_per_worker(plan, share.processes)
     if head_start is not None:
         modules = (*IMPORTED_LATE, asked.worker_module) if start_method(plan) == "fork" else ()
-        head_start.begin(modules, worker_environment(threads, backend_of(plan), share))
+        head_start.begin(modules, worker_environment(threads, plan.cluster.talks_by, share))
     found = find_workload(plan, plan_path, workload)
     steps = asked.steps or found.train.steps
     full = replace(asked, steps=steps, threads=threads)

@@ -19,6 +19,7 @@ from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.no_fit import no_fit
 from spindle_cli.plan.problem import Problem, make_problem
+from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.thrift import STEPS, Thrifty, describe, recomputing, splits
@@ -60,7 +61,8 @@ def make_plan(
     """
     problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
-    notes: list[str] = []
+    assumed = assumption(profile, cluster)
+    notes = [] if assumed is None else [assumed]
     best, all_fit = best_judged(problem, bound, strategy, effort)
     if best is None or not all_fit:
         thrifty = _with_thrift(profile, cluster, strategy, effort)

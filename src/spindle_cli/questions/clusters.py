@@ -29,4 +29,9 @@ def with_devices(cluster: Cluster, num_devices: int) -> Cluster:
             groups.append(last.model_copy(update={"count": last.count - 1}))
         groups.append(last.model_copy(update={"count": 1, "devices": last.devices + left}))
     # A copy with update would keep the cached number of devices of the original.
-    return Cluster(name=f"{cluster.name}, {num_devices} devices", nodes=tuple(groups), links=cluster.links)
+    return Cluster(
+        name=f"{cluster.name}, {num_devices} devices",
+        nodes=tuple(groups),
+        links=cluster.links,
+        backend=cluster.backend,
+    )

@@ -1,7 +1,7 @@
 """The links as a fluid: everything under way moves at once, and slower where it shares a port.
 
-Every device has a port out and a port in towards its own node, and a network card out and in towards the
-others; CPU devices of one node share the node's card. A flow alone moves as costs/links.py says. It *demands*
+Every device has a port out and a port in towards its own node, and every network card one out and one in
+towards the other nodes. A flow alone moves as costs/links.py says. It *demands*
 of each of its ports the share of the port's large-message bandwidth that it would take alone; where the
 demands on a port add up to more than 1, all flows through it are slowed down by that sum, and a flow goes as
 slowly as its slowest port lets it.
@@ -80,8 +80,8 @@ class Network:
     def all_reduce(self, devices: Sequence[int], num_bytes: int) -> Flow:
         """A sum over devices: as long as the formula says when alone.
 
-        Inside a node every member passes on what a ring does; between k nodes each network card passes on
-        2(k-1)/k of its device's part of the node's bytes.
+        Inside a node every member passes on what a ring does; between k nodes each node passes on 2(k-1)/k of
+        the bytes, over as many cards as it has for its members.
         """
         latency_s = all_reduce_s(1, devices, self.cluster)
         left_s = max(0.0, all_reduce_s(num_bytes, devices, self.cluster) - latency_s)
@@ -91,16 +91,17 @@ class Network:
         for device in devices:
             per_node.setdefault(self.cluster.node_of[device], []).append(device)
         uses: dict[int, float] = {}
-        for members in per_node.values():
+        links = self.cluster.links
+        for node, members in per_node.items():
             moved_inside = 2 * (len(members) - 1) / len(members) * num_bytes
-            moved_between = 2 * (len(per_node) - 1) / len(per_node) * num_bytes / len(members)
-            for device in members:
-                for moved, inside in ((moved_inside, True), (moved_between, False)):
-                    link = self.cluster.links.intra_node if inside else self.cluster.links.inter_node
-                    demand = moved / left_s / _peak_bytes_per_s(link)
-                    for out in (True, False) if moved else ():
-                        port = self._port(device, inside, out=out)
-                        uses[port] = min(1.0, uses.get(port, 0.0) + demand)
+            cards = range(min(len(members), self.cluster.cards_of_node[node]))
+            moved_between = 2 * (len(per_node) - 1) / len(per_node) * num_bytes / len(cards)
+            passed_on = [(_device_port(device), moved_inside, links.intra_node) for device in members]
+            passed_on += [(self._card_port(node, card), moved_between, links.inter_node) for card in cards]
+            for port, moved, link in passed_on:
+                if moved:
+                    demand = min(1.0, moved / left_s / _peak_bytes_per_s(link))
+                    uses.update({port + out: demand for out in (True, False)})
         return Flow(latency_s, left_s, tuple(Use(port, demand) for port, demand in uses.items()))
 
     def enter(self, flow: Flow, now_s: float) -> None:
@@ -142,9 +143,15 @@ class Network:
         return ends
 
     def _port(self, device: int, inside: bool, *, out: bool) -> int:
-        if not inside and self.cluster.device_type == "cpu":
-            device = self.cluster.node_of[device]
-        return device * 4 + inside * 2 + out
+        return (_device_port(device) if inside else self._card_port(*self.cluster.card_of[device])) + out
+
+    def _card_port(self, node: int, card: int) -> int:
+        # Numbered by a device of the node: there are never more cards than devices.
+        return 4 * (self.cluster.first_device_of[node] + card)
+
+
+def _device_port(device: int) -> int:
+    return 4 * device + 2
 
 
 def _peak_bytes_per_s(link: Link) -> float:

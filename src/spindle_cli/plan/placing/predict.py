@@ -2,8 +2,8 @@
 
 A plain account of one iteration, slice by slice: forward in the order of the schedule, backward in reverse,
 transfers between them, gradient sums behind the backward pass, then the optimizer's step. Compute and
-communication overlap. A device moves one thing at a time per direction and kind of link. (`spindle simulate`
-is a finer and independent account, for one plan at a time.)
+communication overlap. A device moves one thing at a time per direction inside its node, and a network card
+one between nodes. (`spindle simulate` is a finer and independent account, for one plan at a time.)
 """
 
 from __future__ import annotations
@@ -93,7 +93,8 @@ def flows(problem: Problem, pieces: Sequence[Piece]) -> Iterator[Flow]:
                 yield Flow(of_node[j][-1], consumer, metaop.output_bytes)
 
 
-_Port = tuple[int, bool]  # a device's way to others, inside its node or out of it
+# A device's way to others of its node, or a network card: (node, card of the node).
+_Port = int | tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -216,12 +217,13 @@ class _Account:
         """What moves where for a flow; None if nothing does."""
         out_s: dict[_Port, float] = {}
         in_s: dict[_Port, float] = {}
-        node_of, links = self.cluster.node_of, self.cluster.links
+        node_of, card_of, links = self.cluster.node_of, self.cluster.card_of, self.cluster.links
         for sender, taker, num_bytes in messages(self.pieces, self.devices, flow):
             inside = node_of[sender] == node_of[taker]
             seconds = transfer_s(num_bytes, links.intra_node if inside else links.inter_node)
-            out_s[sender, inside] = out_s.get((sender, inside), 0.0) + seconds
-            in_s[taker, inside] = in_s.get((taker, inside), 0.0) + seconds
+            out, into = (sender, taker) if inside else (card_of[sender], card_of[taker])
+            out_s[out] = out_s.get(out, 0.0) + seconds
+            in_s[into] = in_s.get(into, 0.0) + seconds
         return _Exchange(tuple(out_s.items()), tuple(in_s.items())) if in_s else None
 
 

@@ -8,8 +8,8 @@ import yaml
 
 from spindle_cli.files.artifact import write_text
 from spindle_cli.files.cluster import Cluster, Links, NodeGroup
+from spindle_cli.profile.machine.devices import cluster_device_name
 from spindle_cli.profile.machine.link_speed import as_link
-from spindle_cli.profile.machine.machine import cluster_device_name
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB
 

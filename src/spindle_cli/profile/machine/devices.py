@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from spindle_cli.errors import InputError
+from spindle_cli.profile.types import Device
 from spindle_cli.units import GIB
 
 Precision = Literal["float32", "bfloat16"]
+
+_MEMORY = re.compile(r"\d+gb")
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,46 @@ _BY_NAME: dict[str, DevicePeak] = {
 def listed_devices() -> tuple[str, ...]:
     """Every name that `device_peak` knows."""
     return tuple(_BY_NAME)
+
+
+def cluster_device_name(device: Device) -> str:
+    """What a cluster file calls a profile's device: 'NVIDIA H200' -> 'h200-141gb'.
+
+    An unlisted one, or one with another memory than the listed, goes by its own name.
+    """
+    if device.type != "cuda":
+        return _full_name(device.type)
+    words = _words(device.name)
+    memory = {word for word in words if _MEMORY.fullmatch(word)}
+    for name in _BY_NAME:
+        chip, _, size = _full_name(name).partition("-")
+        if chip in words and (not memory or size in memory):
+            return _full_name(name)
+    return "-".join(words)
+
+
+def is_same_device(device: Device, cluster_device: str) -> bool:
+    """Whether a profile's device is of the type that a cluster file names.
+
+    Names count as equal in their short and long form ('h100', 'h100-80gb'). The name of an unlisted GPU may
+    be shortened to some of its words: 'rtx-4090' is an 'NVIDIA GeForce RTX 4090'.
+    """
+    wanted = _full_name(cluster_device)
+    own = cluster_device_name(device)
+    if own == wanted:
+        return True
+    unlisted = device.type == "cuda" and own not in _BY_NAME and wanted not in _BY_NAME
+    return unlisted and set(_words(wanted)) <= set(_words(device.name))
+
+
+def _full_name(name: str) -> str:
+    """'a100' -> 'a100-80gb'; others stay."""
+    name = name.lower()
+    return next((full for full in _BY_NAME if full.startswith(f"{name}-")), name)
+
+
+def _words(name: str) -> list[str]:
+    return name.lower().replace("-", " ").split()
 
 
 def device_peak(name: str) -> DevicePeak:

@@ -11,7 +11,6 @@ import psutil
 import torch
 
 from spindle_cli.errors import UsageError
-from spindle_cli.profile.machine.devices import listed_devices
 from spindle_cli.profile.types import Device
 
 DeviceType = Literal["cpu", "cuda"]
@@ -65,12 +64,3 @@ def describe_device(kind: DeviceType, processes: int) -> Device:
         return Device(type="cpu", name=cpu_model(), memory_bytes=psutil.virtual_memory().total // processes)
     properties = torch.cuda.get_device_properties(0)
     return Device(type="cuda", name=properties.name, memory_bytes=properties.total_memory)
-
-
-def cluster_device_name(device: Device) -> str:
-    """What a cluster file calls it: 'NVIDIA H200' -> 'h200-141gb'; an unlisted one goes by its own name."""
-    if device.type == "cpu":
-        return "cpu"
-    words = device.name.lower().replace("-", " ").split()
-    listed = [name for name in listed_devices() if name.split("-")[0] in words]
-    return listed[-1] if listed else "-".join(words)

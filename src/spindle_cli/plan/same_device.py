@@ -1,0 +1,35 @@
+"""Curves of one type of device are no curves of another."""
+
+from __future__ import annotations
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.machine.devices import cluster_device_name, is_same_device
+from spindle_cli.profile.types import Profile
+
+
+def require_same_device(profile: Profile, cluster: Cluster) -> None:
+    """Refuse a profile of one type of device for a cluster of another.
+
+    Raises:
+        InputError: they differ.
+    """
+    if not is_same_device(profile.device, cluster.device_type):
+        raise InputError(
+            f"the profile is of {_named(profile)}, and the devices of the cluster {cluster.name!r} are "
+            f"{cluster.device_type!r}: its times do not hold there",
+            hint="Profile on such a device, or for it with --estimate; with --assume-same-device the times "
+            "are taken as they are.",
+        )
+
+
+def assumption(profile: Profile, cluster: Cluster) -> str | None:
+    """What a plan says of a profile of another type of device; None where the types are the same."""
+    if is_same_device(profile.device, cluster.device_type):
+        return None
+    return f"Times of {_named(profile)} are taken for those of {cluster.device_type}."
+
+
+def _named(profile: Profile) -> str:
+    name = cluster_device_name(profile.device)
+    return repr(name) if profile.device.type == "cpu" else f"{name!r} ({profile.device.name})"
