@@ -140,6 +140,21 @@ ON_FOUR = (
     WITH_ALL,
     *CHANGED,
 )
+# The fields of a sample are read on different devices.
+APART: tuple[Placement, ...] = (
+    ("pairs/vision", (0, 4), (0,)),
+    ("pairs/text", (0, 3), (1,)),
+    ("classify/vision", (0, 4), (1,)),
+    ("classify/text", (0, 3), (0,)),
+    ("caption/vision", (0, 4), (0,)),
+    ("pairs/contrast", (0, 1), (1,)),
+    ("classify/mix", (0, 1), (0, 1)),
+    ("classify/mix-2", (0, 1), (1,)),
+    ("caption/center", (0, 1), (0,)),
+    ("caption/layers", (0, 3), (1,)),
+    ("caption/project", (0, 1), (1, 0)),
+    ("classify/fuse", (0, 1), (1, 0)),
+)
 EXACT_ON_TWO = (
     Case("all-on-two", (0, 1), train=ADAMW, dtype="float32"),
     Case(
@@ -148,6 +163,7 @@ EXACT_ON_TWO = (
         train={**ADAMW, "compile": "aot_eager"},
         recompute=("pairs/vision", "caption/layers"),
     ),
+    Case("drawn-data", APART, args={"draws": True}, train={**ADAMW, "accumulate": 2}),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
 )
 DIVERGING = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})

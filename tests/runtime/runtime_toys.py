@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Collection
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from spindle_cli.workload.types import Task, Workload
 
@@ -35,6 +37,29 @@ class Items(Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: values[index] for name, values in self.fields.items()}
+
+
+class DrawnItems(Items):
+    """The same with noise, another order of the words and another label, from three generators."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        item = super().__getitem__(index)
+        if "label" in item:
+            item["label"] = torch.tensor(random.randrange(CLASSES))
+        if "words" in item:
+            item["words"] = item["words"][torch.from_numpy(np.random.permutation(3))]
+        shift = torch.rand(())  # of all fields of a sample alike
+        item["image"] = item["image"] + shift
+        if "caption" in item:
+            item["caption"] = (item["caption"] + int(shift * 11)) % 11
+        return item
+
+
+def masked(items: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A collate that hides words of the whole batch at random."""
+    batch: dict[str, Tensor] = default_collate(items)
+    batch["caption"][torch.rand(batch["caption"].shape) < 0.5] = 0
+    return batch
 
 
 class Block(nn.Module):
@@ -211,22 +236,25 @@ def build(
     frozen_tower: bool = False,
     tasks: Collection[str] = ("pairs", "classify", "caption"),
     caption_batch: int = 4,
+    draws: bool = False,
 ) -> Workload:
     """Three tasks over shared towers, or some of them, with unequal batches and weights."""
+    items = DrawnItems if draws else Items
+    collate = masked if draws else None
     vision, text = Vision(), Text()
     if frozen_tower:
         text.requires_grad_(False)
     known = (
-        Task("pairs", Pairs(vision, text), 8, Items(("image", "words"), 40, 1), weight=0.7),
+        Task("pairs", Pairs(vision, text), 8, items(("image", "words"), 40, 1), weight=0.7),
         Task(
             "classify",
             Classify(vision, text, reduction),
             12,
-            Items(("image", "words", "label"), 30, 2),
+            items(("image", "words", "label"), 30, 2),
             weight=0.1 if reduction == "sum" else 1.5,
             reduction=reduction,
         ),
-        Task("caption", Caption(vision), caption_batch, Items(("image", "caption"), 9, 3)),
+        Task("caption", Caption(vision), caption_batch, items(("image", "caption"), 9, 3), collate=collate),
     )
     chosen = [task for task in known if task.name in tasks]
     return Workload(

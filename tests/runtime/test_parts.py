@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Iterator
 
@@ -221,8 +222,47 @@ def test_the_feed_waits_for_nobody_when_closed() -> None:
     )
     feed.take()
     feed.close()
+    assert feed._thread is not None
     feed._thread.join(timeout=5)
     assert not feed._thread.is_alive()
+
+
+class Drawn(Items):
+    """Adds noise to one field, from some sample on, and says in which thread each was read."""
+
+    def __init__(self, first_drawn: int = 0) -> None:
+        super().__init__(("image", "label"), 12, 0)
+        self.first_drawn = first_drawn
+        self.threads: list[str] = []
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.threads.append(threading.current_thread().name)
+        item = super().__getitem__(index)
+        if index >= self.first_drawn:
+            item["image"] = item["image"] + torch.randn(())
+        return item
+
+
+@pytest.mark.parametrize("first_drawn", [0, 8])
+def test_what_draws_is_what_a_plain_run_reads_and_leaves_the_models_draws_alone(first_drawn: int) -> None:
+    torch.manual_seed(3)
+    undisturbed = [torch.rand(2) for _ in range(4)]
+    torch.manual_seed(3)
+    feed = Feed(make_batches(Drawn(first_drawn)), (Portion("t", (2, 5), ("image",)),), range(4), CPU)
+    plain = make_batches(Drawn(first_drawn))["t"]
+    for step in range(4):
+        assert torch.equal(
+            feed.take().fields("t", (2, 5), ("image",))["image"], plain.rows(step, 0, 6)["image"][2:5]
+        )
+        assert torch.equal(torch.rand(2), undisturbed[step])
+
+
+def test_only_the_main_thread_reads_what_draws() -> None:
+    dataset = Drawn()
+    feed = Feed(make_batches(dataset), (Portion("t", (0, 6), ("image",)),), range(4), CPU)
+    for _ in range(4):
+        feed.take()
+    assert set(dataset.threads) == {"MainThread"}
 
 
 def test_a_batch_hands_out_views_of_the_portion_that_covers_the_samples() -> None:

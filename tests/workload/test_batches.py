@@ -104,17 +104,24 @@ def test_a_collate_of_ones_own() -> None:
         Batches(wrong, 0).rows(0, 0, 4)
 
 
-def test_padding_that_depends_on_the_share_is_refused() -> None:
-    """A share of the batch would get other shapes than the whole, so the plan's sizes would not hold."""
+def padded(items: list[Any]) -> dict[str, torch.Tensor]:
+    return {"x": nn.utils.rnn.pad_sequence([item["x"] for item in items], batch_first=True)}
 
-    def pad(items: list[Any]) -> dict[str, torch.Tensor]:
-        return {"x": nn.utils.rnn.pad_sequence([item["x"] for item in items], batch_first=True)}
 
+def test_a_share_is_padded_as_the_whole_batch_is() -> None:
     items = [{"x": torch.ones(length)} for length in (1, 2, 3, 4)]
-    batches = Batches(task_of(items, collate=pad), 0)
+    batches = Batches(task_of(items, collate=padded), 0)
+    whole = Batches(task_of(items, collate=padded), 0).rows(0, 0, 4)["x"]
+    assert torch.equal(torch.cat([batches.rows(0, row, row + 1)["x"] for row in range(4)]), whole)
+
+
+def test_padding_that_depends_on_the_batch_is_refused() -> None:
+    """A batch would get other shapes than the plan's, so its sizes would not hold."""
+    items = [{"x": torch.ones(length)} for length in (1, 2, 3, 4)]
+    batches = Batches(task_of(items, 1, collate=padded), 0)
     with pytest.raises(WorkloadError, match="other shapes"):
-        for first in range(4):
-            batches.rows(0, first, first + 1)
+        for step in range(4):
+            batches.rows(step, 0, 1)
 
 
 def test_a_dataset_without_length_or_index() -> None:

@@ -166,7 +166,7 @@ def require_no_chance(workload: Workload, before: Tensor) -> None:
     raise WorkloadError(
         f"workload {workload.name!r} draws random numbers while it trains{where}; "
         "no two runs draw the same, so there is nothing to compare",
-        hint="Verify it with its dropout and random augmentation at zero.",
+        hint="Verify it with its dropout at zero.",
     )
 
 

@@ -19,7 +19,7 @@ from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.trace import trace_task
-from spindle_cli.workload.training.batches import collate, num_samples
+from spindle_cli.workload.training.batches import first_samples
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _SAMPLES = 2  # enough to see that items fit together
@@ -50,8 +50,7 @@ def analyse_task(
         WorkloadError: it cannot be traced or run as it is written.
     """
     _check_not_lazy(task)
-    count = min(_SAMPLES, num_samples(task))
-    samples = collate(task, [task.dataset[index] for index in range(count)])
+    samples = first_samples(task, _SAMPLES)
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
         return make_ops(task, flows.root, flows.graph, samples, workload, observer, independence)

@@ -1,5 +1,8 @@
 """The input pipeline: each rank loads the samples that its slices read, ahead of time, in a thread of its
 own.
+
+Generators of random numbers belong to the whole process, and layers draw from them in the main thread. So
+what draws while it is read is read by the main thread, when its step begins.
 """
 
 from __future__ import annotations
@@ -7,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,6 +18,7 @@ import torch
 
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.item_draws import DrawsError
 from spindle_cli.workload.training.batches import Batches
 
 if TYPE_CHECKING:
@@ -88,10 +93,10 @@ class Feed:
         self._wanted = wanted
         self._device = device
         self._dtype = dtype
+        self._next = range(steps.start * batches_per_step, steps.stop * batches_per_step)
         self._ready: queue.Queue[dict[Portion, dict[str, Tensor]] | Exception] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._load_all, args=(steps,), name="input", daemon=True)
-        self._thread.start()
+        self._thread: threading.Thread | None = None
 
     def take(self) -> StepBatch:
         """The next batch, on the device.
@@ -99,9 +104,13 @@ class Feed:
         Raises:
             Exception: whatever the user's dataset raised, with a note of which samples were being loaded.
         """
-        loaded = self._ready.get()
-        if isinstance(loaded, Exception):
-            raise loaded
+        index, self._next = self._next[0], self._next[1:]
+        loaded = self._loaded_ahead()
+        for portion in self._wanted:
+            if portion not in loaded:
+                loaded[portion] = self._load(portion, index)
+        if self._thread is None:
+            self._start(self._next)
         return StepBatch(
             {
                 portion: {
@@ -115,24 +124,47 @@ class Feed:
         """Stop loading; the thread ends with the item that it is at."""
         self._stopped.set()
 
-    def _load_all(self, steps: range) -> None:
+    def _start(self, numbers: range) -> None:
+        """Load the batches of these numbers ahead. The first was loaded before, to see which tasks draw."""
+        self._thread = threading.Thread(target=self._load_all, args=(numbers,), name="input", daemon=True)
+        self._thread.start()
+
+    def _loaded_ahead(self) -> dict[Portion, dict[str, Tensor]]:
+        """What the thread has of the next batch: everything but what draws."""
+        if self._thread is None:
+            return {}
+        loaded = self._ready.get()
+        if isinstance(loaded, Exception):
+            raise loaded
+        return loaded
+
+    def _load_all(self, numbers: range) -> None:
         try:
-            count = self._batches_per_step
-            for index in range(steps.start * count, steps.stop * count):
+            for number in numbers:
                 if self._stopped.is_set():
                     return
-                self._hand_over({portion: self._load(portion, index) for portion in self._wanted})
+                self._hand_over(self._load_ahead(number))
         except Exception as error:  # handed to the training thread, which raises it
             self._hand_over(error)
 
-    def _load(self, portion: Portion, index: int) -> dict[str, Tensor]:
+    def _load_ahead(self, number: int) -> dict[Portion, dict[str, Tensor]]:
+        loaded: dict[Portion, dict[str, Tensor]] = {}
+        for portion in self._wanted:
+            if not self._batches[portion.task].draws:
+                with suppress(DrawsError):  # left to the main thread
+                    loaded[portion] = self._load(portion, number, is_ahead=True)
+        return loaded
+
+    def _load(self, portion: Portion, number: int, *, is_ahead: bool = False) -> dict[str, Tensor]:
+        batches = self._batches[portion.task]
+        read = batches.rows_without_draws if is_ahead else batches.rows
         try:
-            rows = self._batches[portion.task].rows(index, *portion.samples, portion.fields)
+            rows = read(number, *portion.samples, portion.fields)
         except Exception as error:
             first, last = portion.samples
             error.add_note(
                 f"while loading samples {first} to {last - 1} of task {portion.task!r}, "
-                f"step {index // self._batches_per_step + 1}"
+                f"step {number // self._batches_per_step + 1}"
             )
             raise
         return {name: self._prepare(tensor) for name, tensor in rows.items()}

@@ -1,28 +1,40 @@
-"""Which glue draws random numbers."""
+"""Which code draws random numbers."""
 
 from __future__ import annotations
 
 from torch import fx, nn
 
-_DRAWING = frozenset(
+# Names of functions and methods of torch, without the underscore of those that work in place.
+DRAWING_FUNCTIONS = frozenset(
     {
+        "_sample_dirichlet",
+        "_standard_gamma",
         "alpha_dropout",
         "bernoulli",
+        "binomial",
+        "cauchy",
         "dropout",
         "dropout1d",
         "dropout2d",
         "dropout3d",
+        "exponential",
         "feature_alpha_dropout",
+        "feature_dropout",
+        "geometric",
+        "log_normal",
         "multinomial",
         "normal",
+        "poisson",
         "rand",
         "rand_like",
         "randint",
         "randint_like",
         "randn",
         "randn_like",
+        "random",
         "randperm",
         "rrelu",
+        "uniform",
     }
 )
 
@@ -35,4 +47,4 @@ def draws_random_numbers(node: fx.Node, root: nn.Module) -> bool:
             for part in root.get_submodule(str(node.target)).modules()
         )
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name.rstrip("_") in _DRAWING and node.kwargs.get("training", True) is not False
+    return name.rstrip("_") in DRAWING_FUNCTIONS and node.kwargs.get("training", True) is not False

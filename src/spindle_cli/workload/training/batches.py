@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection
+import operator
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,14 +14,28 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """How a task's dataset and its collate are called: what, and of which sample or batch."""
+
+    read: Callable[..., Any]
+    collate: Callable[..., dict[str, Tensor]]
+
+
+def _call(read: Callable[[], Any], *_: object) -> Any:
+    return read()
 
 
 class Batches:
     """A task's batches, shuffled per epoch from the seed and independent of any plan.
 
-    Every field of a sample comes from the same dataset item. The samples that do not fill a last batch are
-    left out of their epoch (and are shuffled into the next).
+    Every field of a sample comes from the same dataset item. What an item draws follows from the seed, the
+    task, the epoch and the sample, whoever reads it (item_draws.py). The samples that do not fill a last
+    batch are left out of their epoch (and are shuffled into the next).
     """
 
     def __init__(self, task: Task | FlowTask, seed: int) -> None:
@@ -27,8 +44,9 @@ class Batches:
         self.seed = seed
         self.num_samples = num_samples(task)
         self.steps_per_epoch = self.num_samples // task.batch_size
-        self._epoch: int | None = None
-        self._order: list[int] = []
+        self._reads = SeededCalls(seed, task.name, "sample")
+        self._collates = SeededCalls(seed, task.name, "batch")
+        self._order: tuple[int, list[int]] | None = None  # epoch, and the samples in its order
         self._shapes: dict[str, tuple[int, ...]] = {}  # of one sample, by field
         if self.steps_per_epoch == 0:
             raise WorkloadError(
@@ -37,32 +55,97 @@ class Batches:
                 hint="Use a smaller batch_size or a larger dataset.",
             )
 
+    @property
+    def draws(self) -> bool:
+        """Whether an item or a batch has drawn random numbers so far."""
+        return self._reads.draws or self._collates.draws
+
     def indices(self, step: int) -> list[int]:
         """Dataset indices of the samples of a step (counted from 0), `batch_size` of them."""
         epoch, position = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(_epoch_seed(self.seed, self.task.name, epoch))
-            self._order = torch.randperm(self.num_samples, generator=generator).tolist()
-            self._epoch = epoch
+        if self._order is None or self._order[0] != epoch:
+            generator = torch.Generator().manual_seed(seed_of(self.seed, self.task.name, epoch))
+            self._order = epoch, torch.randperm(self.num_samples, generator=generator).tolist()
         first = position * self.task.batch_size
-        return self._order[first : first + self.task.batch_size]
+        return self._order[1][first : first + self.task.batch_size]
 
     def rows(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
     ) -> dict[str, Tensor]:
         """Samples [first, last) of a step's batch, collated; only the named fields if given.
 
+        For the only thread of the process that draws random numbers: its generators are seeded meanwhile.
+
         Raises:
             WorkloadError: items cannot be collated into tensors whose first dimension is the sample, or a
                 sample's shape differs from those before.
         """
-        items = [self.task.dataset[index] for index in self.indices(step)[first:last]]
-        if fields is not None and self.task.collate is None:
+        with generators_kept():
+            return self._rows(step, (first, last), fields, _Calls(self._reads.call, self._collates.call))
+
+    def rows_without_draws(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """What `rows` gives, for a thread beside others.
+
+        Raises:
+            WorkloadError: as `rows`.
+            DrawsError: random numbers are drawn.
+        """
+        with no_draws():
+            return self._rows(step, (first, last), fields, _Calls(_call, _call))
+
+    def _rows(
+        self, step: int, rows: tuple[int, int], fields: Collection[str] | None, calls: _Calls
+    ) -> dict[str, Tensor]:
+        first, last = rows
+        if self.task.collate is None:
             # What nobody reads need not be put into a batch; a collate of the user's may need all of it.
-            items = [_only(item, fields) for item in items]
-        batch = collate(self.task, items)
+            batch = collate(self.task, [_only(item, fields) for item in self._items(step, rows, calls)])
+        else:
+            every = (0, self.task.batch_size)
+            alone = rows == every or self._collates_shares
+            batch = self._collated(step, rows if alone else every, calls)
+            if alone and rows != every and self._collates.draws:
+                alone, batch = False, self._collated(step, every, calls)
+            if not alone:
+                batch = {name: value[first:last] for name, value in batch.items()}
         self._check_shapes(batch)
         return batch if fields is None else {name: batch[name] for name in fields}
+
+    @cached_property
+    def _collates_shares(self) -> bool:
+        """Whether the task's own collate makes of some samples what they are in the whole batch.
+
+        Tried on the first batch, so that all ranks find the same. Else (it draws, pads to the longest, mixes
+        samples) every rank collates the whole batch and takes its rows.
+        """
+        reads = SeededCalls(self.seed, self.task.name, "sample")
+        collates = SeededCalls(self.seed, self.task.name, "batch")
+        calls = _Calls(reads.call, collates.call)
+        size = self.task.batch_size
+        cuts = sorted({0, 1, size // 2, size})
+        with generators_kept():
+            whole = self._collated(0, (0, size), calls)
+            for first, last in pairwise(cuts):
+                try:
+                    share = self._collated(0, (first, last), calls)
+                except WorkloadError:
+                    return False  # it takes whole batches alone
+                if not same_batch(share, {name: value[first:last] for name, value in whole.items()}):
+                    return False
+        return not collates.draws
+
+    def _items(self, step: int, rows: tuple[int, int], calls: _Calls) -> list[Any]:
+        epoch, dataset = step // self.steps_per_epoch, self.task.dataset
+        return [
+            calls.read(partial(operator.getitem, dataset, index), epoch, index)
+            for index in self.indices(step)[slice(*rows)]
+        ]
+
+    def _collated(self, step: int, rows: tuple[int, int], calls: _Calls) -> dict[str, Tensor]:
+        items = self._items(step, rows, calls)
+        return calls.collate(partial(collate, self.task, items), *divmod(step, self.steps_per_epoch))
 
     def _check_shapes(self, batch: dict[str, Tensor]) -> None:
         for name, value in batch.items():
@@ -75,10 +158,48 @@ class Batches:
                 )
 
 
-def _only(item: Any, fields: Collection[str]) -> Any:
-    if not isinstance(item, dict):
+def _only(item: Any, fields: Collection[str] | None) -> Any:
+    if fields is None or not isinstance(item, dict):
         return item
     return {name: value for name, value in item.items() if name in fields}
+
+
+def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
+    """A batch of the first `count` samples, or of all if there are fewer; the process's generators go on as
+    if nothing had been drawn.
+
+    Raises:
+        WorkloadError: they are no batch, or others when they are read again from the same seed.
+    """
+    reads, collates = (SeededCalls(0, task.name, what) for what in ("sample", "batch"))
+
+    def read() -> dict[str, Tensor]:
+        numbers = range(min(count, num_samples(task)))
+        items = [reads.call(partial(operator.getitem, task.dataset, index), 0, index) for index in numbers]
+        return collates.call(partial(collate, task, items), 0, 0)
+
+    with generators_kept():
+        batch, again = read(), read()
+    for name, value in batch.items():
+        if name not in again or not _is_same(value, again[name]):
+            raise WorkloadError(
+                f"task {task.name!r}: field {name!r} is another each time that the same sample is read, "
+                "although torch's, numpy's and Python's generators start from the same seed",
+                hint="Draw with torch, numpy.random or random and no generator that the dataset keeps or "
+                "seeds by itself: Spindle seeds these for every sample, alike on all devices.",
+            )
+    return batch
+
+
+def same_batch(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether two batches have the same fields with the same values."""
+    return one.keys() == other.keys() and all(_is_same(one[name], other[name]) for name in one)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def num_samples(task: Task | FlowTask) -> int:
@@ -132,8 +253,3 @@ def _check_field(task: Task | FlowTask, name: Any, value: Any, count: int) -> No
             f"{tuple(value.shape)}, expected {count} as its first dimension",
             hint="A batch's first dimension is the sample.",
         )
-
-
-def _epoch_seed(seed: int, task: str, epoch: int) -> int:
-    digest = hashlib.sha256(f"{seed}/{task}/{epoch}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")

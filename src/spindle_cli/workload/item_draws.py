@@ -1,0 +1,128 @@
+"""Random numbers that a dataset draws: the same on every rank that reads a sample, and in plain PyTorch.
+
+A crop, a masked token or noise is drawn inside `dataset[i]` or `collate`, from generators that belong to the
+process. So each call starts from a seed of its own, which follows from the training seed, the task, the epoch
+and the sample (of a collate: the batch). Afterwards the generators go on as they were: what the model itself
+draws does not depend on the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from spindle_cli.workload.splitting.randomness import DRAWING_FUNCTIONS
+
+T = TypeVar("T")
+
+_TORCH_SEEDS = 2**63
+_NUMPY_SEEDS = 2**32
+
+
+def seed_of(*parts: object) -> int:
+    """A seed that follows from all parts."""
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+@dataclass(frozen=True)
+class Generators:
+    """States of the generators that a dataset may draw from: torch's of the CPU, numpy's, Python's."""
+
+    torch: Tensor
+    numpy: Any
+    python: Any
+
+    @classmethod
+    def now(cls) -> Generators:
+        """As they are."""
+        return cls(torch.get_rng_state(), np.random.get_state(legacy=False), random.getstate())
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self.torch)
+        np.random.set_state(self.numpy)
+        random.setstate(self.python)
+
+    def is_same(self, other: Generators) -> bool:
+        """Whether nothing was drawn or seeded between the two."""
+        return (
+            torch.equal(self.torch, other.torch)
+            and self.python == other.python
+            and pickle.dumps(self.numpy) == pickle.dumps(other.numpy)
+        )
+
+
+@contextmanager
+def generators_kept() -> Iterator[None]:
+    """Draw and seed inside; afterwards the process's generators go on as if nothing had been drawn."""
+    before = Generators.now()
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+class SeededCalls:
+    """Calls that may draw, each from a seed of its own.
+
+    `draws`: whether one of them has drawn so far.
+    """
+
+    def __init__(self, *what: object) -> None:
+        """`what`: all these calls' seeds follow from it."""
+        self._what = what
+        self.draws = False
+
+    def call(self, read: Callable[[], T], *what: object) -> T:
+        """What `read` gives from the seed of `what`; inside of `generators_kept`."""
+        seed = seed_of(*self._what, *what)
+        torch.default_generator.manual_seed(seed % _TORCH_SEEDS)
+        np.random.seed(seed % _NUMPY_SEEDS)
+        random.seed(seed)
+        if self.draws:
+            return read()
+        before = Generators.now()
+        result = read()
+        self.draws = not before.is_same(Generators.now())
+        return result
+
+
+class DrawsError(BaseException):
+    """Something has drawn where it must not. Not an Exception: code of the user's is not to handle it."""
+
+
+@contextmanager
+def no_draws() -> Iterator[None]:
+    """Stop what draws inside, before torch draws: for threads, as generators cannot be seeded beside others
+    that draw from them.
+
+    Raises:
+        DrawsError: something draws, or (as nobody can tell) another thread has drawn from numpy's or Python's
+            generator meanwhile.
+    """
+    before = np.random.get_state(legacy=False), random.getstate()
+    with _NoTorchDraws():
+        yield
+    after = np.random.get_state(legacy=False), random.getstate()
+    if before[1] != after[1] or pickle.dumps(before[0]) != pickle.dumps(after[0]):
+        raise DrawsError
+
+
+class _NoTorchDraws(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        name = getattr(func, "__name__", "").rstrip("_")
+        if name in DRAWING_FUNCTIONS and given.get("generator") is None:
+            raise DrawsError
+        return func(*args, **given)
