@@ -8,17 +8,25 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spindle_cli.files.fragments import Fragment, fragment_key, parse_key
+from spindle_cli.files.fragments import Fragment, fragment_key, parse_key, parse_part_key, part_key
 from spindle_cli.files.request import CaptureStage, capture_path
 from spindle_cli.verify.captured import open_run
 
 WHOLE = torch.arange(24.0).view(4, 6)
 
 
-@pytest.mark.parametrize("name", ["a.b.weight", "with@sign", "x@0:1"])
+@pytest.mark.parametrize("name", ["a.b.weight", "with@sign", "x[]", "x[1]", "x[a:b]"])
 def test_a_key_is_read_as_it_was_written(name: str) -> None:
-    for fragment in (None, Fragment(1, 8, 16)):
+    for fragment in (None, Fragment(0, 0, 1), Fragment(2, 8, 16)):
         assert parse_key(fragment_key(name, fragment)) == (name, fragment)
+
+
+def test_keys_name_parts_as_slices_are_written() -> None:
+    assert fragment_key("w", Fragment(0, 2, 4)) == "w[2:4]"
+    assert fragment_key("w", Fragment(2, 8, 16)) == "w[:,:,8:16]"
+    assert part_key("w", [(0, 4), None, (2, 5)]) == "w[0:4,:,2:5]"
+    assert parse_part_key("w[0:4,:,2:5]") == ("w", ((0, 4), None, (2, 5)))
+    assert parse_part_key("w[3:]") == ("w[3:]", None)  # half a range is a name
 
 
 def test_verify_compares_every_ranks_copy_of_every_fragment(tmp_path: Path) -> None:

@@ -78,10 +78,10 @@ def test_a_rank_holds_each_fragment_that_its_slices_need_once(four_split_workers
     """
     key = "left.tower.blocks.2.up.weight"
     held = captured(four_split_workers / "split", "initial", 4)
-    found = [sorted(k.partition("@")[2] for k in rank if k.startswith(key)) for rank in held]
-    first, second = ["0:0-4", "0:4-8"], ["0:12-16", "0:8-12"]
+    found = [sorted(k.removeprefix(key) for k in rank if k.startswith(key)) for rank in held]
+    first, second = ["[0:4]", "[4:8]"], ["[12:16]", "[8:12]"]
     # left/tower on (3, 1, 0, 2) by 2: ranks 3 and 0 have the first half; right/tower on (0, 1, 2, 3) by 4.
-    assert found == [first, sorted({*second, "0:4-8"}), second, sorted({*first, "0:12-16"})]
+    assert found == [first, sorted({*second, "[4:8]"}), second, sorted({*first, "[12:16]"})]
     norms = [[k for k in rank if k.startswith("left.tower.blocks.2.norm")] for rank in held]
     assert all(len(rank) == 2 for rank in norms)
     assert SPLIT[3][3:] == (4,)

@@ -1,19 +1,16 @@
 """Boxes of tensors: how a checkpoint names the part of a tensor that one of its files has. No torch.
 
-A key in a shard is the tensor's name where it has all of it, and `<name>[first:last,...]`, one pair for each
-dimension, where it has a part.
+A key in a shard is the tensor's name where it has all of it, and `<name>[first:last,...]`, one range for each
+dimension, where it has a part (the notation of files/fragments.py).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from spindle_cli.files.fragments import Fragment
-
-_KEY = re.compile(r"(?P<name>.*)\[(?P<ranges>\d+:\d+(?:,\d+:\d+)*)\]", re.DOTALL)
+from spindle_cli.files.fragments import Fragment, parse_part_key, part_key
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Region:
         if self == Region.whole(shape):
             return name
         ends = zip(self.offsets, self.sizes, strict=True)
-        return f"{name}[{','.join(f'{first}:{first + size}' for first, size in ends)}]"
+        return part_key(name, [(first, first + size) for first, size in ends])
 
     def of_range(self, first: int, last: int) -> Iterator[Region]:
         """The boxes that elements [first, last) of this region, counted row by row, make up, in their order.
@@ -78,8 +75,8 @@ class Region:
 
 def parse_region(key: str) -> tuple[str, Region] | None:
     """The tensor's name, and which part of it: what `Region.key` made of a part; None for a plain name."""
-    found = _KEY.fullmatch(key)
-    if found is None:
+    name, ranges = parse_part_key(key)
+    ends = [each for each in ranges or () if each is not None]
+    if not ends or ranges is None or len(ends) < len(ranges):
         return None
-    ends = [tuple(map(int, each.split(":"))) for each in found["ranges"].split(",")]
-    return found["name"], Region(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))
+    return name, Region(tuple(a for a, _ in ends), tuple(b - a for a, b in ends))

@@ -1,6 +1,8 @@
-"""Names of tensors in files, and of fragments of them: under tensor parallelism a worker has a fragment.
+"""Names of tensors in files, and of parts of them, in the one notation that all files use.
 
-`<name>` is all of a tensor, `<name>@<dimension>:<first>-<last>` the part [first, last) of one dimension.
+`<name>` is all of a tensor, `<name>[<range>,...]` a part: one range for each dimension, from the first to the
+last that is cut, `first:last` (half-open) or `:` for all of it. A *fragment*, what a worker has under tensor
+parallelism, is cut along one dimension only; a checkpoint's regions (checkpoint/regions.py) along any.
 """
 
 from __future__ import annotations
@@ -9,7 +11,30 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-_KEY = re.compile(r"(?P<name>.*)@(?P<dim>\d+):(?P<first>\d+)-(?P<last>\d+)", re.DOTALL)
+_KEY = re.compile(r"(?P<name>.*)\[(?P<ranges>(?:\d+)?:(?:\d+)?(?:,(?:\d+)?:(?:\d+)?)*)\]", re.DOTALL)
+_RANGE = re.compile(r"(\d+):(\d+)")
+
+Range = tuple[int, int] | None  # [first, last) of a dimension; None: all of it
+
+
+def part_key(name: str, ranges: Sequence[Range]) -> str:
+    """The key of the part of the tensor `name` that lies in these ranges of its first dimensions."""
+    texts = [":" if each is None else f"{each[0]}:{each[1]}" for each in ranges]
+    return f"{name}[{','.join(texts)}]"
+
+
+def parse_part_key(key: str) -> tuple[str, tuple[Range, ...] | None]:
+    """What `part_key` was made of; None for the name of a whole tensor."""
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return key, None
+    ranges: list[Range] = []
+    for text in found["ranges"].split(","):
+        ends = _RANGE.fullmatch(text)
+        if ends is None and text != ":":
+            return key, None
+        ranges.append(None if ends is None else (int(ends[1]), int(ends[2])))
+    return found["name"], tuple(ranges)
 
 
 @dataclass(frozen=True, order=True)
@@ -23,16 +48,19 @@ class Fragment:
 
 def fragment_key(name: str, fragment: Fragment | None) -> str:
     """The key of a fragment of the tensor `name`; None: of all of it."""
-    return name if fragment is None else f"{name}@{fragment.dim}:{fragment.first}-{fragment.last}"
+    if fragment is None:
+        return name
+    return part_key(name, (*(None,) * fragment.dim, (fragment.first, fragment.last)))
 
 
 def parse_key(key: str) -> tuple[str, Fragment | None]:
     """What `fragment_key` was made of."""
-    found = _KEY.fullmatch(key)
-    if found is None:
+    name, ranges = parse_part_key(key)
+    if ranges is None:
         return key, None
-    dim, first, last = (int(found[group]) for group in ("dim", "first", "last"))
-    return found["name"], Fragment(dim, first, last)
+    *whole, cut = ranges
+    assert cut is not None and not any(whole), f"{key!r} is no fragment"
+    return name, Fragment(len(whole), *cut)
 
 
 def fragments_by_name(keys: Iterable[str]) -> dict[str, list[Fragment | None]]:
