@@ -26,11 +26,12 @@ MAY_IMPORT = {
     "workload": set(),
     "operators": {"workload"},
     "costs": set(),
+    "account": {"costs"},
     "checkpoint": {"workload"},  # what a workload takes over from one
     "profile": {"workload", "operators", "costs", "process"},
-    "plan": {"profile", "costs"},
-    "program": {"plan", "costs"},
-    "check": {"costs"},
+    "plan": {"profile", "costs", "account"},
+    "program": {"plan", "costs", "account"},
+    "check": {"costs", "account"},
     "show": {"program"},
     "runtime": {  # it keeps to the buffers that memory counts
         "workload",
@@ -38,7 +39,7 @@ MAY_IMPORT = {
         "checkpoint",
         "program",
         "check",
-        "costs",
+        "account",
         "process",
     },
     "launch": {  # the workload's fingerprint is compared before a launch
@@ -52,9 +53,9 @@ MAY_IMPORT = {
     "elastic": {"launch", "plan", "check", "questions"},
     "export": {"workload", "runtime", "checkpoint"},
     "verify": {"launch", "runtime", "workload", "check", "process"},
-    "simulate": {"program", "costs"},
+    "simulate": {"program", "costs", "account"},
     "questions": {"plan"},
-    "report": {"plan", "check", "simulate", "costs"},  # it shows what each of them says
+    "report": {"plan", "check", "simulate", "costs", "account"},  # it shows what each of them says
     "zoo": {"workload"},
 }
 # About ten files at most behind one door; a package's root has its types and its entry.
@@ -71,6 +72,7 @@ CONTRACTS = {
 # Packages whose import must not load torch: planning runs where there is none.
 WITHOUT_TORCH = (
     "costs",
+    "account",
     "profile.types",
     "plan",
     "check",

@@ -8,12 +8,13 @@ from hypothesis import given, settings
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
+from spindle_cli.account.edges import execution_order, slice_edges
+from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.edges import execution_order, slice_edges
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.text import format_action
-from spindle_cli.program.types import Edge, Kind, Program
+from spindle_cli.program.types import Kind, Program
 
 
 def texts(program: Program, device: int) -> list[str]:

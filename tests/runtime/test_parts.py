@@ -14,8 +14,8 @@ from runtime_toys import Items
 from torch import nn
 
 from helpers.plans import two_towers
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.errors import WorkloadError
-from spindle_cli.program.types import ParameterGroup
 from spindle_cli.runtime.communication.buckets import Bucket
 from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
-from spindle_cli.costs.device_memory import device_memory
+from spindle_cli.account.device_memory import device_memory
 from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan

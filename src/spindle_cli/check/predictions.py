@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s, slack_s
-from spindle_cli.costs.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory
 from spindle_cli.plan.types import Plan
 from spindle_cli.units import format_bytes
 

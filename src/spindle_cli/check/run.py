@@ -1,4 +1,6 @@
-"""Check a plan: every rule of docs/contracts.md, without the planner's code (only its types and `costs/`)."""
+"""Check a plan: every rule of docs/contracts.md, without the planner's code: only its types and the memory of
+devices.
+"""
 
 from __future__ import annotations
 

@@ -40,9 +40,9 @@ def check(
     Every op once and in order, producers before consumers, no device twice at once, only valid allocations,
     memory fits, durations as the curves say. Every violation is listed; the exit code is 1 if there is any.
     """
+    from spindle_cli.account.device_memory import MEMORY_FORMULA
     from spindle_cli.check.report import CheckReport
     from spindle_cli.check.run import check_plan
-    from spindle_cli.costs.device_memory import MEMORY_FORMULA
     from spindle_cli.plan.file import read_with_profile, write_plan
     from spindle_cli.plan.search.complete import completed
 

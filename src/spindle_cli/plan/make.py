@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 
-from spindle_cli.costs.device_memory import MEMORY_FORMULA
+from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.bound.bound import Bound, lower_bound

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from spindle_cli.costs.device_memory import DeviceMemory
+from spindle_cli.account.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.plan.bound.bound import lower_bound

@@ -114,7 +114,7 @@ class Predicted(Model):
     compute_s: Seconds
     lower_bound_s: Seconds
     peak_memory_bytes: tuple[Bytes, ...]
-    memory_formula: Annotated[int, Field(ge=1)] = 1  # of costs/device_memory.py, behind peak_memory_bytes
+    memory_formula: Annotated[int, Field(ge=1)] = 1  # of account/device_memory.py, behind peak_memory_bytes
     transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
     gradient_sum_s: Seconds = 0.0  # the same for gradient sums
     optimizer_s: Seconds = 0.0  # added by the optimizer's step

@@ -1,8 +1,8 @@
 """Derive every device's program from a plan.
 
-1. edges: which slice takes whose output; one order of all slices           (edges.py)
+1. edges: which slice takes whose output; one order of all slices           (account/edges.py)
 2. transfers: the chunks that cross devices, forward and back, in one order  (transfers.py)
-3. groups: parameters summed together, in the order they are complete        (groups.py)
+3. groups: parameters summed together, in the order they are complete        (account/groups.py)
 4. actions: each device's own slices, with its posts and sums between them   (here)
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from spindle_cli.account.edges import execution_order, slice_edges, slice_layouts
+from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.edges import execution_order, slice_edges, slice_layouts
-from spindle_cli.program.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.program.transfers import plan_transfers
-from spindle_cli.program.types import Action, Kind, ParameterGroup, Program, Transfer
+from spindle_cli.program.types import Action, Kind, Program, Transfer
 from spindle_cli.units import KIB
 
 Compute = tuple[Kind, int]  # F or B, and the slice

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from spindle_cli.account.edges import edge_bytes
+from spindle_cli.account.rows import Layout, route
+from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.layout import Layout, route
-from spindle_cli.program.types import Edge, Transfer
+from spindle_cli.program.types import Transfer
 
 
 class _Step(NamedTuple):
@@ -45,7 +47,7 @@ def plan_transfers(
             continue  # every device keeps its own rows
         if step.is_gradient:
             source, destination = destination, source
-        edge_bytes = _edge_bytes(plan, edge)
+        whole_bytes = edge_bytes(plan, edge)
         for chunk in route(source, destination):
             if chunk.source == chunk.destination:
                 continue
@@ -59,15 +61,7 @@ def plan_transfers(
                     first=chunk.first,
                     last=chunk.last,
                     is_gradient=step.is_gradient,
-                    num_bytes=edge_bytes * (chunk.last - chunk.first) // source.batch_size,
+                    num_bytes=whole_bytes * (chunk.last - chunk.first) // source.batch_size,
                 )
             )
     return tuple(transfers)
-
-
-def _edge_bytes(plan: Plan, edge: Edge) -> int:
-    """Bytes that cross an edge for the whole batch."""
-    metaop = plan.by_name[plan.slices[edge.producer].metaop]
-    if edge.inner and metaop.inner_output_bytes is not None:
-        return metaop.inner_output_bytes
-    return metaop.output_bytes

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.types import Edge, ParameterGroup
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.program.layout import Layout
 
 
 class Kind(StrEnum):
@@ -48,37 +49,6 @@ class Transfer:
     num_bytes: int  # predicted, from the plan's output_bytes
 
 
-@dataclass(frozen=True)
-class ParameterGroup:
-    """Parameters held by the same set of devices, whose gradients become complete together and are summed in
-    one go.
-
-    Several groups may have the same devices (they share one communicator): what is complete earlier is summed
-    while backward still runs. `index` is also the order in which every device starts its sums. A group of one
-    device needs no sum.
-
-    Attributes:
-        index: position in `Program.groups`.
-        devices: ascending.
-        blocks: (parameters key, block) pairs.
-        num_bytes: of the gradients that each device brings to the sum.
-        slices: indices of the slices whose backward adds to these gradients, ascending.
-        first_ops: of each of `slices`, the first op that uses these parameters: with its backward the
-            slice has added all that it does.
-        fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
-            all of it. Slices with different tp that share parameters meet in the finest common fragments.
-            Parameters that it does not split are held, and summed, by all devices of their slices.
-    """
-
-    index: int
-    devices: tuple[int, ...]
-    blocks: tuple[tuple[str, int], ...]
-    num_bytes: int
-    slices: tuple[int, ...]
-    first_ops: tuple[int, ...]
-    fragment: tuple[int, int] = (0, 1)
-
-
 @dataclass(frozen=True, slots=True)
 class Action:
     """One step of a rank's program.
@@ -97,15 +67,6 @@ class Action:
     transfer: Transfer | None = None
     group: int | None = None
     op: int | None = None
-
-
-@dataclass(frozen=True)
-class Edge:
-    """Slice `consumer` takes the output of slice `producer` (indices into `Plan.slices`)."""
-
-    producer: int
-    consumer: int
-    inner: bool  # both of one MetaOp
 
 
 @dataclass(frozen=True)

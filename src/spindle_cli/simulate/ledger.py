@@ -8,7 +8,7 @@ arrived.
 
 from __future__ import annotations
 
-from spindle_cli.costs.device_memory import device_memory
+from spindle_cli.account.device_memory import device_memory
 from spindle_cli.costs.memory import slice_activation_bytes
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.types import Transfer

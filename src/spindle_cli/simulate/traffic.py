@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from spindle_cli.program.types import ParameterGroup, Program, Transfer
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.program.types import Program, Transfer
 from spindle_cli.simulate.clock import Clock
 from spindle_cli.simulate.network import Flow, Network
 from spindle_cli.simulate.types import GroupSum, Passage

@@ -15,7 +15,7 @@ from functools import partial
 
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.calendar import Calendar, num_groups, whole_groups
+from spindle_cli.plan.placing.calendar import Calendar, num_groups, whole_groups
 from spindle_cli.plan.placing.usage import Footprint, Usage
 from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.schedule import Draft, Piece, Placed

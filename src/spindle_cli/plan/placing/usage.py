@@ -1,4 +1,4 @@
-"""What each device holds while pieces are placed: costs/device_memory.py's account, one piece at a time."""
+"""What each device holds while pieces are placed: account/device_memory.py's account, one piece at a time."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.costs.device_memory import MEMORY_FORMULA, device_memory
+from spindle_cli.account.device_memory import MEMORY_FORMULA, device_memory
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 

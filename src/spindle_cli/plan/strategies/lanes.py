@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spindle_cli.plan.calendar import whole_groups
+from spindle_cli.plan.placing.calendar import whole_groups
 from spindle_cli.plan.problem import Node, Point, Problem
 
 # Seconds that something takes when it has so many devices; never more with more devices.

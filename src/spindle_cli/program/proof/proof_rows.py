@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spindle_cli.program.layout import Layout
+from spindle_cli.account.rows import Layout
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.types import Kind, Program
 

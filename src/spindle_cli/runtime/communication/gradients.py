@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.costs.device_memory import SUM_BUFFER_BYTES
-from spindle_cli.program.types import ParameterGroup
+from spindle_cli.account.device_memory import SUM_BUFFER_BYTES
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators

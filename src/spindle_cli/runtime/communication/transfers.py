@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from spindle_cli.account.rows import Chunk, route
 from spindle_cli.errors import PeerLostError
-from spindle_cli.program.layout import Chunk, route
 from spindle_cli.program.types import Transfer
 from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows
 from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring

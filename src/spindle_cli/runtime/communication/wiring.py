@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Slice
-from spindle_cli.program.layout import Layout
-from spindle_cli.program.types import Edge, Program
+from spindle_cli.program.types import Program
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
 
 

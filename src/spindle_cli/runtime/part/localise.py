@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.groups import ParameterBlock
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,14 @@ class Layout:
         """Samples [first, last) that a device holds."""
         return self.rows(self.share_of[device])
 
+    def holds(self, device: int, first: int, last: int) -> bool:
+        """Whether a device holds all of the samples [first, last)."""
+        share = self.share_of.get(device)
+        if share is None:
+            return False
+        own_first, own_last = self.rows(share)
+        return own_first <= first and last <= own_last
+
     def holders(self, share: int) -> tuple[int, ...]:
         """The `tp` devices that hold a share."""
         return self.devices[share * self.tp : (share + 1) * self.tp]
@@ -57,8 +66,7 @@ class Layout:
             share += 1
 
 
-@dataclass(frozen=True, order=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Samples [first, last) that `destination` takes from `source`; where both are the same device nothing is
     sent.
     """
@@ -76,7 +84,17 @@ def route(source: Layout, destination: Layout) -> tuple[Chunk, ...]:
     the destination's devices, so that the load spreads over them. Takes time in proportion to the number of
     chunks.
     """
-    chunks: list[Chunk] = []
+    return tuple(sorted(_chunks(source, destination)))
+
+
+def crossing(source: Layout, destination: Layout) -> list[Chunk]:
+    """Of `route`, the chunks that one device sends to another, in no particular order."""
+    if source == destination:
+        return []
+    return [chunk for chunk in _chunks(source, destination) if chunk.source != chunk.destination]
+
+
+def _chunks(source: Layout, destination: Layout) -> Iterator[Chunk]:
     for share in range(destination.dp):
         pieces = [
             (source.holders(piece), first, last)
@@ -84,9 +102,5 @@ def route(source: Layout, destination: Layout) -> tuple[Chunk, ...]:
         ]
         for index, device in enumerate(destination.holders(share)):
             turn = (share * destination.tp + index) % source.tp
-            chunks.extend(
-                Chunk(device, first, last, device if device in holders else holders[turn])
-                for holders, first, last in pieces
-            )
-    chunks.sort(key=lambda chunk: (chunk.destination, chunk.first))
-    return tuple(chunks)
+            for holders, first, last in pieces:
+                yield Chunk(device, first, last, device if device in holders else holders[turn])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of
-from spindle_cli.costs.device_memory import UNCOUNTED_SHARE, DeviceMemory, device_memory
+from spindle_cli.account.device_memory import UNCOUNTED_SHARE, DeviceMemory, device_memory
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory

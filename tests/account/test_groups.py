@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.groups import ParameterBlock, parameter_groups, sum_bytes
 from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.program.groups import ParameterBlock, parameter_groups, sum_bytes
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Kind
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from spindle_cli.costs.crossing import Crossings, slice_inputs
-from spindle_cli.costs.holdings import Block, BlockUse, Held, Holders, blocks_of
+from spindle_cli.account.crossing import Crossings, slice_inputs
+from spindle_cli.account.holdings import Block, BlockUse, Held, Holders, blocks_of
 from spindle_cli.costs.memory import (
     MetaOpSizes,
     OpNeeds,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
-from spindle_cli.costs.holdings import blocks_of
+from spindle_cli.account.holdings import blocks_of
+from spindle_cli.account.types import ParameterGroup, PlacedPlan
 from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.program.types import ParameterGroup
 from spindle_cli.units import GIB, KIB
 
 # Sizes of a sum to choose from, and one that takes its links' full bandwidth.
@@ -42,14 +42,14 @@ class ParameterBlock:
 ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
-def planned_parameters(plan: Plan) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
+def planned_parameters(plan: PlacedPlan) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
     """Which parameters each op trains, as far as the plan knows: a block an op, and one of what tensor
     parallelism leaves whole, its glue's parameters included.
 
     A runtime that knows the parameters themselves gives `link` its own.
     """
     uses: dict[tuple[str, int], tuple[ParameterBlock, ...]] = {}
-    for metaop in plan.metaops:
+    for metaop in plan.by_name.values():
         for op in range(metaop.num_ops):
             uses[metaop.name, op] = tuple(
                 ParameterBlock(key if is_split else f"{key}{WHOLE}", block, num_bytes, is_split)
@@ -62,7 +62,7 @@ def planned_parameters(plan: Plan) -> dict[tuple[str, int], tuple[ParameterBlock
 
 
 def parameter_groups(
-    slices: tuple[Slice, ...], order: tuple[int, ...], uses: ParameterUses, cluster: Cluster
+    slices: Sequence[SliceShape], order: tuple[int, ...], uses: ParameterUses, cluster: Cluster
 ) -> tuple[ParameterGroup, ...]:
     """Group all used parameters by the devices that hold them and by when their gradients are complete.
 
@@ -107,7 +107,7 @@ class _User(NamedTuple):
 
 
 def _used_alike(
-    slices: tuple[Slice, ...], order: tuple[int, ...], uses: ParameterUses
+    slices: Sequence[SliceShape], order: tuple[int, ...], uses: ParameterUses
 ) -> dict[tuple[_User, ...], dict[tuple[str, int], int]]:
     """Parameters that the same ops are the first to use, in the same way, with their bytes."""
     size: dict[tuple[str, int], int] = {}
@@ -173,7 +173,7 @@ class _Part:
 class _Holders:
     """Who holds each of the finest common fragments of parameters that some slices use."""
 
-    slices: tuple[Slice, ...]
+    slices: Sequence[SliceShape]
     found: dict[tuple[tuple[int, bool], ...], list[tuple[tuple[int, int], tuple[int, ...]]]] = field(
         default_factory=dict
     )

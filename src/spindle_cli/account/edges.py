@@ -5,12 +5,12 @@ from __future__ import annotations
 import heapq
 from itertools import pairwise
 
-from spindle_cli.plan.types import Plan
-from spindle_cli.program.layout import Layout
-from spindle_cli.program.types import Edge
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.types import Edge, PlacedPlan
+from spindle_cli.costs.memory import inner_bytes
 
 
-def slice_layouts(plan: Plan) -> tuple[Layout, ...]:
+def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
     """Who holds which samples, of each of `plan.slices`."""
     return tuple(
         Layout(piece.devices, piece.dp, piece.tp, plan.by_name[piece.metaop].batch_size)
@@ -18,7 +18,7 @@ def slice_layouts(plan: Plan) -> tuple[Layout, ...]:
     )
 
 
-def slice_edges(plan: Plan) -> tuple[Edge, ...]:
+def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:
     """Edges between slices, ordered by consumer, then producer.
 
     Inside a MetaOp from each slice to the next. Between MetaOps from the slice with the producer's last op to
@@ -32,7 +32,7 @@ def slice_edges(plan: Plan) -> tuple[Edge, ...]:
         indices.sort(key=lambda index: plan.slices[index].ops)
 
     edges: list[Edge] = []
-    for metaop in plan.metaops:
+    for metaop in plan.by_name.values():
         own = pieces[metaop.name]
         edges.extend(Edge(producer, consumer, inner=True) for producer, consumer in pairwise(own))
         for name in metaop.inputs:
@@ -41,7 +41,13 @@ def slice_edges(plan: Plan) -> tuple[Edge, ...]:
     return tuple(sorted(edges, key=lambda edge: (edge.consumer, edge.producer)))
 
 
-def execution_order(plan: Plan, edges: tuple[Edge, ...]) -> tuple[int, ...]:
+def edge_bytes(plan: PlacedPlan, edge: Edge) -> int:
+    """Bytes that cross an edge for the whole batch, one way."""
+    metaop = plan.by_name[plan.slices[edge.producer].metaop]
+    return inner_bytes(metaop) if edge.inner else metaop.output_bytes
+
+
+def execution_order(plan: PlacedPlan, edges: tuple[Edge, ...]) -> tuple[int, ...]:
     """Indices of the slices, producers first, otherwise by start, then wave, then place in the wave.
 
     Every device runs its slices in this order, so that all devices agree on it without asking each other.

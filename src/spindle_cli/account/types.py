@@ -1,0 +1,64 @@
+"""What a plan moves and sums, as data: edges between slices, messages, and parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from spindle_cli.costs.memory import MetaOpSizes, SliceShape
+from spindle_cli.files.cluster import Cluster
+
+
+class PlacedPlan(Protocol):
+    """What is needed of a plan; `plan.types.Plan` has it, and the planner's drafts once they are placed.
+
+    `slices` are in the order in which they start; everything else names them by their index in it.
+    """
+
+    @property
+    def slices(self) -> Sequence[SliceShape]: ...
+    @property
+    def by_name(self) -> Mapping[str, MetaOpSizes]: ...
+    @property
+    def cluster(self) -> Cluster: ...
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Slice `consumer` takes the output of slice `producer` (indices into the plan's slices)."""
+
+    producer: int
+    consumer: int
+    inner: bool  # both of one MetaOp
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters held by the same set of devices, whose gradients become complete together and are summed in
+    one go.
+
+    Several groups may have the same devices (they share one communicator): what is complete earlier is summed
+    while backward still runs. `index` is also the order in which every device starts its sums. A group of one
+    device needs no sum.
+
+    Attributes:
+        index: position among the plan's groups.
+        devices: ascending.
+        blocks: (parameters key, block) pairs.
+        num_bytes: of the gradients that each device brings to the sum.
+        slices: indices of the slices whose backward adds to these gradients, ascending.
+        first_ops: of each of `slices`, the first op that uses these parameters: with its backward the
+            slice has added all that it does.
+        fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
+            all of it. Slices with different tp that share parameters meet in the finest common fragments.
+            Parameters that it does not split are held, and summed, by all devices of their slices.
+    """
+
+    index: int
+    devices: tuple[int, ...]
+    blocks: tuple[tuple[str, int], ...]
+    num_bytes: int
+    slices: tuple[int, ...]
+    first_ops: tuple[int, ...]
+    fragment: tuple[int, int] = (0, 1)
