@@ -115,3 +115,23 @@ def tied() -> Workload:
     first, second = Plain(), Plain()
     second.linear.weight = first.linear.weight
     return _workload([first, second, Plain()], Plain)
+
+
+def _load_beside_new() -> Plain:
+    """As `from_pretrained` does: born on the meta device, where initialising draws nothing; the weight is
+    loaded, the bias, which the file has not, drawn.
+    """
+    with torch.device("meta"):
+        born = Plain()
+        nn.init.normal_(born.linear.weight)
+        born.linear.weight.data.uniform_()
+    born.linear.weight = nn.Parameter(torch.linspace(0, 1, 64).reshape(8, 8))
+    born.linear.bias = nn.Parameter(torch.empty_like(born.linear.bias, device="cpu"))
+    nn.init.normal_(born.linear.bias)
+    with torch.no_grad():
+        born.linear.bias.add_(torch.empty_like(born.linear.bias).normal_())
+    return born
+
+
+def loaded() -> Workload:
+    return _workload([Plain(), _load_beside_new(), Plain(), Plain()], Plain)

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.item_draws import (
+from spindle_cli.workload.training.batches import Batches, first_samples
+from spindle_cli.workload.training.item_draws import (
     DrawsError,
     Generators,
     SeededCalls,
     generators_kept,
     no_draws,
 )
-from spindle_cli.workload.training.batches import Batches, first_samples
 from spindle_cli.workload.types import Task
 
 DRAWS: dict[str, Callable[[], float]] = {

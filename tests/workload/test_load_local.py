@@ -16,8 +16,8 @@ from spindle_cli.workload.rebind import rebind
 
 from . import shapes_of_models
 
-BUILDS = ["mixed", "copied", "reading", "tied"]
-IN_PART = ["mixed", "copied", "tied"]
+BUILDS = ["mixed", "copied", "reading", "tied", "loaded"]
+IN_PART = ["mixed", "copied", "tied", "loaded"]
 
 
 def source(build: str) -> str:

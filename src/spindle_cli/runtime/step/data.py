@@ -18,8 +18,8 @@ import torch
 
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.step.compute import LocalSlice
-from spindle_cli.workload.item_draws import DrawsError
 from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.item_draws import DrawsError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
@@ -19,12 +20,37 @@ from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.source import resolve
 
 
+class Dropped:
+    """The tensors that are on the meta device only because we have moved them there, or what they were made
+    of; by their storages, which views share.
+
+    A build may have tensors on the meta device of its own accord, as `from_pretrained` has before it loads.
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, Any] = {}  # StorageWeakRefs
+
+    def add(self, tensor: Tensor) -> None:
+        """Note a tensor that is on the meta device now."""
+        reference: Any = StorageWeakRef  # torch gives it no types
+        storage = reference(tensor.untyped_storage())
+        self._storages[storage.cdata] = storage
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether a tensor would be real in a full build."""
+        if not tensor.is_meta:
+            return False
+        found = self._storages.get(tensor.untyped_storage()._cdata)
+        return found is not None and not found.expired()
+
+
 @dataclass
 class Births:
     """The parameters of a build in the order in which they came to be: registered with a module, or
     deep-copied.
 
-    `sources`: for a copy, the number of the parameter that it was copied from.
+    `sources`: for a copy, the number of the parameter that it was copied from. `dropped`: what was moved to
+    the meta device.
     """
 
     parameters: list[nn.Parameter] = field(default_factory=list)
@@ -32,6 +58,7 @@ class Births:
     numbers: dict[int, int] = field(
         default_factory=dict
     )  # by id; `parameters` keeps them alive, so ids stay unique
+    dropped: Dropped = field(default_factory=lambda: Dropped())
 
     def add(self, parameter: nn.Parameter, source: int | None = None) -> int:
         """Number of a new parameter."""
@@ -41,6 +68,12 @@ class Births:
         if source is not None:
             self.sources[number] = source
         return number
+
+    def drop(self, parameter: nn.Parameter) -> None:
+        """Move a parameter to the meta device, in place, if it is not there by itself."""
+        if not parameter.is_meta and not is_lazy(parameter):
+            to_meta(parameter)
+            self.dropped.add(parameter)
 
     def describe(self) -> list[tuple[tuple[int, ...], torch.dtype]]:
         """Shape and dtype of each, to compare two builds by."""
@@ -110,7 +143,7 @@ def parameters_born(births: Births, keep: Callable[[int], bool]) -> Iterator[Non
 
     def note(parameter: nn.Parameter, source: int | None = None) -> None:
         if not keep(births.add(parameter, source)):
-            to_meta(parameter)
+            births.drop(parameter)
 
     def noted_register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
         register(self, name, param)

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.building.abstract import Births, swap, to_meta
+from spindle_cli.workload.building.abstract import Births, Dropped, swap
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def drawing_as_if_real(births: Births) -> Iterator[None]:
     """
     stand_ins = _RealWhileInitialised(births)
     throw_away: Any = _DrawAndThrowAway
-    with stand_ins, throw_away():
+    with stand_ins, throw_away(births.dropped):
         yield
     stand_ins.give_back()
 
@@ -37,16 +37,30 @@ _tensor_type: Any = Tensor
 _IS_META = _tensor_type.is_meta.__get__
 
 
-class _DrawAndThrowAway(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch gives it no types
-    """A random operation on meta tensors is first run on real ones of the same shapes."""
+class _DrawAndThrowAway(TorchDispatchMode):
+    """A random operation on tensors that we have moved to the meta device, or on what was made of them, is
+    first run on real ones of the same shapes.
+    """
+
+    def __init__(self, dropped: Dropped) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self._dropped = dropped
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if not any(self._dropped.has(tensor) for tensor in _tensors((args, kwargs))):
+            return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
-            tensors = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
-            if any(tensor.is_meta for tensor in tensors):
-                func(*pytree.tree_map(_scratch, args), **pytree.tree_map(_scratch, kwargs))
-        return func(*args, **kwargs)  # the meta kernel itself draws nothing
+            func(*pytree.tree_map(_scratch, args), **pytree.tree_map(_scratch, kwargs))
+        result = func(*args, **kwargs)  # the meta kernel itself draws nothing
+        for tensor in _tensors(result):
+            if tensor.is_meta:
+                self._dropped.add(tensor)
+        return result
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    return [item for item in pytree.tree_leaves(tree) if isinstance(item, Tensor)]
 
 
 def _scratch(item: Any) -> Any:
@@ -73,7 +87,7 @@ class _RealWhileInitialised(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         asked = func == _IS_META and func(args[0]) and _called_by_init()
-        if not asked:
+        if not asked or not self._births.dropped.has(args[0]):
             return func(*args, **(kwargs or {}))
         self.give_back()
         tensor = args[0]
@@ -88,7 +102,7 @@ class _RealWhileInitialised(TorchFunctionMode):
     def give_back(self) -> None:
         """Move what was made real last back to the meta device."""
         if isinstance(self._lent, torch.nn.Parameter) and id(self._lent) in self._births.numbers:
-            to_meta(self._lent)
+            self._births.drop(self._lent)
         self._lent = None
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.item_draws import SeededCalls, generators_kept, no_draws, seed_of
+from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
 
 
