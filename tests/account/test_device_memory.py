@@ -9,12 +9,18 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of
-from spindle_cli.account.device_memory import UNCOUNTED_SHARE, DeviceMemory, device_memory
+from spindle_cli.account.device_memory import (
+    ALLOCATOR_SHARE,
+    UNCOUNTED_SHARE,
+    DeviceMemory,
+    device_memory,
+)
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory
 
 MIB = 2**20
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,7 @@ def needs_of(
     found = device_memory(metaops, slices, cluster, Optimizer(**optimizer))
     plain = []
     for need in found:
-        top = need.total_bytes * UNCOUNTED_SHARE / (1 + UNCOUNTED_SHARE)
+        top = need.tensor_bytes * UNCOUNTED_SHARE / (1 + UNCOUNTED_SHARE)
         plain.append(DeviceMemory(**{**vars(need), "buffer_bytes": round(need.buffer_bytes - top)}))
     return plain
 
@@ -272,3 +278,37 @@ def test_without_a_profile_of_memory_it_is_guessed_from_what_an_op_keeps() -> No
     net = metaop_of("a/m", 3, {1: 1.0}, param_bytes_per_op=0, activation_bytes_per_op=4 * MIB)
     (need,) = needs_of([net], [slice_of("a/m", (0, 3), [0], 1)], cluster_of(1))
     assert mib(need.activation_bytes) == (12 + 2 + 0.125,)
+
+
+def nodes_of(*groups: NodeGroup) -> Cluster:
+    return cluster_of(1).model_copy(update={"nodes": groups})
+
+
+def test_a_gpu_holds_its_reserve_its_communicators_and_what_its_allocator_keeps() -> None:
+    """Parameters and optimizer state are there all the time; gradients and activations come and go."""
+    group = NodeGroup(devices=1, device="a800-80gb", memory_gib=80, reserve_gib=1.5)
+    metaop = model("a/m", 3, op(kept=4, forward=6))
+    slices = [slice_of("a/m", (0, 3), [0], 1)]
+    (need,) = device_memory([metaop], slices, nodes_of(group), Optimizer(), (7 * MIB,))
+    (on_cpu,) = device_memory([metaop], slices, cluster_of(1), Optimizer())
+    passing = need.gradient_bytes + need.activation_bytes
+    assert need.outside_bytes == 1536 * MIB + 7 * MIB
+    assert need.allocator_bytes == pytest.approx(ALLOCATOR_SHARE * passing)
+    assert passing > 0
+    assert need.total_bytes == need.tensor_bytes + need.allocator_bytes + need.outside_bytes
+    assert sum(need.parts.values()) == need.total_bytes
+    assert (on_cpu.total_bytes, on_cpu.allocator_bytes, on_cpu.outside_bytes) == (need.tensor_bytes, 0, 0)
+
+
+def test_the_reserve_is_what_the_file_says_or_what_such_a_device_usually_loses() -> None:
+    groups = (
+        NodeGroup(devices=1, device="h100", memory_gib=80),
+        NodeGroup(devices=1, device="h100", memory_gib=8),
+        NodeGroup(count=2, devices=1, device="h100", memory_gib=80, reserve_gib=0),
+    )
+    cluster = nodes_of(*groups)
+    assert cluster.reserve_bytes == (2 * GIB, int(0.8 * GIB), 0, 0)
+    assert cluster.usable_bytes == (78 * GIB, 8 * GIB - int(0.8 * GIB), 80 * GIB, 80 * GIB)
+    assert cluster_of(2, memory_gib=4).usable_bytes == (4 * GIB, 4 * GIB)
+    with pytest.raises(ValueError, match="reserve_gib: 8 of 8 GiB"):
+        NodeGroup(devices=1, device="h100", memory_gib=8, reserve_gib=8)

@@ -115,7 +115,7 @@ def test_memory_is_the_plan_s_prediction() -> None:
     data = build_report(plan)
     for use in data.memory:
         total = use.parameter_bytes + use.gradient_bytes + use.optimizer_bytes
-        total += use.activation_bytes + use.buffer_bytes
+        total += use.activation_bytes + use.buffer_bytes + use.allocator_bytes + use.outside_bytes
         for device in range(use.run[0], use.run[1] + 1):
             assert total == plan.predicted.peak_memory_bytes[device]
 

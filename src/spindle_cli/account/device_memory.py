@@ -8,7 +8,7 @@ time; activations come with each op's forward pass and go with its backward pass
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
@@ -24,14 +24,19 @@ from spindle_cli.costs.memory import (
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.units import MIB
 
-# Which account of memory this is, as plans note it. The first added up the most of everything.
-MEMORY_FORMULA = 2
+# Which account of memory this is, as plans note it. The first added up the most of everything, the second had
+# neither the allocator nor the reserve of GPUs.
+MEMORY_FORMULA = 3
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
 # sharded; the runtime lets further sums wait. A single sum may be larger.
 SUM_BUFFER_BYTES = 32 * MIB
 # On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
 # buckets. By scripts/bench_memory.py it was 0.2 % at most.
 UNCOUNTED_SHARE = 0.01
+# On GPUs, what torch's allocator holds beyond the tensors that come and go: it rounds sizes up to 512 bytes,
+# takes 2, 20 or more MiB at once from the driver (c10/cuda/CUDACachingAllocator.cpp), and holes stay between
+# blocks of different ages. What is there all the time leaves none. Assumed, not measured here.
+ALLOCATOR_SHARE = 0.1
 # An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
 _RANDOM_STATE_BYTES = 5056
 
@@ -53,6 +58,8 @@ class OptimizerNumbers(Protocol):
 class DeviceMemory:
     """Bytes of one device at its fullest moment, by what takes them.
 
+    `allocator_bytes`: what torch's allocator holds beyond the tensors. `outside_bytes`: what is outside of
+    it, the cluster's reserve for context and libraries, and communicators.
     `updated_bytes`: of the parameters, those that the device's own optimizer updates. `lasting_bytes`: of
     all, what is there at every moment.
     """
@@ -64,10 +71,17 @@ class DeviceMemory:
     buffer_bytes: int
     updated_bytes: int
     lasting_bytes: int
+    allocator_bytes: int = 0
+    outside_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
-        """All of them together."""
+        """All of them together, as the driver shows it."""
+        return self.tensor_bytes + self.allocator_bytes + self.outside_bytes
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Of all, what tensors take."""
         return (
             self.parameter_bytes
             + self.gradient_bytes
@@ -76,14 +90,30 @@ class DeviceMemory:
             + self.buffer_bytes
         )
 
+    @property
+    def parts(self) -> dict[str, int]:
+        """All of them by what people call them."""
+        return {
+            "parameters": self.parameter_bytes,
+            "gradients": self.gradient_bytes,
+            "optimizer state": self.optimizer_bytes,
+            "activations": self.activation_bytes,
+            "buffers": self.buffer_bytes,
+            "allocator": self.allocator_bytes,
+            "reserve and communicators": self.outside_bytes,
+        }
+
 
 def device_memory(
     metaops: Iterable[MetaOpSizes],
     slices: Sequence[SliceShape],
     cluster: Cluster,
     optimizer: OptimizerNumbers,
+    communicator_bytes: Sequence[int] | None = None,
 ) -> tuple[DeviceMemory, ...]:
-    """Peak memory of every device of the cluster under a plan.
+    """Peak memory of every device of the cluster under a plan, as the driver would show it.
+
+    `communicator_bytes`: of each device, what its communicators take; nothing if None.
 
     * Optimizer state takes `optimizer_state_per_param` times the trained parameters, where it is sharded
       divided by the number of devices that hold the same ones.
@@ -97,6 +127,8 @@ def device_memory(
       has of the task.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
+    * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
+      there before the first tensor.
     """
     by_name = {metaop.name: metaop for metaop in metaops}
     in_order = sorted(slices, key=lambda piece: piece.start_s)
@@ -114,9 +146,13 @@ def device_memory(
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [tuple(role) for role in roles]
     uses = ((index, use.block) for index, part in enumerate(parts) for op in part.uses for use in op)
-    account = _Account(parts, Holders(in_order, uses), cluster.talks_by == "gloo", optimizer)
+    account = _Account(parts, Holders(in_order, uses), cluster.talks_by == "gloo", cluster.is_cpu, optimizer)
     needs = {role: account.need(role) for role in set(of_device)}
-    return tuple(needs[role] for role in of_device)
+    communicators = communicator_bytes or (0,) * cluster.num_devices
+    return tuple(
+        replace(needs[role], outside_bytes=reserve + own)
+        for role, reserve, own in zip(of_device, cluster.reserve_bytes, communicators, strict=True)
+    )
 
 
 # Index of a slice, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
@@ -192,6 +228,7 @@ class _Account:
     parts: Sequence[_Part]
     holders: Holders
     by_gloo: bool
+    on_cpu: bool
     optimizer: OptimizerNumbers
 
     @cached_property
@@ -220,6 +257,7 @@ class _Account:
             buffer_bytes=round(fullest.buffers + uncounted),
             updated_bytes=round(updated),
             lasting_bytes=lasting,
+            allocator_bytes=0 if self.on_cpu else round(ALLOCATOR_SHARE * fullest.total),
         )
 
     def _held(self, roles: Sequence[_Role]) -> dict[Block, Held]:

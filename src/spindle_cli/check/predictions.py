@@ -58,14 +58,7 @@ def memory(plan: Plan) -> Iterator[Violation]:
 
 
 def _breakdown(need: DeviceMemory) -> str:
-    parts = {
-        "parameters": need.parameter_bytes,
-        "gradients": need.gradient_bytes,
-        "optimizer": need.optimizer_bytes,
-        "activations": need.activation_bytes,
-        "buffers": need.buffer_bytes,
-    }
-    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
+    listed = ", ".join(f"{name} {format_bytes(size)}" for name, size in need.parts.items() if size)
     return f"{format_bytes(need.total_bytes)} ({listed})"
 
 

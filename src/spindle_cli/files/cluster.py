@@ -20,6 +20,10 @@ Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
 BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
 
 
+# Of a GPU's nominal memory, what is gone before the first tensor: about 0.9 GiB of 80 that the driver keeps
+# (torch says "79.15 GiB total capacity" of an A100); the CUDA context, 0.3 GiB where kernels are loaded when
+# they are needed and over 1 GiB where not (pytorch/pytorch issue 107667); workspaces of cuBLAS and cuDNN.
+DEFAULT_RESERVE_GIB = 2.0
 CPU = "cpu"  # the device type of a CPU's processes; any other is a GPU's
 
 
@@ -65,6 +69,8 @@ class NodeGroup(Model):
     `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
     through one of them. By default one per device, and one per node where devices are CPUs. More cards than
     devices are not used.
+    `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
+    for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
     """
 
     count: Annotated[int, Field(ge=1)] = 1
@@ -72,6 +78,24 @@ class NodeGroup(Model):
     device: str
     memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
     nics: Annotated[int, Field(ge=1)] | None = None
+    reserve_gib: Annotated[float, Field(ge=0)] | None = None
+
+    @model_validator(mode="after")
+    def _leaves_memory(self) -> NodeGroup:
+        if self.reserve_gib is not None and self.reserve_gib >= self.memory_gib:
+            raise ValueError(
+                f"reserve_gib: {self.reserve_gib:g} of {self.memory_gib:g} GiB; expected less than memory_gib"
+            )
+        return self
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Bytes of each device that no tensor of a plan gets."""
+        if self.reserve_gib is not None:
+            return int(self.reserve_gib * GIB)
+        if self.device == CPU:
+            return 0
+        return int(min(DEFAULT_RESERVE_GIB, self.memory_gib / 10) * GIB)
 
     @property
     def cards(self) -> int:
@@ -153,6 +177,18 @@ class Cluster(Artifact):
     def node_of(self) -> tuple[int, ...]:
         """Index of the node of each device; length `num_devices`."""
         return tuple(node for node, size in enumerate(self.node_sizes) for _ in range(size))
+
+    @cached_property
+    def reserve_bytes(self) -> tuple[int, ...]:
+        """Of each device's memory, what no tensor of a plan gets; length `num_devices`."""
+        return tuple(group.reserve_bytes for group in self.nodes for _ in range(group.count * group.devices))
+
+    @cached_property
+    def usable_bytes(self) -> tuple[int, ...]:
+        """Memory of each device less its reserve; length `num_devices`."""
+        return tuple(
+            memory - reserve for memory, reserve in zip(self.memory_bytes, self.reserve_bytes, strict=True)
+        )
 
     @cached_property
     def first_device_of(self) -> tuple[int, ...]:

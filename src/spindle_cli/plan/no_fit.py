@@ -36,14 +36,7 @@ def no_fit(profile: Profile, cluster: Cluster) -> NoPlanError:
     """
     device, need = _least_overflow(profile, cluster)
     capacity = cluster.memory_bytes[device]
-    parts = {
-        "parameters": need.parameter_bytes,
-        "gradients": need.gradient_bytes,
-        "optimizer state": need.optimizer_bytes,
-        "activations": need.activation_bytes,
-        "transfer buffers": need.buffer_bytes,
-    }
-    taken = ", ".join(f"{what} {format_bytes(size)}" for what, size in parts.items())
+    taken = ", ".join(f"{what} {format_bytes(size)}" for what, size in need.parts.items() if size)
     fitting = [change.words for change in _smallest_that_fit(profile, cluster)]
     return NoPlanError(
         f"no plan fits {cluster.name!r}: in the one that comes closest, device {device} needs "
@@ -204,7 +197,7 @@ def _with_memory_gib(cluster: Cluster, memory_gib: float) -> Cluster:
 
 
 def _with_nodes(cluster: Cluster, nodes: tuple[NodeGroup, ...]) -> Cluster:
-    return Cluster(name=cluster.name, nodes=nodes, links=cluster.links)
+    return Cluster(name=cluster.name, nodes=nodes, links=cluster.links, backend=cluster.backend)
 
 
 def _with_metaops(profile: Profile, metaops: tuple[MetaOpProfile, ...]) -> Profile:

@@ -85,6 +85,8 @@ def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
             optimizer_bytes=held[run[0]].optimizer_bytes,
             activation_bytes=held[run[0]].activation_bytes,
             buffer_bytes=held[run[0]].buffer_bytes,
+            allocator_bytes=held[run[0]].allocator_bytes,
+            outside_bytes=held[run[0]].outside_bytes,
             capacity_bytes=plan.cluster.memory_bytes[run[0]],
         )
         for run, _ in equal_runs(both)

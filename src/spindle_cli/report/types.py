@@ -144,6 +144,8 @@ class MemoryUse(Model):
     optimizer_bytes: int
     activation_bytes: int
     buffer_bytes: int
+    allocator_bytes: int
+    outside_bytes: int
     capacity_bytes: int
 
 

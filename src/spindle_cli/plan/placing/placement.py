@@ -88,7 +88,7 @@ class _Placing:
         self.problem = problem
         self.cluster: Cluster = problem.cluster
         self.taste = taste
-        self.usage = Usage(problem.cluster.memory_bytes)
+        self.usage = Usage(problem.cluster.usable_bytes)
         self.calendar = Calendar(problem, draft)
         self.outputs: dict[int, _Rows] = {}  # node -> its latest piece's output
         # Bytes that an inter-node link moves while a link inside a node moves one.

@@ -56,7 +56,7 @@ def recomputing(thrifty: Thrifty, step: int) -> Thrifty | None:
     profile, cluster = thrifty.problem.profile, thrifty.problem.cluster
     thrift = replace(thrifty.thrift, recompute=recomputed_ops(profile, step / STEPS))
     problem = make_problem(profile, cluster, thrift)
-    if least_bytes(problem) > sum(cluster.memory_bytes):
+    if least_bytes(problem) > sum(cluster.usable_bytes):
         return None
     return Thrifty(thrift, problem, lower_bound(problem))
 

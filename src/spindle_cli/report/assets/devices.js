@@ -86,9 +86,14 @@ function memorySection() {
   const parts = [
     ['Parameters', CATEGORIES[0]], ['Gradients', CATEGORIES[1]], ['Optimizer state', CATEGORIES[5]],
     ['Activations', CATEGORIES[2]], ['Transfer buffers', CATEGORIES[6]],
+    ['Allocator', CATEGORIES[3]], ['Reserve and communicators', CATEGORIES[4]],
   ];
   const bars = DATA.memory.map((use) => ({
-    run: use.run, values: [use.parameter_bytes, use.gradient_bytes, use.optimizer_bytes, use.activation_bytes, use.buffer_bytes],
+    run: use.run,
+    values: [
+      use.parameter_bytes, use.gradient_bytes, use.optimizer_bytes, use.activation_bytes, use.buffer_bytes,
+      use.allocator_bytes, use.outside_bytes,
+    ],
   }));
   const limits = [];
   for (const use of DATA.memory) {
