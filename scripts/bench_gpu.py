@@ -21,8 +21,8 @@ import torch
 import yaml
 from paper_profiles import ROOT, WORKLOADS
 
-from spindle_cli.files.artifact import write_text
 from spindle_cli.files.run_files import PREDICTED_FILE, Comparison, PredictedVsMeasured
+from spindle_cli.files.writing import write_text
 from spindle_cli.profile.machine.devices import Precision, cluster_device_name, device_peak, listed_devices
 from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.types import Profile

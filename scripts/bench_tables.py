@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from spindle_cli.files.artifact import write_text
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.units import GIB
 

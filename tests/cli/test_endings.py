@@ -17,7 +17,7 @@ from helpers.cli import run_spindle, spindle_process
 from helpers.plans import two_towers
 from spindle_cli.cli.app import COMMANDS, load_command
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import write_text
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.file import write_plan
 
 

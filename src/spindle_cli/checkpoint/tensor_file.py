@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import torch
 from torch import Tensor
@@ -91,21 +91,32 @@ def write_tensors(
         OSError: the file cannot be written.
         TypeError: a dtype that safetensors files have no name for.
     """
-    keys, num_bytes = file_order(layouts), 0
     with path.open("wb") as file:
-
-        def put(content: bytes | memoryview) -> None:
-            nonlocal num_bytes
-            file.write(content)
-            if digest is not None:
-                digest.update(content)
-            num_bytes += len(content)
-
-        put(_header(keys, layouts))
-        for key in keys:
-            put(_bytes_of(key, tensor_of(key), layouts[key]))
+        num_bytes = put_tensors(file, layouts, tensor_of, digest)
         file.flush()
         os.fsync(file.fileno())
+    return num_bytes
+
+
+def put_tensors(
+    file: IO[bytes],
+    layouts: Mapping[str, Layout],
+    tensor_of: Callable[[str], Tensor],
+    digest: Digest | None = None,
+) -> int:
+    """What `write_tensors` does with a file that is open."""
+    keys, num_bytes = file_order(layouts), 0
+
+    def put(content: bytes | memoryview) -> None:
+        nonlocal num_bytes
+        file.write(content)
+        if digest is not None:
+            digest.update(content)
+        num_bytes += len(content)
+
+    put(_header(keys, layouts))
+    for key in keys:
+        put(_bytes_of(key, tensor_of(key), layouts[key]))
     return num_bytes
 
 

@@ -70,6 +70,7 @@ def launch(
     and exit code 143.
     """
     begun_s = time.time()
+    from spindle_cli.files.writing import require_no_input
     from spindle_cli.launch import run
     from spindle_cli.launch.starting.head_start import HeadStart
     from spindle_cli.launch.starting.shell import shell_script
@@ -82,6 +83,7 @@ def launch(
     if (nproc is not None or profile is not None) and not elastic:
         raise UsageError("--nproc and --profile are for --elastic")
     if trace is not None:
+        require_no_input("--trace", trace, plan)
         require_writable(trace)
     options = LaunchOptions(
         steps=steps,

@@ -37,10 +37,12 @@ def plan(
     Writes the plan and reports the predicted iteration. Same inputs, same bytes. Exit code 4 if no plan fits.
     """
     from spindle_cli.check.run import check_plan
+    from spindle_cli.files.writing import require_no_input
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.report import PlanReport
 
+    require_no_input("-o", output_path, profile, cluster)
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
     made = make_plan(read, goal, strategy, effort)
     violations = check_plan(made, read)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, OutputOption, WorkloadArgument
 from spindle_cli.cli.profile_options import (
@@ -37,6 +39,7 @@ def profile(
     from spindle_cli.cli.profile_summary import curve_table, summarise
     from spindle_cli.errors import UsageError
     from spindle_cli.files.cluster import Cluster
+    from spindle_cli.files.writing import require_no_input
     from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
 
@@ -50,6 +53,10 @@ def profile(
         raise UsageError(
             "--device and --precision belong to --estimate", hint="Measured is what this machine has."
         )
+    read_files = (Path(workload.partition(":")[0]), cluster, reuse)
+    require_no_input("-o", output_path, *read_files)
+    if write_cluster is not None:
+        require_no_input("--write-cluster", write_cluster, *read_files)
     audience = Audience(output.err(), output.note)
     goal = None if cluster is None else Cluster.read(cluster)
     if estimate:

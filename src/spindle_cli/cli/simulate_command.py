@@ -31,12 +31,15 @@ def simulate(
     transfers and gradient sums share the links, where devices wait and for whom, what each holds in memory.
     """
     from spindle_cli.check.run import check_plan
+    from spindle_cli.files.writing import require_no_input
     from spindle_cli.plan.file import read_plan
     from spindle_cli.simulate import tables
     from spindle_cli.simulate.events import write_trace
     from spindle_cli.simulate.report import report_of
     from spindle_cli.simulate.run import simulate as run
 
+    if trace is not None:
+        require_no_input("--trace", trace, plan)
     read = read_plan(plan)
     require_without(CANNOT_LINK, plan, check_plan(read))
     simulation = run(read)

@@ -6,11 +6,8 @@ model derived from `Artifact`; the JSON Schemas under `schemas/` are generated f
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -18,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, Valid
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import parse_json, parse_yaml
+from spindle_cli.files.writing import write_text
 
 
 class Model(BaseModel):
@@ -162,44 +160,6 @@ def _describe_problem(problem: Any) -> str:
     shown = repr(problem["input"])
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return f"{place}: {message} (found {shown})" if place else message
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole: to a temporary file beside it, then rename. Devices and pipes are written to
-    directly.
-
-    Raises:
-        InputError: the folder is missing or not writable, or the disk is full; an old file is untouched.
-    """
-    temporary: str | None = None
-    path = path.resolve()  # a link keeps pointing at the file
-    try:
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_text(text, encoding="utf-8")
-            return
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
-        temporary = None
-    except OSError as error:
-        raise InputError(
-            f"{path}: cannot be written: {error.strerror}",
-            hint="Check that the folder exists and is writable, and that the disk is not full.",
-        ) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def write_json(path: Path, model: BaseModel) -> None:

@@ -14,7 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact, Model, validate, write_text
+from spindle_cli.files.artifact import Artifact, Model, validate
+from spindle_cli.files.writing import write_text
 
 METRICS_FILE = "metrics.jsonl"
 PREDICTED_FILE = "predicted.json"

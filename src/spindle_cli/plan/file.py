@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import write_text
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice, Wave
 from spindle_cli.profile.types import Profile
 

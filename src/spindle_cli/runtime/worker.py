@@ -20,10 +20,11 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import to_compact_json, write_json, write_text
+from spindle_cli.files.artifact import to_compact_json, write_json
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment

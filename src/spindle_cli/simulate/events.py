@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from spindle_cli.files.artifact import write_text
 from spindle_cli.files.chrome_trace import (
     COMPUTE,
     SENDS,
@@ -19,6 +18,7 @@ from spindle_cli.files.chrome_trace import (
     stack,
     trace_text,
 )
+from spindle_cli.files.writing import write_text
 from spindle_cli.simulate.types import Activity, Cause, Passage, Simulation, Wait
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import write_text
 from spindle_cli.files.chrome_trace import (
     COMPUTE,
     SENDS,
@@ -19,6 +18,7 @@ from spindle_cli.files.chrome_trace import (
     trace_text,
 )
 from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import Plan
 
 _WAITS = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from spindle_cli.files.artifact import write_text
 from spindle_cli.files.cluster import Cluster, Links, NodeGroup
+from spindle_cli.files.writing import write_text
 from spindle_cli.profile.machine.devices import cluster_device_name
 from spindle_cli.profile.machine.link_speed import as_link
 from spindle_cli.profile.types import Profile

@@ -49,7 +49,8 @@ from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensor_file import Layout, write_tensors
 from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import to_compact_json, write_text
+from spindle_cli.files.artifact import to_compact_json
+from spindle_cli.files.writing import write_text
 from spindle_cli.runtime.saving.train_state import Numbers
 
 

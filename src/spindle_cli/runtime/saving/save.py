@@ -5,8 +5,6 @@ No rank ever holds more than its part, and rank 0 one parameter of the others' b
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -14,11 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.tensor_file import Layout, file_order, write_tensors
+from spindle_cli.checkpoint.tensor_file import Layout, file_order, put_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_name
 from spindle_cli.files.joining import joined
 from spindle_cli.files.run_files import model_path
+from spindle_cli.files.writing import written_whole
 
 
 def save_model(
@@ -83,22 +82,22 @@ def _receive(owner: int, layout: Layout, device: torch.device) -> Tensor:
     return received
 
 
-def write_model(path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]) -> None:
-    """Write tensors whole or not at all; see `write_tensors`.
-
-    Raises:
-        InputError: the folder is not writable, or the disk is full.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _make_folder(folder: Path) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_tensors(temporary, layouts, tensor_of)
-        temporary.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"{path}: the trained parameters cannot be written: {error}",
+            f"{folder}: the trained parameters cannot be written there: {error.strerror}",
             hint="Check that the run's folder is writable and that the disk is not full.",
         ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+
+
+def write_model(path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]) -> None:
+    """Write a safetensors file, whole or not at all, and its folder if need be.
+
+    Raises:
+        InputError: the folder cannot be made or is not writable, or the disk is full.
+    """
+    _make_folder(path.parent)
+    with written_whole(path) as file:
+        put_tensors(file, layouts, tensor_of)
