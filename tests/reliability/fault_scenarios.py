@@ -46,7 +46,7 @@ class Scenario:
 
 NEWEST = "everything up to the newest checkpoint"
 AGAIN = "starts again from the newest checkpoint"
-STOPS = "the workers save after the step they are at, or the next, and end"
+STOPS = "the workers save at most two steps after the one they are at, and end"
 SAVED = "everything: a checkpoint is saved first"
 
 SCENARIOS = (
@@ -154,13 +154,13 @@ SCENARIOS = (
         (
             Row(
                 "SIGTERM to the launcher",
-                "the workers save after the step they are at, or the next, and end",
+                "the workers save at most two steps after the one they are at, and end",
                 SAVED,
             ),
         ),
         (Fault("term-launcher"),),
         143,
-        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        (r"stopped by SIGTERM after step 4; a checkpoint is saved",),
         "with --resume",
         (),
     ),
@@ -169,7 +169,7 @@ SCENARIOS = (
         (Row("SIGTERM to the process that the workers come from (torchrun)", STOPS, SAVED),),
         (Fault("term-torchrun"),),
         143,
-        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        (r"stopped by SIGTERM after step 4; a checkpoint is saved",),
         "with --resume",
         (),
     ),
@@ -178,7 +178,7 @@ SCENARIOS = (
         (Row("SIGTERM to a worker, or to every process", STOPS, SAVED),),
         (Fault("term", rank=0),),
         143,
-        (r"stopped by SIGTERM after step 3; a checkpoint is saved",),
+        (r"stopped by SIGTERM after step 4; a checkpoint is saved",),
         "with --resume",
         (),
     ),

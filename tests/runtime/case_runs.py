@@ -36,7 +36,7 @@ class Case:
     function: str = "build"
     args: Mapping[str, object] = field(default_factory=dict)
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
-    dtype: DtypeName = "float64"
+    dtype: DtypeName | None = "float64"
     recompute: Sequence[str] = ()  # MetaOps
     steps: int = STEPS
     checkpoint_every: int | None = None

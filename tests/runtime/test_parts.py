@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import threading
 import time
@@ -21,10 +22,11 @@ from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import share_shape, take_rows
+from spindle_cli.runtime.measuring import timing
 from spindle_cli.runtime.measuring.comparison import compare
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.data import Feed, Portion, StepBatch
-from spindle_cli.runtime.step.losses import LossBoard, loss_failure, share_of_loss
+from spindle_cli.runtime.step.losses import LossBoard, share_of_loss, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.pieces import Piece
 from spindle_cli.workload.file import TrainSettings
@@ -71,10 +73,17 @@ def test_a_share_counts_its_samples_in_a_mean_and_fully_in_a_sum() -> None:
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:
-    assert loss_failure({"a": 1.0, "b": -2.0}, 3) is None
-    failure = loss_failure({"a": 1.0, "b": float("nan")}, 3)
+    assert step_failure({"a": 1.0, "b": -2.0}, 7.0, 3) is None
+    for norm in (None, math.nan):  # a norm that is no number follows from the loss
+        failure = step_failure({"a": 1.0, "b": math.nan}, norm, 3)
+        assert failure is not None
+        assert "step 3: the loss of b is nan" in failure.message
+
+
+def test_gradients_whose_norm_is_no_number_are_named_with_their_step() -> None:
+    failure = step_failure({"a": 1.0}, math.inf, 3)
     assert failure is not None
-    assert "step 3: the loss of b is nan" in failure.message
+    assert "step 3: the norm of the gradients is inf, though every loss is finite" in failure.message
 
 
 def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(alone: None) -> None:
@@ -301,6 +310,40 @@ def test_time_in_a_block_inside_another_is_counted_once() -> None:
     (step,) = stopwatch.steps
     assert [lap.kind for lap in step.laps] == [Activity.FORWARD, Activity.WAIT, Activity.FORWARD]
     assert step.laps[0].end == step.laps[1].begin and step.laps[1].end == step.laps[2].begin
+
+
+class LateMark:
+    """A device's mark at a time of its own, which it comes to when the test says so."""
+
+    passed_ms = 0.0
+
+    def __init__(self, at_ms: float) -> None:
+        self._at_ms = at_ms
+
+    def query(self) -> bool:
+        return self._at_ms <= LateMark.passed_ms
+
+    def elapsed_time(self, end_event: LateMark) -> float:
+        assert self.query() and end_event.query(), "read before the device has come to it"
+        return end_event._at_ms - self._at_ms
+
+
+def test_times_are_read_only_when_the_device_has_come_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three batches of a step: the host has ended all of them before the device has ended the first."""
+    stopwatch = Stopwatch(CPU)
+    at_ms = iter(range(1, 100))
+    monkeypatch.setattr(timing, "take_mark", lambda device: LateMark(next(at_ms)))
+    for _ in range(3):  # each takes four marks: its begin, its forward pass's, and its end
+        stopwatch.begin_step()
+        with stopwatch.timed(Activity.FORWARD, 0):
+            pass
+        stopwatch.end_step(0)
+    assert stopwatch.seconds == {}
+    LateMark.passed_ms = 8.0  # the end of the second
+    stopwatch.begin_step()
+    stopwatch.end_step(1)
+    assert stopwatch.seconds[Activity.FORWARD, 0] == pytest.approx([0.001, 0.001])
+    assert stopwatch.seconds[Activity.OTHER, None] == pytest.approx([0.002, 0.002])
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 2), ("float32", 3), ("bfloat16", 4)])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 
+import numpy
 import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spindle_cli.runtime.step.recompute import run_recomputed
+from spindle_cli.runtime.step.recompute import ChangedBuffers, run_recomputed
 
 
 class Chancy(nn.Module):
@@ -82,3 +83,44 @@ def test_a_layer_that_recomputes_keeps_its_input_alone(
     # What the allocator has not given back yet counts, too: only the size of the difference is sure.
     kept_by_all = 4 * 3 * 40e6
     assert held > 0.8 * kept_by_all if layers_kept else held < 0.4 * kept_by_all
+
+
+class Table(nn.Module):
+    """Reads a large buffer, which it never changes, and a small one, which it does when it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("places", torch.ones(1000, 6))
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x + self.places[: len(x)])
+
+
+@pytest.mark.parametrize(
+    ("training", "kept"), [(True, {"norm.running_mean", "norm.running_var"}), (False, set())]
+)
+def test_only_buffers_that_change_are_copied(training: bool, kept: set[str]) -> None:
+    module = Table().train(training)
+    changed = ChangedBuffers(module)
+    first, _ = changed.contexts()
+    with first:
+        module(torch.randn(4, 6))
+    names = {id(buffer): name for name, buffer in module.named_buffers()}
+    assert {names[id(buffer)] for buffer, _ in changed._before} - {"norm.num_batches_tracked"} == kept
+    assert all(not torch.equal(buffer, before) for buffer, before in changed._before)
+
+
+def test_buffers_in_memory_that_is_not_torchs_are_put_back_too() -> None:
+    module = Table()
+    module.norm.running_mean = torch.from_numpy(numpy.zeros(6, dtype="float32"))
+    changed = ChangedBuffers(module)
+    first, again = changed.contexts()
+    x = torch.randn(4, 6)
+    with first:
+        module(x)
+    after = module.norm.running_mean.clone()
+    with again:
+        assert torch.equal(module.norm.running_mean, torch.zeros(6))
+        module(x)
+    assert torch.equal(module.norm.running_mean, after)

@@ -1,30 +1,40 @@
-"""The training loop of one rank: take a batch, run the program, check the losses, step the optimizer, write
-it down.
+"""The training loop of one rank: take a batch, run the program, step the optimizer; then look at the losses
+of the step before and write them down.
 """
 
 from __future__ import annotations
 
-import time
+from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 
-from spindle_cli.errors import StoppedError
+from spindle_cli.errors import InputError, RunFailedError, StoppedError
 from spindle_cli.files.request import CaptureStage, RunRequest
 from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.process.worker_session import is_lost_peer
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.measuring.metrics import MetricsLog
+from spindle_cli.runtime.measuring.outcome import StepOutcome
 from spindle_cli.runtime.measuring.start_up import StartClock
-from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.measuring.timing import Activity, Stopwatch, take_mark
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.capture import capture
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.executor import Executor
-from spindle_cli.runtime.step.losses import LossBoard, loss_failure
+from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
+from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.masters import Masters
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Steps that the device may still be at when the host begins another one.
+_STEPS_BEHIND = 1
 
 
 @dataclass
@@ -44,6 +54,7 @@ class Trainer:
     pool: GradientPool
     board: LossBoard
     optimizer: torch.optim.Optimizer | None
+    guard: UpdateGuard
     masters: Masters | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
     clip: GradientClip | None
@@ -52,6 +63,8 @@ class Trainer:
     log: MetricsLog | None
     clock: StartClock
     iterations_s: list[float] = field(default_factory=list)
+    _unread: deque[StepOutcome] = field(default_factory=deque)
+    _stops: bool = False
 
     def train(self, steps: range) -> None:
         """Train the steps (counted from 0).
@@ -63,34 +76,28 @@ class Trainer:
             Exception: what the user's modules or datasets raised, with a note of where.
         """
         self._capture("initial")
-        begin = time.perf_counter()
-        for step in steps:
-            self._step(step, begin, is_first=step == steps.start)
-            self.checkpoints.check()
-            self.clock.ends("first step")
-            if self.checkpoints.is_due(step + 1):
-                self._save(step + 1)
-            if self.board.stops and step + 1 < steps.stop:
-                self._stop(step + 1)
-            begin = time.perf_counter()
+        try:
+            for step in steps:
+                self.step(step, is_first=step == steps.start)
+                self._look_back(_STEPS_BEHIND)
+                self.checkpoints.check()
+                if self.checkpoints.is_due(step + 1):
+                    self._save(step + 1)
+                if self._stops and step + 1 < steps.stop:
+                    self._stop(step + 1)
+            self._look_back(0)
+        except Exception as error:
+            self._look_back_after(error)
+            raise
         self.pool.await_all_parameters()
         self._capture("final")
 
-    def _save(self, step: int) -> None:
-        self.pool.await_all_parameters()
-        self.checkpoints.save(step)
+    def step(self, step: int, *, is_first: bool) -> None:
+        """Train one step (counted from 0); the host waits for the device nowhere in it.
 
-    def _stop(self, step: int) -> None:
-        self._save(step)
-        self.checkpoints.finish()
-        if not self.checkpoints.possible:
-            raise StoppedError(f"stopped by SIGTERM after step {step}; the nodes share no folder to save in")
-        raise StoppedError(
-            f"stopped by SIGTERM after step {step}; a checkpoint is saved",
-            hint="Go on with the same command and --resume.",
-        )
-
-    def _step(self, step: int, begin: float, *, is_first: bool) -> None:
+        `is_first`: of this process; its gradients are captured where the request asks for that.
+        """
+        begin = take_mark(self.stopwatch.device)
         if self.stop.asked():
             self.board.ask_to_stop()
         batches = self.model.train.accumulate
@@ -104,25 +111,28 @@ class Trainer:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):
             losses = self.board.take()
-        failure = loss_failure(losses, step + 1)
-        if failure is not None:
-            self._write_down(step, losses, time.perf_counter() - begin)
-            raise failure
         if is_first and self.request.capture_dir is not None:
             self.pool.gather_gradients()
             self._capture("gradients")
-        self._update()
+        norm = self._update(losses)
         self.stopwatch.end_step(step)
-        self._write_down(step, losses, time.perf_counter() - begin)
+        self._unread.append(StepOutcome.of(step, losses, norm, begin))
+        if self._unread[-1].has_arrived():
+            self.clock.ends("first step")
 
-    def _update(self) -> None:
+    def _update(self, losses: Tensor) -> Tensor | None:
+        """Step the optimizer, unless a loss or the norm of the gradients is not finite; that norm [1], where
+        it is worked out.
+        """
+        norm: Tensor | None = None
         if self.masters is not None:
             with self.stopwatch.timed(Activity.OPTIMIZER):
                 self.masters.take_gradients()
         if self.clip is not None:
             with self.stopwatch.timed(Activity.WAIT, cause="norm"):
-                self.clip.clip(self.board.device)
+                norm = self.clip.clip(self.board.device)
         with self.stopwatch.timed(Activity.OPTIMIZER):
+            self.guard.judge(losses, norm)
             if self.optimizer is not None:
                 self.optimizer.step()
             if self.schedule is not None:
@@ -131,6 +141,57 @@ class Trainer:
                 self.masters.hand_back()
             self.pool.start_gather()
             self.pool.reset()
+        return norm
+
+    def _look_back(self, behind: int) -> None:
+        """Write down all steps but the last `behind`, waiting for the device where it is not so far; all
+        ranks look back at the same steps at the same time.
+
+        Raises:
+            RunFailedError: one has a loss that is not finite.
+        """
+        while len(self._unread) > behind:
+            outcome = self._unread.popleft()
+            outcome.wait()
+            self.clock.ends("first step")
+            read = self.board.read(outcome.losses)
+            self._stops = self._stops or read.stops
+            self._write_down(outcome.step, read.losses, outcome.seconds)
+            norm = None if outcome.norm is None else outcome.norm.item()
+            failure = step_failure(read.losses, norm, outcome.step + 1)
+            if failure is not None:
+                self._unread.clear()  # steps after it train nothing that will be kept
+                raise failure
+
+    def _look_back_after(self, error: Exception) -> None:
+        """Write down what is known of the steps before an error.
+
+        Raises:
+            RunFailedError: one of them has a loss that is not finite, which the error follows from.
+        """
+        if is_lost_peer(error) and not all(outcome.has_arrived() for outcome in self._unread):
+            return  # their sums may never end
+        try:
+            self._look_back(0)
+        except RunFailedError as failure:
+            raise failure from error
+        except InputError as second:  # the disk is full
+            error.add_note(str(second))
+
+    def _save(self, step: int) -> None:
+        self._look_back(0)
+        self.pool.await_all_parameters()
+        self.checkpoints.save(step)
+
+    def _stop(self, step: int) -> None:
+        self._save(step)
+        self.checkpoints.finish()
+        if not self.checkpoints.possible:
+            raise StoppedError(f"stopped by SIGTERM after step {step}; the nodes share no folder to save in")
+        raise StoppedError(
+            f"stopped by SIGTERM after step {step}; a checkpoint is saved",
+            hint="Go on with the same command and --resume.",
+        )
 
     def _capture(self, stage: CaptureStage) -> None:
         if self.request.capture_dir is not None:

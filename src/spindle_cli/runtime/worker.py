@@ -51,6 +51,7 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Trainer
 from spindle_cli.runtime.update.clip import GradientClip
+from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.learning_rate import make_schedule
@@ -255,6 +256,7 @@ def make_trainer(
         pool=pool,
         board=board,
         optimizer=state.optimizer,
+        guard=UpdateGuard(state.optimizer, device),
         masters=state.masters,
         schedule=state.schedule,
         clip=None if model.train.clip_norm is None else GradientClip(model.train.clip_norm, state.pieces),

@@ -30,7 +30,7 @@ _LIBRARIES = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"))
 _WAITS = (
     ("torch/distributed/", ""),
     ("runtime/communication/transfers.py", "wait_for"),
-    ("runtime/step/losses.py", "take"),
+    ("runtime/measuring/timing.py", "await_mark"),
     ("runtime/update/clip.py", "clip"),
 )
 

@@ -22,6 +22,7 @@ from spindle_cli.runtime.communication.collectives import (
     start_gather,
     start_scatter,
 )
+from spindle_cli.runtime.communication.to_device import on_its_way
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.pieces import FlatLayout, Piece
 
@@ -46,13 +47,20 @@ class Reached:
         if all(self.flags):
             flags.fill_(1)
         else:
-            flags.copy_(torch.tensor(self.flags))
+            flags.copy_(on_its_way(torch.tensor(self.flags), flags.device))
 
     def _note(self, position: int) -> Callable[[Tensor], None]:
         def note(_: Tensor) -> None:
             self.flags[position] = True
 
         return note
+
+
+def read_flags(flags: Tensor) -> list[bool]:
+    """Flags after their sum. The host waits for it: whether a parameter has a gradient is for it to know.
+    Only ranks whose own backward passes have not reached all of these parameters ask.
+    """
+    return [flag > 0 for flag in flags.tolist()]
 
 
 class Bucket:
@@ -97,8 +105,9 @@ class Bucket:
         self._work = None
         if all(self._reached.flags):
             return
-        for parameter, count in zip(self._parameters, self._flat[self._size :].tolist(), strict=True):
-            if count == 0:
+        reached = read_flags(self._flat[self._size :])
+        for parameter, is_reached in zip(self._parameters, reached, strict=True):
+            if not is_reached:
                 parameter.grad = None
 
     def reset(self) -> None:
@@ -261,7 +270,7 @@ class Flags:
         self._work = None
         flags = self._reached.flags
         if not all(flags):  # otherwise there is nothing to learn from the others
-            flags = [flag > 0 for flag in self._flags.tolist()]
+            flags = read_flags(self._flags)
         first = 0
         for bucket in self.buckets:
             last = first + len(bucket.parameters)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -39,7 +40,20 @@ class Passing(StrEnum):
     GATHER = "gather"  # of a parameter group's new values
 
 
-Mark = float | torch.cuda.Event  # seconds of the host's clock, or a moment in a CUDA stream
+class DeviceMark(Protocol):
+    """A moment in a device's stream, as `torch.cuda.Event` has it."""
+
+    def query(self) -> bool:
+        """Whether the device has come to it."""
+
+    def synchronize(self) -> None:
+        """Wait until the device has."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from here to a later one; both must have been passed."""
+
+
+Mark = float | DeviceMark  # seconds of the host's clock, or a moment in a device's stream
 
 
 def take_mark(device: torch.device) -> Mark:
@@ -48,15 +62,27 @@ def take_mark(device: torch.device) -> Mark:
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     event.record()
-    return event
+    mark: DeviceMark = event
+    return mark
 
 
 def seconds_between(begin: Mark, end: Mark) -> float:
     """Seconds between two marks of one device that it has passed."""
-    if isinstance(begin, float) and isinstance(end, float):
+    if isinstance(begin, float):
+        assert isinstance(end, float), "marks of one device"
         return end - begin
-    assert isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event), "marks of one device"
-    return float(begin.elapsed_time(end)) / 1e3
+    return begin.elapsed_time(end) / 1e3
+
+
+def has_passed(mark: Mark) -> bool:
+    """Whether the device has come to a mark; asked without waiting for it."""
+    return isinstance(mark, float) or mark.query()
+
+
+def await_mark(mark: Mark) -> None:
+    """Wait until the device has come to a mark."""
+    if not isinstance(mark, float):
+        mark.synchronize()
 
 
 Key = tuple[Activity, int | None]  # the slice's index for FORWARD and BACKWARD
@@ -109,7 +135,7 @@ class Stopwatch:
         self._begin = take_mark(device)
         self._open: list[Lap] = []
         self._timed: list[Lap] = []  # blocks that are timed now, the inmost last
-        self._ended: KeptStep | None = None
+        self._unread: deque[KeptStep] = deque()
 
     @contextmanager
     def timed(
@@ -147,17 +173,22 @@ class Stopwatch:
         self._begin = take_mark(self.device)
 
     def end_step(self, step: int) -> None:
-        """Close a step. Its marks are read when the next one ends, when a device has surely passed them."""
-        self._read_ended()
+        """Close a step. Its marks are read as soon as the device has passed them all: the host may be many
+        batches ahead of it.
+        """
         laps, self._open = self._open, []
-        self._ended = KeptStep(step, self._begin, take_mark(self.device), laps)
-        self.steps.append(self._ended)
+        ended = KeptStep(step, self._begin, take_mark(self.device), laps)
+        self.steps.append(ended)
+        self._unread.append(ended)
+        while self._unread and has_passed(self._unread[0].end):
+            self._read(self._unread.popleft())
 
     def close(self) -> None:
         """Read what is left; waits for the device."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        self._read_ended()
+        while self._unread:
+            self._read(self._unread.popleft())
 
     def medians(self) -> dict[Key, float]:
         """Median seconds per step of each key, the first step (warm-up) left out where there are more."""
@@ -178,10 +209,7 @@ class Stopwatch:
         assert isinstance(origin, float)
         return origin, origin
 
-    def _read_ended(self) -> None:
-        step, self._ended = self._ended, None
-        if step is None:
-            return
+    def _read(self, step: KeptStep) -> None:
         totals: dict[Key, float] = {}
         for lap in step.laps:
             if lap.key is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,6 +30,14 @@ def share_of_loss(reduction: Reduction, samples: Samples, of_samples: int) -> fl
     return 1.0 if reduction == "sum" else (samples[1] - samples[0]) / of_samples
 
 
+@dataclass(frozen=True)
+class StepLosses:
+    """`losses`: of the tasks, unweighted. `stops`: a rank was asked to stop, so that all are to."""
+
+    losses: dict[str, float]
+    stops: bool
+
+
 class LossBoard:
     """Every task's loss of one step, summed over its shares on all ranks and over the step's batches; and
     whether one of the ranks was asked to stop, so that all stop after the same step.
@@ -42,7 +51,6 @@ class LossBoard:
         self._row = {name: row for row, name in enumerate(self._tasks)}
         self._losses = torch.zeros(len(self._tasks) + 1, dtype=torch.float64, device=device)
         self._work: dist.Work | None = None
-        self.stops = False  # all ranks, after the iteration whose losses were taken last
 
     def ask_to_stop(self) -> None:
         """All ranks are to stop after this step; before its sum was started."""
@@ -77,32 +85,39 @@ class LossBoard:
         """Whether this step's sum was started."""
         return self._work is not None
 
-    def take(self) -> dict[str, float]:
-        """The tasks' losses, unweighted, the same on every rank; the next step starts from zero."""
+    def take(self) -> Tensor:
+        """The sums over all ranks, [tasks + 1] on the device, for `read`; the next step starts from zero."""
         assert self._work is not None, "losses are taken after their sum was started"
         wait_for(self._work)
-        *values, stops = self._losses.tolist()
-        losses = dict(zip(self._tasks, values, strict=True))
-        self.stops = stops > 0
         self._work = None
-        self._losses.zero_()
-        return losses
+        taken, self._losses = self._losses, torch.zeros_like(self._losses)
+        return taken
+
+    def read(self, taken: Tensor) -> StepLosses:
+        """What `take` has given, once it is on the host; the same on every rank."""
+        *values, stops = taken.tolist()
+        return StepLosses(dict(zip(self._tasks, values, strict=True)), stops > 0)
 
     def total(self, losses: dict[str, float]) -> float:
         """The weighted total."""
         return sum(self._tasks[name].weight * loss for name, loss in losses.items())
 
 
-def loss_failure(losses: dict[str, float], step: int) -> RunFailedError | None:
-    """Why training cannot go on after these losses, naming the step (counted from 1) and the tasks; None: it
-    can.
+def step_failure(losses: dict[str, float], norm: float | None, step: int) -> RunFailedError | None:
+    """Why training cannot go on after a step (counted from 1), naming it and the tasks; None: it can.
 
-    Every rank sees the same losses, so all stop before the same update.
+    Every rank sees the same losses and the same norm of all gradients, so all stop with the same update.
     """
     broken = [f"{name} is {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
-    if not broken:
-        return None
-    return RunFailedError(
-        f"step {step}: the loss of {', of '.join(broken)}; training stopped before this step's update",
-        hint="Try a smaller learning rate, check this task's data, or use a numerically safer loss.",
-    )
+    if broken:
+        return RunFailedError(
+            f"step {step}: the loss of {', of '.join(broken)}; training stopped before this step's update",
+            hint="Try a smaller learning rate, check this task's data, or use a numerically safer loss.",
+        )
+    if norm is not None and not math.isfinite(norm):
+        return RunFailedError(
+            f"step {step}: the norm of the gradients is {norm}, though every loss is finite; training "
+            "stopped before this step's update",
+            hint="Try a smaller learning rate, or a loss whose gradient is finite for this data too.",
+        )
+    return None

@@ -4,7 +4,7 @@ rest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +41,10 @@ class ChangedBuffers:
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        seen = [(buffer, buffer.clone()) for buffer in self._module.buffers()]
+        seen = [(buffer, _copy_once_written(buffer)) for buffer in self._module.buffers()]
         yield
-        # Only what has changed is kept until the backward pass. Batch norm changes its running statistics
-        # without raising their version, so values are compared.
-        self._before = [(buffer, before) for buffer, before in seen if not torch.equal(buffer, before)]
+        # Only what has changed is kept until the backward pass.
+        self._before = [(buffer, before) for buffer, before in seen if not _share_memory(buffer, before)]
 
     @contextmanager
     def _again(self) -> Iterator[None]:
@@ -60,3 +59,21 @@ class ChangedBuffers:
         with torch.no_grad():
             for (buffer, _), value in zip(self._before, values, strict=True):
                 buffer.copy_(value)
+
+
+def _copy_once_written(tensor: Tensor) -> Tensor:
+    """A copy that takes memory and time only if one of the two is written to.
+
+    Nothing has to be compared to find out what has been: batch norm changes its running statistics without
+    raising their version, and values could be looked at on the device alone.
+    """
+    try:
+        return torch._lazy_clone(tensor)
+    except RuntimeError:  # memory that is not torch's own: numpy's, or a mapped file's
+        return tensor.clone()
+
+
+def _share_memory(tensor: Tensor, copy: Tensor) -> bool:
+    # Asking for `data_ptr` would count as writing.
+    address: Callable[[Tensor], int] = torch._C._data_address  # type: ignore[attr-defined]
+    return address(tensor) == address(copy)

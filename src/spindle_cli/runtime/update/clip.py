@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import torch
 import torch.distributed as dist
@@ -38,19 +38,22 @@ class GradientClip:
             The norm before it, [1] in float64, the same on every rank.
         """
         squares = torch.zeros(1, dtype=torch.float64, device=device)
-        mine = [parameter.grad for parameter in self._counted if parameter.grad is not None]
-        if mine:
-            norms = torch.stack([norm.to(device, torch.float64) for norm in torch._foreach_norm(mine)])
-            squares += norms.square().sum()
+        for mine in gradients_by_dtype(self._counted):
+            squares += torch.stack(torch._foreach_norm(mine)).to(torch.float64).square().sum()
         dist.all_reduce(squares)
         norm = squares.sqrt()
         self._scale((self._max_norm / (norm + _EPSILON)).clamp(max=1.0))
         return norm
 
     def _scale(self, factor: Tensor) -> None:
-        gradients = [parameter.grad for parameter in self._trained if parameter.grad is not None]
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in gradients:
-            by_dtype.setdefault(gradient.dtype, []).append(gradient)
-        for dtype, tensors in by_dtype.items():
-            torch._foreach_mul_(tensors, factor.to(dtype).reshape(()))
+        for gradients in gradients_by_dtype(self._trained):
+            torch._foreach_mul_(gradients, factor.to(gradients[0].dtype).reshape(()))
+
+
+def gradients_by_dtype(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Their gradients, those of one dtype together: a kernel for many tensors takes one dtype."""
+    found: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            found.setdefault(parameter.grad.dtype, []).append(parameter.grad)
+    return list(found.values())

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spindle_cli.runtime.update.pieces import Piece
 
@@ -30,17 +30,34 @@ class Masters:
 
     def take_parameters(self) -> None:
         """Start again from the parameters as they are."""
-        for piece, master in zip(self._held, self.pieces, strict=True):
-            master.tensor.detach().copy_(piece.tensor.detach())
+        _copy_all(self._values(self.pieces), self._values(self._held))
 
     def take_gradients(self) -> None:
         """Give each master the gradient that its piece has, or none."""
+        copies: list[Tensor] = []
+        gradients: list[Tensor] = []
         for piece, master in zip(self._held, self.pieces, strict=True):
             gradient = piece.tensor.grad
-            master.tensor.grad = None if gradient is None else gradient.to(torch.float32)
+            if gradient is None or gradient.dtype == torch.float32:
+                master.tensor.grad = gradient
+            else:
+                master.tensor.grad = torch.empty_like(gradient, dtype=torch.float32)
+                copies.append(master.tensor.grad)
+                gradients.append(gradient)
+        _copy_all(copies, gradients)
 
     def hand_back(self) -> None:
         """Round the masters into the parameters, and forget their gradients."""
-        for piece, master in zip(self._held, self.pieces, strict=True):
-            piece.tensor.detach().copy_(master.tensor.detach())
+        _copy_all(self._values(self._held), self._values(self.pieces))
+        for master in self.pieces:
             master.tensor.grad = None
+
+    @staticmethod
+    def _values(pieces: Sequence[Piece]) -> list[Tensor]:
+        return [piece.tensor.detach() for piece in pieces]
+
+
+def _copy_all(to: list[Tensor], values: list[Tensor]) -> None:
+    """Copy values into tensors of other dtypes, by as few kernels as may be."""
+    if to:  # torch takes no empty lists
+        torch._foreach_copy_(to, values)

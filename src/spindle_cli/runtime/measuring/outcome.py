@@ -1,0 +1,58 @@
+"""What came of a step, for the host to read while the device is busy with the next.
+
+Within a step the host reads nothing from the device: it would have to wait for it, and the device would then
+have to wait for the host. So losses and the gradients' norm are copied to the host behind the update, and
+looked at one step later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spindle_cli.runtime.measuring.timing import Mark, await_mark, has_passed, seconds_between, take_mark
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """A step's results on their way to the host.
+
+    Attributes:
+        step: counted from 0.
+        losses: as `LossBoard.take` gives them. `norm`: of all gradients, [1]; None: not worked out. Both on
+            the host, and not to be looked at before the device has passed `end`.
+        begin, end: of the step.
+    """
+
+    step: int
+    losses: Tensor
+    norm: Tensor | None
+    begin: Mark
+    end: Mark
+
+    @classmethod
+    def of(cls, step: int, losses: Tensor, norm: Tensor | None, begin: Mark) -> StepOutcome:
+        """A step that ends now, from what it has left on its device."""
+        on_host = _to_host(losses), None if norm is None else _to_host(norm)
+        return cls(step, *on_host, begin, take_mark(losses.device))
+
+    def has_arrived(self) -> bool:
+        """Whether `wait` would not wait."""
+        return has_passed(self.end)
+
+    def wait(self) -> None:
+        """Wait until the device has come to the step's end."""
+        await_mark(self.end)
+
+    @property
+    def seconds(self) -> float:
+        """From the step's beginning to its end; once it has arrived."""
+        return seconds_between(self.begin, self.end)
+
+
+def _to_host(values: Tensor) -> Tensor:
+    """A copy on the host; from a CUDA device it arrives later, in memory that torch pins for it."""
+    return values.detach().to("cpu", non_blocking=True, copy=True)
