@@ -26,6 +26,7 @@ from random_profiles import SHAPES, random_profile
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
+from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.patterns import pattern_bound_s
 from spindle_cli.plan.make import make_plan
@@ -174,7 +175,8 @@ def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> f
         Piece(index[piece.metaop], *piece.ops, point_of(plan, piece), piece.start_s, piece.end_s)
         for piece in plan.slices
     )
-    judged = measure(problem, place_in_sequence(problem, Draft("in sequence", pieces)))
+    placed = place_in_sequence(problem, Draft("in sequence", pieces))
+    judged = measure(problem, "in sequence", exact_slices(problem, placed))
     assert judged is not None, "everything fits so much memory"
     return judged.prediction.transfer_s
 

@@ -8,6 +8,7 @@ from random_profiles import SHAPES, Shape, random_profile
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import per_node
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of
 from spindle_cli.plan.placing.arrange import arrange
@@ -96,16 +97,16 @@ def test_devices_that_sum_together_end_up_on_one_node() -> None:
     """Two MetaOps of four devices each, placed two and two on both nodes."""
     metaops = [metaop_of(f"{name}/m", 1, {4: 1.0}, param_bytes_per_op=2**28) for name in "ab"]
     problem = make_problem(profile_of(*metaops), gpus())
-    scattered = Placed(side_by_side(problem), ((0, 1, 4, 5), (2, 3, 6, 7)))
+    scattered = exact_slices(problem, Placed(side_by_side(problem), ((0, 1, 4, 5), (2, 3, 6, 7))))
     arranged = arrange(problem, scattered, 200)
-    assert [per_node(devices, gpus()) for devices in arranged.devices] == [(4,), (4,)]
-    assert sorted(d for devices in arranged.devices for d in devices) == list(range(8))
+    assert [per_node(piece.devices, gpus()) for piece in arranged] == [(4,), (4,)]
+    assert sorted(device for piece in arranged for device in piece.devices) == list(range(8))
 
 
 def test_one_node_is_left_as_it_is() -> None:
     problem = make_problem(profile_of(metaop_of("a/m", 1, {4: 1.0})), cluster_of(4))
-    placed = Placed(side_by_side(problem), ((3, 2, 1, 0),))
-    assert arrange(problem, placed, 100) is placed
+    slices = exact_slices(problem, Placed(side_by_side(problem), ((3, 2, 1, 0),)))
+    assert arrange(problem, slices, 100) is slices
 
 
 def test_random_profiles_are_the_same_everywhere() -> None:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.account.traffic import traffic_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
 from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.placement import Taste, place, place_in_sequence
-from spindle_cli.plan.placing.predict import predict
+from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
-from spindle_cli.plan.schedule import Draft, Piece, Placed
+from spindle_cli.plan.schedule import Draft, Piece, Placed, placed_slices
 from spindle_cli.plan.search.judge import best_of, measure
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile
@@ -38,6 +39,13 @@ def draft_of(problem: Problem, *jobs: tuple[int, int, int, int, float]) -> Draft
 
 def point_of(problem: Problem, node: int, num_devices: int) -> Point:
     return next(point for point in problem.nodes[node].points if point.num_devices == num_devices)
+
+
+def predicted(problem: Problem, placed: Placed, compute_s: float, step_s: float = 0.0) -> Prediction:
+    """The prediction of a placed draft whose devices all take `step_s` for the optimizer's step."""
+    slices = exact_slices(problem, placed)
+    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
+    return predict(problem, slices, traffic, compute_s, (step_s,) * problem.num_devices)
 
 
 def test_a_metaops_next_slice_stays_where_it_is() -> None:
@@ -104,7 +112,7 @@ def test_memory_is_balanced_when_it_is_short() -> None:
     (judged,) = best_of(problem, [draft])
     assert judged is not None
     assert max(need.total_bytes for need in judged.memory) <= 2.5 * 2**30
-    assert measure(problem, Placed(draft, ((0,),) * 4)) is None
+    assert measure(problem, "by hand", exact_slices(problem, Placed(draft, ((0,),) * 4))) is None
 
 
 def test_one_device_has_no_transfers_and_no_sums() -> None:
@@ -117,9 +125,74 @@ def test_a_gradient_sum_follows_the_backward_pass() -> None:
     cluster = cluster_of(2)
     problem = problem_of(cluster, metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=2**20))
     placed = place(problem, draft_of(problem, (0, 0, 1, 2, 0.0)), Taste())
-    prediction = predict(problem, placed, 3.0, (0.0, 0.0))
+    prediction = predicted(problem, placed, 3.0)
     assert prediction.transfer_s == pytest.approx(0.0)
     assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
+
+
+def test_gradients_of_what_tensor_parallelism_splits_are_summed_over_data_parallel_shares_alone() -> None:
+    """8 MiB on 8 devices: dp 1 x tp 8 sums nothing; dp 2 x tp 4 sums 2 MiB over each of 4 pairs, at once."""
+    cluster = cluster_of(8)
+    alone = problem_of(cluster, split_metaop("a/m", 4.0, dp=1, tp=8, param_bytes_per_op=2**23))
+    devices = Placed(draft_of(alone, (0, 0, 1, 8, 0.0)), (tuple(range(8)),))
+    assert predicted(alone, devices, 4.0).gradient_sum_s == 0.0
+    pairs = problem_of(cluster, split_metaop("a/m", 4.0, dp=2, tp=4, param_bytes_per_op=2**23))
+    devices = Placed(draft_of(pairs, (0, 0, 1, 8, 0.0)), (tuple(range(8)),))
+    assert predicted(pairs, devices, 4.0).gradient_sum_s == pytest.approx(2 * (10e-6 + 2**20 / 5e9))
+
+
+def test_what_tensor_parallelism_leaves_whole_is_summed_over_all_its_devices() -> None:
+    problem = problem_of(
+        cluster_of(2),
+        split_metaop(
+            "a/m", 4.0, dp=1, tp=2, param_bytes_per_op=2**23 + 2**20, whole_param_bytes_per_op=2**20
+        ),
+    )
+    placed = Placed(draft_of(problem, (0, 0, 1, 2, 0.0)), ((0, 1),))
+    assert predicted(problem, placed, 4.0).gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
+
+
+def test_a_step_of_several_batches_sums_and_updates_once_and_transfers_in_each() -> None:
+    """Of 4 batches, each pays the two transfers, and a quarter of the sum and of a step of 1 s."""
+    metaops = (
+        metaop_of("a/m", 1, {1: 3.0}, parameters="p"),
+        metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",), parameters="p"),
+    )
+    profile = profile_of(*metaops).model_copy(update={"accumulate": 4})
+    problem = make_problem(profile, cluster_of(2))
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0, step_s=1.0)
+    assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
+    # Device 1 has run its op backward before device 0 has; the sum comes behind that.
+    assert moved.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9) / 4)
+    assert moved.optimizer_s == pytest.approx(1.0 / 4)
+    assert moved.iteration_s == pytest.approx(6.0 + moved.transfer_s + moved.gradient_sum_s + 0.25)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 3])
+def test_what_shared_optimizers_update_is_gathered_before_the_next_forward_pass(batches: int) -> None:
+    """Two ops of 1 MiB on two devices: half of an all-reduce behind backward, of the first op's gradients;
+    the second op's hide behind its backward pass. In front, the first op's gather is waited for, and the
+    second's hides behind the first op's forward pass.
+    """
+    profile = profile_of(metaop_of("a/m", 2, {2: 3.0})).model_copy(
+        update={"optimizer_state_sharded": True, "accumulate": batches}
+    )
+    problem = make_problem(profile, cluster_of(2))
+    prediction = predicted(problem, Placed(draft_of(problem, (0, 0, 2, 2, 0.0)), ((0, 1),)), 6.0)
+    assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9) / batches)
+
+
+def test_gradients_come_back_to_each_device_of_a_split_share() -> None:
+    """A share of two devices hands its output to a third once; both need the gradient, one after another."""
+    problem = problem_of(
+        cluster_of(3),
+        split_metaop("a/m", 3.0, dp=1, tp=2),
+        metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",)),
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(draft, ((0, 1), (2,))), 6.0)
+    assert moved.transfer_s == pytest.approx(3 * (10e-6 + 2**16 / 5e9))
 
 
 def test_a_transfer_delays_its_consumer_both_ways() -> None:
@@ -128,9 +201,9 @@ def test_a_transfer_delays_its_consumer_both_ways() -> None:
         cluster_of(2), metaop_of("a/m", 1, {1: 3.0}), metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",))
     )
     draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
-    moved = predict(problem, Placed(draft, ((0,), (1,))), 6.0, (0.0, 0.0))
+    moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0)
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
-    assert predict(problem, Placed(draft, ((0,), (0,))), 6.0, (0.0, 0.0)).transfer_s == pytest.approx(0.0)
+    assert predicted(problem, Placed(draft, ((0,), (0,))), 6.0).transfer_s == pytest.approx(0.0)
 
 
 def split_metaop(name: str, op_s: float, *, dp: int, tp: int, **more: object) -> MetaOpProfile:
@@ -214,16 +287,17 @@ def test_exchanges_between_nodes_move_whole_groups() -> None:
     )
     problem = problem_of(cluster, *of_x, *of_y)
     draft = draft_of(problem, *((i, 0, 1, 2, 0.0) for i in range(4)))
-    placed = Placed(draft, ((0, 1), (4, 5), (2, 3), (6, 7)))
+    placed = exact_slices(problem, Placed(draft, ((0, 1), (4, 5), (2, 3), (6, 7))))
     assert bound_together(placed, 8) == [(0, 1), (0, 1), (2, 3), (2, 3), (4, 5), (4, 5), (6, 7), (6, 7)]
-    a, b, c, d = arrange(problem, placed, 40).devices
+    a, b, c, d = (piece.devices for piece in arrange(problem, placed, 40))
     assert all(cluster.is_inside_node(devices) for devices in (a + b, c + d))
     assert sorted(a + b + c + d) == list(range(8))
 
 
 def test_a_schedule_below_the_bound_is_our_bug() -> None:
     problem = problem_of(cluster_of(1), metaop_of("a/m", 1, {1: 3.0}))
-    judged = measure(problem, Placed(draft_of(problem, (0, 0, 1, 1, 0.0)), ((0,),)))
+    placed = Placed(draft_of(problem, (0, 0, 1, 1, 0.0)), ((0,),))
+    judged = measure(problem, "by hand", exact_slices(problem, placed))
     assert judged is not None
     require_above(judged.prediction.compute_s, judged)
     with pytest.raises(BelowBoundError, match=r"ends at 3 s, before the lower bound .* 3\.0001 s"):
@@ -240,7 +314,7 @@ def test_transfers_of_a_node_go_through_its_cards_one_after_another(nics: int | 
         cluster, metaop_of("a/m", 1, curve), metaop_of("a/n", 1, curve, inputs=("a/m",), parameters="a/n")
     )
     draft = draft_of(problem, (0, 0, 1, 4, 0.0), (1, 0, 1, 4, 3.0))
-    moved = predict(problem, Placed(draft, ((0, 1, 2, 3), (4, 5, 6, 7))), 6.0, (0.0,) * 8)
+    moved = predicted(problem, Placed(draft, ((0, 1, 2, 3), (4, 5, 6, 7))), 6.0)
     assert moved.transfer_s == pytest.approx(2 * 4 / at_once * (20e-6 + 2**14 / 1e9))
 
 

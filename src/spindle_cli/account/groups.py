@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import lcm
+from operator import attrgetter
 from typing import NamedTuple
 
 from spindle_cli.account.holdings import blocks_of
-from spindle_cli.account.types import ParameterGroup, PlacedPlan
-from spindle_cli.costs.links import all_reduce_s
-from spindle_cli.costs.memory import SliceShape
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.costs.links import per_node, spread_all_reduce_s
+from spindle_cli.costs.memory import MetaOpSizes, SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.units import GIB, KIB
 
@@ -23,8 +24,7 @@ _LARGE_SUM_BYTES = GIB
 WHOLE = " (whole)"
 
 
-@dataclass(frozen=True)
-class ParameterBlock:
+class ParameterBlock(NamedTuple):
     """Trained parameters that are always used together: a key, a block of it, and the bytes of their
     gradients, unsplit.
 
@@ -42,14 +42,14 @@ class ParameterBlock:
 ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
-def planned_parameters(plan: PlacedPlan) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
-    """Which parameters each op trains, as far as the plan knows: a block an op, and one of what tensor
-    parallelism leaves whole, its glue's parameters included.
+def planned_parameters(metaops: Iterable[MetaOpSizes]) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
+    """Which parameters each op trains, as far as a profile or a plan knows: a block an op, and one of what
+    tensor parallelism leaves whole, its glue's parameters included.
 
     A runtime that knows the parameters themselves gives `link` its own.
     """
     uses: dict[tuple[str, int], tuple[ParameterBlock, ...]] = {}
-    for metaop in plan.by_name.values():
+    for metaop in metaops:
         for op in range(metaop.num_ops):
             uses[metaop.name, op] = tuple(
                 ParameterBlock(key if is_split else f"{key}{WHOLE}", block, num_bytes, is_split)
@@ -62,7 +62,7 @@ def planned_parameters(plan: PlacedPlan) -> dict[tuple[str, int], tuple[Paramete
 
 
 def parameter_groups(
-    slices: Sequence[SliceShape], order: tuple[int, ...], uses: ParameterUses, cluster: Cluster
+    slices: Sequence[SliceShape], order: Sequence[int], uses: ParameterUses, cluster: Cluster
 ) -> tuple[ParameterGroup, ...]:
     """Group all used parameters by the devices that hold them and by when their gradients are complete.
 
@@ -71,43 +71,43 @@ def parameter_groups(
     summed together until it is worth a sum (`sum_bytes`).
     """
     position = {index: place for place, index in enumerate(order)}
-    holders = _Holders(slices)
+    holders = _Holders(slices, cluster)
     parts: list[_Part] = []
     for users, names in _used_alike(slices, order, uses).items():
-        first = users[0]
+        first, first_op, _ = users[0]
         num_bytes = sum(names.values())
-        first_ops = {user.piece: user.op for user in users}
-        for fragment, devices in holders.of(tuple((user.piece, user.split) for user in users)):
-            share = -(-num_bytes // fragment[1])
-            ready = (position[first.piece], first.op)
-            parts.append(_Part(ready, devices, fragment, list(names), share, dict(first_ops)))
-    parts.sort(key=_Part.when)
-    return tuple(part.group(index) for index, part in enumerate(_join_small(parts, cluster)))
+        first_ops = {index: op for index, op, _ in users}
+        for fragment in holders.of(tuple((index, is_split) for index, _, is_split in users)):
+            share = -(-num_bytes // fragment.count)
+            when = (-position[first], -first_op)
+            parts.append(_Part(when, fragment, list(names), share, dict(first_ops)))
+    parts.sort(key=_when)
+    return tuple(part.group(index) for index, part in enumerate(_join_small(parts)))
 
 
-def sum_bytes(devices: tuple[int, ...], cluster: Cluster) -> int:
+def sum_bytes(devices: Sequence[int], cluster: Cluster) -> int:
     """Bytes from which a sum over these devices is worth its latency: the least that moves at half the speed
     of a large one, from 64 KiB to 64 MiB.
     """
-    if len(devices) < 2:
+    return _worth_a_sum(per_node(devices, cluster), cluster)
+
+
+def _worth_a_sum(spread: tuple[int, ...], cluster: Cluster) -> int:
+    if sum(spread) < 2:
         return _SUM_BYTES[0]
-    large_s_per_byte = all_reduce_s(_LARGE_SUM_BYTES, devices, cluster) / _LARGE_SUM_BYTES
+    large_s_per_byte = spread_all_reduce_s(_LARGE_SUM_BYTES, spread, cluster) / _LARGE_SUM_BYTES
     for num_bytes in _SUM_BYTES:
-        if all_reduce_s(num_bytes, devices, cluster) <= 2 * num_bytes * large_s_per_byte:
+        if spread_all_reduce_s(num_bytes, spread, cluster) <= 2 * num_bytes * large_s_per_byte:
             return num_bytes
     return _SUM_BYTES[-1]
 
 
-class _User(NamedTuple):
-    """A slice that uses some parameters: the first of its ops that does; whether it has parts of them."""
-
-    piece: int
-    op: int
-    split: bool
+# A slice that uses some parameters: its index, the first of its ops that does, whether it has parts of them.
+_User = tuple[int, int, bool]
 
 
 def _used_alike(
-    slices: Sequence[SliceShape], order: tuple[int, ...], uses: ParameterUses
+    slices: Sequence[SliceShape], order: Sequence[int], uses: ParameterUses
 ) -> dict[tuple[_User, ...], dict[tuple[str, int], int]]:
     """Parameters that the same ops are the first to use, in the same way, with their bytes."""
     size: dict[tuple[str, int], int] = {}
@@ -115,41 +115,57 @@ def _used_alike(
     for index in order:
         piece = slices[index]
         for op in range(*piece.ops):
-            for block in uses[piece.metaop, op]:
-                name = (block.key, block.block)
-                size[name] = max(size.get(name, 0), block.num_bytes)
-                known = users.setdefault(name, {}).get(index, _User(index, op, split=True))
-                users[name][index] = known._replace(split=known.split and block.split)
+            for key, number, num_bytes, is_split in uses[piece.metaop, op]:
+                name = (key, number)
+                of_block = users.get(name)
+                if of_block is None:
+                    users[name] = {index: (index, op, is_split)}
+                    size[name] = num_bytes
+                    continue
+                size[name] = max(size[name], num_bytes)
+                known = of_block.get(index)
+                if known is None:
+                    of_block[index] = (index, op, is_split)
+                elif known[2] and not is_split:
+                    of_block[index] = (index, known[1], False)
     alike: dict[tuple[_User, ...], dict[tuple[str, int], int]] = {}
     for name, by_slice in users.items():
         alike.setdefault(tuple(by_slice.values()), {})[name] = size[name]
     return alike
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class _Fragment:
+    """The `index`-th of `count` equal parts of some parameters, and who holds it; one object for each.
+
+    `worth`: bytes from which a sum over them is worth its latency.
+    """
+
+    index: int
+    count: int
+    devices: tuple[int, ...]
+    worth: int
+
+
+@dataclass(slots=True)
 class _Part:
     """A group in the making.
 
     Attributes:
-        ready: when it is complete: position in the order of the first slice that uses it, and the first op
-            in it.
+        when: it is complete, ascending in the order of the backward pass: less its first slice's position in
+            the order, less the first op there.
         first_ops: of each slice that adds to it, the first op that does.
     """
 
-    ready: tuple[int, int]
-    devices: tuple[int, ...]
-    fragment: tuple[int, int]
+    when: tuple[int, int]
+    fragment: _Fragment
     blocks: list[tuple[str, int]]
     num_bytes: int
     first_ops: dict[int, int]
 
-    def when(self) -> tuple[int, int]:
-        """Ascending in the order of the backward pass."""
-        return -self.ready[0], -self.ready[1]
-
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
-        self.ready = later.ready
+        self.when = later.when
         self.blocks += later.blocks
         self.num_bytes += later.num_bytes
         for index, op in later.first_ops.items():
@@ -160,55 +176,65 @@ class _Part:
         slices = tuple(sorted(self.first_ops))
         return ParameterGroup(
             index=index,
-            devices=self.devices,
+            devices=self.fragment.devices,
             blocks=tuple(self.blocks),
             num_bytes=self.num_bytes,
             slices=slices,
             first_ops=tuple(self.first_ops[slice_] for slice_ in slices),
-            fragment=self.fragment,
+            fragment=(self.fragment.index, self.fragment.count),
         )
 
 
-@dataclass
+_when = attrgetter("when")
+
+
 class _Holders:
     """Who holds each of the finest common fragments of parameters that some slices use."""
 
-    slices: Sequence[SliceShape]
-    found: dict[tuple[tuple[int, bool], ...], list[tuple[tuple[int, int], tuple[int, ...]]]] = field(
-        default_factory=dict
-    )
+    def __init__(self, slices: Sequence[SliceShape], cluster: Cluster) -> None:
+        self._slices = slices
+        self._cluster = cluster
+        self._found: dict[tuple[tuple[int, bool], ...], list[_Fragment]] = {}
+        self._fragments: dict[tuple[int, int, tuple[int, ...]], _Fragment] = {}
+        self._worth: dict[tuple[int, ...], int] = {}  # by how many devices of each node
 
-    def of(self, users: tuple[tuple[int, bool], ...]) -> list[tuple[tuple[int, int], tuple[int, ...]]]:
-        """[((i, n), devices ascending)] for parameters of which the slices `users` use parts, or all."""
-        if users not in self.found:
-            pieces = [(self.slices[index], self.slices[index].tp if split else 1) for index, split in users]
+    def of(self, users: tuple[tuple[int, bool], ...]) -> list[_Fragment]:
+        """Fragments of parameters of which the slices `users` use parts, or all."""
+        if users not in self._found:
+            pieces = [(self._slices[index], self._slices[index].tp if split else 1) for index, split in users]
             count = lcm(*(parts for _, parts in pieces))
             holders: list[set[int]] = [set() for _ in range(count)]
             for piece, parts in pieces:
                 width = count // parts
                 for fragment in range(count):
                     holders[fragment].update(piece.devices[fragment // width :: parts])
-            self.found[users] = [
-                ((fragment, count), tuple(sorted(devices))) for fragment, devices in enumerate(holders)
+            self._found[users] = [
+                self._fragment(index, count, tuple(sorted(devices))) for index, devices in enumerate(holders)
             ]
-        return self.found[users]
+        return self._found[users]
+
+    def _fragment(self, index: int, count: int, devices: tuple[int, ...]) -> _Fragment:
+        key = (index, count, devices)
+        if key not in self._fragments:
+            spread = per_node(devices, self._cluster)
+            if spread not in self._worth:
+                self._worth[spread] = _worth_a_sum(spread, self._cluster)
+            self._fragments[key] = _Fragment(index, count, devices, self._worth[spread])
+        return self._fragments[key]
 
 
-def _join_small(parts: list[_Part], cluster: Cluster) -> list[_Part]:
+def _join_small(parts: Sequence[_Part]) -> list[_Part]:
     """Join each part that is too small with the next ones of the same devices; it then waits for the last."""
     joined: list[_Part] = []
-    waiting: dict[tuple[tuple[int, ...], tuple[int, int]], _Part] = {}
-    enough: dict[tuple[int, ...], int] = {}
+    waiting: dict[_Fragment, _Part] = {}
     for part in parts:
-        key = (part.devices, part.fragment)
-        if part.devices not in enough:
-            enough[part.devices] = sum_bytes(part.devices, cluster)
-        if key in waiting:
-            waiting[key].join(part)
+        open_part = waiting.get(part.fragment)
+        if open_part is None:
+            waiting[part.fragment] = open_part = part
         else:
-            waiting[key] = part
-        if waiting[key].num_bytes >= enough[part.devices]:
-            joined.append(waiting.pop(key))
+            open_part.join(part)
+        if open_part.num_bytes >= part.fragment.worth:
+            joined.append(waiting.pop(part.fragment))
     joined.extend(waiting.values())
-    joined.sort(key=_Part.when)
+    joined.sort(key=_when)
     return joined

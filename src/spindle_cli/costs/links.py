@@ -64,22 +64,22 @@ def spread_all_reduce_s(num_bytes: float, spread: Sequence[int], cluster: Cluste
 
 
 def all_gather_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
-    """Seconds until each of `devices`, holding an equal share of `num_bytes`, holds all of it."""
-    if len(devices) < 2 or num_bytes <= 0:
+    """Seconds until each of `devices`, holding an equal share of `num_bytes`, holds all of it.
+
+    Run backwards it is a reduce-scatter, which takes as long.
+    """
+    return spread_all_gather_s(num_bytes, per_node(devices, cluster), cluster)
+
+
+def spread_all_gather_s(num_bytes: float, spread: Sequence[int], cluster: Cluster) -> float:
+    """`all_gather_s` over as many devices of each node as `spread` says."""
+    if sum(spread) < 2 or num_bytes <= 0:
         return 0.0
-    shape = _Shape(per_node(devices, cluster), cluster)
+    shape = _Shape(spread, cluster)
     ring_s = shape.ring_s(num_bytes, rounds=1)
     if cluster.talks_by == "gloo":
         return ring_s
     return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
-
-
-def reduce_scatter_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> float:
-    """Seconds until each of `devices`, holding `num_bytes` of addends, holds an equal share of the sum.
-
-    An all-gather run backwards.
-    """
-    return all_gather_s(num_bytes, devices, cluster)
 
 
 class _Shape:

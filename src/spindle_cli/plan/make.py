@@ -73,7 +73,7 @@ def make_plan(
             notes.append(note)
     assert best is not None, "one of them is"
     require_above(bound.lower_bound_s, best)
-    name = best.placed.draft.name
+    name = best.strategy
     if name != strategy:
         notes.append(f"No better plan was found than {name}'s, so this is it.")
     predicted = Predicted(
@@ -100,7 +100,7 @@ def require_above(lower_bound_s: float, best: Judged) -> None:
     compute_s = best.prediction.compute_s
     if compute_s < lower_bound_s:
         raise BelowBoundError(
-            f"the schedule of {best.placed.draft.name} ends at {compute_s:.9g} s, before the lower bound of "
+            f"the schedule of {best.strategy} ends at {compute_s:.9g} s, before the lower bound of "
             f"every schedule, {lower_bound_s:.9g} s"
         )
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import TopologicalSorter
 
+from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
@@ -98,6 +100,24 @@ class Problem:
     def producers(self) -> dict[str, tuple[int, ...]]:
         """By MetaOp, the nodes whose last op makes its inputs."""
         return {node.metaop.name: node.inputs for node in self.nodes if node.continues is None}
+
+    @cached_property
+    def uses(self) -> ParameterUses:
+        """The trained parameters of every op."""
+        return planned_parameters(self.profile.by_name.values())
+
+    @cached_property
+    def _points(self) -> dict[tuple[str, int, int, bool], Point]:
+        return {
+            (metaop.name, point.dp, point.tp, recompute): make_point(point, recompute=recompute)
+            for metaop in self.profile.metaops
+            for point in metaop.curve
+            for recompute in (False, True)
+        }
+
+    def point_of(self, piece: Slice) -> Point:
+        """The allocation that a slice runs on."""
+        return self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
 
     @cached_property
     def serial_s(self) -> float:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spindle_cli.plan.problem import Node, Point
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import MetaOpProfile
 
 
 @dataclass(frozen=True)
@@ -61,3 +65,17 @@ class Placed:
 
     draft: Draft
     devices: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class PlacedSlices:
+    """What `account/` takes: a placed draft's slices in order of start, before they are a plan."""
+
+    slices: tuple[Slice, ...]
+    by_name: Mapping[str, MetaOpProfile]
+    cluster: Cluster
+
+
+def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:
+    """Some slices of a problem."""
+    return PlacedSlices(slices, problem.profile.by_name, problem.cluster)

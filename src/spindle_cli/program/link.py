@@ -38,7 +38,7 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
     edges = slice_edges(plan)
     order = execution_order(plan, edges)
     transfers = plan_transfers(plan, layouts, order, edges)
-    uses = planned_parameters(plan) if parameters is None else parameters
+    uses = planned_parameters(plan.metaops) if parameters is None else parameters
     groups = parameter_groups(plan.slices, order, uses, plan.cluster)
 
     drafts = {device: _Draft(device) for device in range(plan.cluster.num_devices)}

@@ -19,50 +19,53 @@ from collections.abc import Sequence
 from operator import mul
 from random import Random
 
+from spindle_cli.account.traffic import Traffic, traffic_of
 from spindle_cli.costs.links import spread_all_reduce_s, transfer_s
-from spindle_cli.plan.placing.predict import flows, messages, shared_parameters
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Placed
+from spindle_cli.plan.schedule import placed_slices
+from spindle_cli.plan.types import Slice
 
 
-def arrange(problem: Problem, placed: Placed, num_exchanges: int) -> Placed:
+def arrange(problem: Problem, slices: tuple[Slice, ...], num_exchanges: int) -> tuple[Slice, ...]:
     """The same schedule with devices exchanged between nodes, after so many tries."""
     if len(problem.cluster.node_sizes) == 1:
-        return placed
-    arrangement = _Arrangement(problem, placed)
+        return slices
+    arrangement = _Arrangement(problem, slices)
     random = Random(0)  # noqa: S311 - reproducible, not secret
     for number in range(num_exchanges):
         a, b = random.randrange(problem.num_devices), random.randrange(problem.num_devices)
         arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
     place = arrangement.place
-    return Placed(placed.draft, tuple(tuple(place[d] for d in devices) for devices in placed.devices))
+    return tuple(
+        piece.model_copy(update={"devices": tuple(place[device] for device in piece.devices)})
+        for piece in slices
+    )
 
 
 class _Arrangement:
-    """Where each device of the placement goes, and what that costs.
+    """Where each device of a placement goes, and what that costs.
 
     Devices that take part in the same sums are of one kind.
     """
 
-    def __init__(self, problem: Problem, placed: Placed) -> None:
+    def __init__(self, problem: Problem, slices: tuple[Slice, ...]) -> None:
+        traffic = traffic_of(placed_slices(problem, slices), problem.uses)
         self.cluster = problem.cluster
         self.node_of = problem.cluster.node_of
         self.place = list(range(problem.num_devices))
         self.on_node: list[list[int]] = [[] for _ in problem.cluster.node_sizes]
         for device, node in enumerate(self.node_of):
             self.on_node[node].append(device)
-        self.unit_of = bound_together(placed, problem.num_devices)
-        self._make_groups(problem, placed)
-        self._make_neighbours(problem, placed)
+        self.unit_of = bound_together(slices, problem.num_devices)
+        self._make_groups(traffic)
+        self._make_neighbours(traffic)
         self._differences: dict[tuple[int, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
-    def _make_groups(self, problem: Problem, placed: Placed) -> None:
+    def _make_groups(self, traffic: Traffic) -> None:
         """Sets of devices that sum gradients together, how they spread over the nodes, and what they cost."""
-        num_bytes: dict[frozenset[int], float] = {}
-        for members, shared in shared_parameters(problem, placed.draft.pieces).items():
-            devices = frozenset(d for index in members for d in placed.devices[index])
-            if len(devices) > 1:
-                num_bytes[devices] = num_bytes.get(devices, 0.0) + shared.num_bytes
+        num_bytes: dict[tuple[int, ...], int] = {}
+        for summed in traffic.sums:
+            num_bytes[summed.devices] = num_bytes.get(summed.devices, 0) + summed.num_bytes
         groups_of: list[list[int]] = [[] for _ in self.place]
         self.spread = [[0] * len(self.cluster.node_sizes) for _ in num_bytes]
         for group, devices in enumerate(num_bytes):
@@ -85,17 +88,17 @@ class _Arrangement:
         self.kind_s = [sum(self.sum_s[group] for group in groups) for groups in kinds]
         self.cost_s = self._cost_s(self.kind_s)
 
-    def _make_neighbours(self, problem: Problem, placed: Placed) -> None:
+    def _make_neighbours(self, traffic: Traffic) -> None:
         """For each device, whom it exchanges tensors with, and how much longer that takes between nodes."""
         links = self.cluster.links
         longer_s: dict[tuple[int, int], float] = {}
-        for flow in flows(problem, placed.draft.pieces):
-            for sender, taker, num_bytes in messages(placed.draft.pieces, placed.devices, flow):
+        for exchange in (*traffic.activations, *traffic.gradients):
+            for sender, taker, num_bytes in exchange.messages:
                 extra_s = transfer_s(num_bytes, links.inter_node) - transfer_s(num_bytes, links.intra_node)
                 pair = (min(sender, taker), max(sender, taker))
-                # There and, as a gradient, back; of one device on average.
-                longer_s[pair] = longer_s.get(pair, 0.0) + 2 * extra_s / problem.num_devices
-        self.neighbours: list[list[tuple[int, float]]] = [[] for _ in range(problem.num_devices)]
+                # Of one device on average.
+                longer_s[pair] = longer_s.get(pair, 0.0) + extra_s / len(self.place)
+        self.neighbours: list[list[tuple[int, float]]] = [[] for _ in self.place]
         for (a, b), seconds in longer_s.items():
             self.neighbours[a].append((b, seconds))
             self.neighbours[b].append((a, seconds))
@@ -216,15 +219,14 @@ def _histogram(spread: Sequence[int], most: int) -> list[int]:
     return histogram
 
 
-def bound_together(placed: Placed, num_devices: int) -> list[tuple[int, ...]]:
+def bound_together(slices: Sequence[Slice], num_devices: int) -> list[tuple[int, ...]]:
     """Of each device, the devices that may not be parted from it, ascending: those that it shares a
     tensor-parallel group with, and those that these share one with.
     """
     unit_of: list[tuple[int, ...]] = [(device,) for device in range(num_devices)]
-    for piece, devices in zip(placed.draft.pieces, placed.devices, strict=True):
-        tp = piece.point.tp
-        for first in range(0, len(devices) if tp > 1 else 0, tp):
-            members = devices[first : first + tp]
+    for piece in slices:
+        for first in range(0, len(piece.devices) if piece.tp > 1 else 0, piece.tp):
+            members = piece.devices[first : first + piece.tp]
             if any(unit_of[device] != unit_of[members[0]] for device in members):
                 joined = tuple(sorted({other for device in members for other in unit_of[device]}))
                 for device in joined:

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.device_memory import DeviceMemory, device_memory
+from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.placement import ROOMY, TASTES, DoesNotFitError, Taste, place
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Placed
+from spindle_cli.plan.schedule import Draft, Placed, placed_slices
 from spindle_cli.plan.types import Slice
 
 # Exchanges tried for each device (arrange.py), counting no more than some of them, and how many of the drafts
@@ -25,9 +26,12 @@ PLACED_WITH_CARE = 2
 
 @dataclass(frozen=True)
 class Judged:
-    """A draft with devices and exact times, the memory that it needs, and how long it will take."""
+    """A draft's slices with devices and exact times, the memory that they need, and how long they will take.
 
-    placed: Placed
+    `strategy`: the draft's name.
+    """
+
+    strategy: str
     slices: tuple[Slice, ...]
     memory: tuple[DeviceMemory, ...]
     prediction: Prediction
@@ -45,7 +49,7 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     if draft.devices is None:
         judged = best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES)
     else:
-        judged = measure(problem, Placed(draft, draft.devices))
+        judged = measure(problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)))
     return judged or best_placed(problem, draft, (ROOMY,), 0)
 
 
@@ -77,19 +81,18 @@ def best_placed(
             placed = place(problem, draft, taste)
         except DoesNotFitError:
             continue
+        slices = exact_slices(problem, placed)
         if exchanges_per_device:
-            placed = arrange(
-                problem, placed, exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
-            )
-        judged = measure(problem, placed)
+            num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
+            slices = arrange(problem, slices, num_exchanges)
+        judged = measure(problem, draft.name, slices)
         if judged is not None:
             found.append(judged)
     return min(found, key=Judged.rank, default=None)
 
 
-def measure(problem: Problem, placed: Placed) -> Judged | None:
-    """Exact times, memory and prediction of a placed draft; None if a device's memory is too small."""
-    slices = exact_slices(problem, placed)
+def measure(problem: Problem, strategy: str, slices: tuple[Slice, ...]) -> Judged | None:
+    """Memory and prediction of a strategy's placed slices; None if a device's memory is too small."""
     memory = memory_of(problem, slices)
     if any(
         need.total_bytes > capacity
@@ -97,8 +100,9 @@ def measure(problem: Problem, placed: Placed) -> Judged | None:
     ):
         return None
     steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
-    prediction = predict(problem, placed, max(piece.end_s for piece in slices), steps_s)
-    return Judged(placed, slices, memory, prediction)
+    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
+    prediction = predict(problem, slices, traffic, max(piece.end_s for piece in slices), steps_s)
+    return Judged(strategy, slices, memory, prediction)
 
 
 def memory_of(problem: Problem, slices: Sequence[Slice]) -> tuple[DeviceMemory, ...]:

@@ -1,0 +1,97 @@
+"""Everything that a plan moves between devices: who sends what to whom, and what is summed over whom.
+
+In every batch the activations go forward over the edges, and their gradients back. Once in a step, with its
+last batch, the gradients of each parameter group are summed; where its devices share the optimizer's state
+(ZeRO-1), each takes its part of the sum alone, and the parts that it has updated are gathered before the next
+batch uses them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spindle_cli.account.edges import edge_bytes, execution_order, slice_edges, slice_layouts
+from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.account.rows import Layout, crossing
+from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan
+
+
+class Message(NamedTuple):
+    """What one device sends to another in one go."""
+
+    source: int
+    destination: int
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What an edge moves one way in every batch. `sender`, `taker`: indices of slices."""
+
+    sender: int
+    taker: int
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """All that moves in a step.
+
+    Attributes:
+        layouts: who holds which samples, of each slice.
+        edges: which slice takes whose output.
+        activations, gradients: of each edge, forward and back.
+        groups: parameters that are summed together, in the order of their sums; those that one device alone
+            holds too.
+    """
+
+    layouts: tuple[Layout, ...]
+    edges: tuple[Edge, ...]
+    activations: tuple[Exchange, ...]
+    gradients: tuple[Exchange, ...]
+    groups: tuple[ParameterGroup, ...]
+
+    @property
+    def sums(self) -> tuple[ParameterGroup, ...]:
+        """The groups that several devices hold."""
+        return tuple(group for group in self.groups if len(group.devices) > 1)
+
+    def bytes_by_pair(self) -> Counter[tuple[int, int]]:
+        """Bytes that each (source, destination) moves in one batch, forward and back."""
+        total: Counter[tuple[int, int]] = Counter()
+        for exchange in (*self.activations, *self.gradients):
+            for source, destination, num_bytes in exchange.messages:
+                total[source, destination] += num_bytes
+        return total
+
+
+def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Traffic:
+    """The account of a plan that passes `check`.
+
+    Args:
+        plan: its slices have times at least as far as their order goes.
+        parameters: the trained parameters of each op; without them, what the plan says.
+    """
+    layouts, edges = slice_layouts(plan), slice_edges(plan)
+    uses = planned_parameters(plan.by_name.values()) if parameters is None else parameters
+    return Traffic(
+        layouts=layouts,
+        edges=edges,
+        activations=tuple(_exchange(plan, layouts, edge, is_gradient=False) for edge in edges),
+        gradients=tuple(_exchange(plan, layouts, edge, is_gradient=True) for edge in edges),
+        groups=parameter_groups(plan.slices, execution_order(plan, edges), uses, plan.cluster),
+    )
+
+
+def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:
+    sender, taker = (edge.consumer, edge.producer) if is_gradient else (edge.producer, edge.consumer)
+    whole = edge_bytes(plan, edge)
+    batch_size = layouts[edge.producer].batch_size
+    messages = tuple(
+        Message(chunk.source, chunk.destination, whole * (chunk.last - chunk.first) // batch_size)
+        for chunk in crossing(layouts[sender], layouts[taker])
+    )
+    return Exchange(sender, taker, messages)

@@ -1,0 +1,130 @@
+"""The forward and backward pass of a placed schedule, with the messages between its slices.
+
+Compute and messages overlap. A device moves one thing at a time per direction inside its node, and a network
+card one between nodes. What has been computed is sent at once, the earliest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.account.traffic import Exchange, Traffic
+from spindle_cli.costs.links import transfer_s
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.types import Slice
+
+# A device's way to others of its node, or a network card: (node, card of the node).
+_Port = int | tuple[int, int]
+_Busy = tuple[tuple[_Port, float], ...]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Start and end of each slice in one pass, by index, and when each device is through with it."""
+
+    start_s: list[float]
+    end_s: list[float]
+    free_s: list[float]
+
+
+@dataclass(frozen=True)
+class _Move:
+    """An exchange, and the seconds that it keeps ports busy, out and in."""
+
+    sender: int
+    taker: int
+    out_s: _Busy
+    in_s: _Busy
+
+
+class Passes:
+    """Both passes of some slices, as often as they are asked for."""
+
+    def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
+        self._slices = slices
+        self._num_devices = problem.num_devices
+        seconds: dict[tuple[int, bool], float] = {}  # of a message, by bytes and whether inside a node
+        forward = [_move(exchange, problem.cluster, seconds) for exchange in traffic.activations]
+        backward = [_move(exchange, problem.cluster, seconds) for exchange in traffic.gradients]
+        self._moves = forward, backward
+        points = [problem.point_of(piece) for piece in slices]
+        self.forward_s = [
+            piece.num_ops * point.forward_s for piece, point in zip(slices, points, strict=True)
+        ]
+        self._backward_s = [
+            piece.num_ops * point.backward_s for piece, point in zip(slices, points, strict=True)
+        ]
+
+    def run(self, not_before_s: Mapping[int, float]) -> Times:
+        """Forward in order and backward in reverse; the times are those of the backward pass.
+
+        Args:
+            not_before_s: when slices may start their forward pass at the earliest.
+        """
+        order = range(len(self._slices))
+        forward = self._run(order, self.forward_s, self._moves[0], [0.0] * self._num_devices, not_before_s)
+        return self._run(order[::-1], self._backward_s, self._moves[1], forward.free_s, {})
+
+    def _run(
+        self,
+        order: Sequence[int],
+        seconds: Sequence[float],
+        moves: Sequence[_Move],
+        free_s: list[float],
+        not_before_s: Mapping[int, float],
+    ) -> Times:
+        sent_by: list[list[int]] = [[] for _ in self._slices]
+        taken_by: list[list[int]] = [[] for _ in self._slices]
+        for number, move in enumerate(moves):
+            sent_by[move.sender].append(number)
+            taken_by[move.taker].append(number)
+        start_s, end_s = [0.0] * len(self._slices), [0.0] * len(self._slices)
+        arrived_s = [0.0] * len(moves)
+        waiting: list[tuple[float, int]] = []  # heap of (computed at, move)
+        out_free: dict[_Port, float] = {}
+        in_free: dict[_Port, float] = {}
+        for index in order:
+            last_s = max((end_s[moves[number].sender] for number in taken_by[index]), default=-1.0)
+            while waiting and waiting[0][0] <= last_s:
+                computed_s, number = heapq.heappop(waiting)
+                arrived_s[number] = _arrive(moves[number], computed_s, out_free, in_free)
+            ready_s = [free_s[device] for device in self._slices[index].devices]
+            ready_s += [arrived_s[number] for number in taken_by[index]]
+            start_s[index] = max(not_before_s.get(index, 0.0), *ready_s)
+            end_s[index] = start_s[index] + seconds[index]
+            for device in self._slices[index].devices:
+                free_s[device] = end_s[index]
+            for number in sent_by[index]:
+                heapq.heappush(waiting, (end_s[index], number))
+        return Times(start_s, end_s, free_s)
+
+
+def _move(exchange: Exchange, cluster: Cluster, seconds: dict[tuple[int, bool], float]) -> _Move:
+    node_of, card_of, links = cluster.node_of, cluster.card_of, cluster.links
+    out_s: dict[_Port, float] = {}
+    in_s: dict[_Port, float] = {}
+    for source, destination, num_bytes in exchange.messages:
+        inside = node_of[source] == node_of[destination]
+        if (num_bytes, inside) not in seconds:
+            link = links.intra_node if inside else links.inter_node
+            seconds[num_bytes, inside] = transfer_s(num_bytes, link)
+        taken_s = seconds[num_bytes, inside]
+        out, into = (source, destination) if inside else (card_of[source], card_of[destination])
+        out_s[out] = out_s.get(out, 0.0) + taken_s
+        in_s[into] = in_s.get(into, 0.0) + taken_s
+    return _Move(exchange.sender, exchange.taker, tuple(out_s.items()), tuple(in_s.items()))
+
+
+def _arrive(
+    move: _Move, computed_s: float, out_free: dict[_Port, float], in_free: dict[_Port, float]
+) -> float:
+    """When all of a move that can start at `computed_s` has arrived; its ports are busy meanwhile."""
+    arrived_s = computed_s
+    for free_s, busy in ((out_free, move.out_s), (in_free, move.in_s)):
+        for port, seconds in busy:
+            free_s[port] = max(computed_s, free_s.get(port, 0.0)) + seconds
+            arrived_s = max(arrived_s, free_s[port])
+    return arrived_s
