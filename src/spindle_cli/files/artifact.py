@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.parsing import parse_json, parse_yaml
+from spindle_cli.files.parsing import MAX_BYTES, parse_json, parse_yaml, shown
 from spindle_cli.files.writing import write_text
 
 
@@ -84,7 +84,7 @@ def read_data(path: Path) -> Any:
         InputError: missing, unreadable, empty, or not parseable; says where in the file.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows put a mark first
+        text = _read_bytes(path).decode("utf-8-sig")  # editors on Windows put a mark first
     except FileNotFoundError as error:
         raise InputError(f"{path}: no such file", hint="Check the path, or make the file first.") from error
     except UnicodeDecodeError as error:
@@ -99,6 +99,22 @@ def read_data(path: Path) -> Any:
         )
     parse = parse_json if path.suffix == ".json" else parse_yaml
     return parse(text, where=str(path))
+
+
+def _read_bytes(path: Path) -> bytes:
+    """A file's bytes; at most `MAX_BYTES`, also of what has no size (a pipe, a device).
+
+    Raises:
+        InputError: there are more.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise InputError(
+            f"{path}: larger than {MAX_BYTES // 2**20} MiB", hint="No file of ours is: is this the right one?"
+        )
+    return content
 
 
 def check_schema(data: Any, expected: str, *, where: str) -> None:
@@ -118,11 +134,11 @@ def check_schema(data: Any, expected: str, *, where: str) -> None:
     if isinstance(found, str) and found.rsplit("/", 1)[0] == kind:
         version = found.rsplit("/", 1)[-1]
         raise InputError(
-            f"{where}: schema: version {version!r} is not known; this spindle reads {expected}",
+            f"{where}: schema: version {shown(version)} is not known; this spindle reads {expected}",
             hint="Upgrade spindle, or make the file again with this version.",
         )
     raise InputError(
-        f"{where}: schema: found {found!r}, expected {expected!r}", hint="Is this the right file?"
+        f"{where}: schema: found {shown(found)}, expected {expected!r}", hint="Is this the right file?"
     )
 
 
@@ -130,7 +146,7 @@ def _kind(data: Any) -> str:
     """What data is, in words for messages."""
     if isinstance(data, list):
         return "a list"
-    return "nothing" if data is None else "a text" if isinstance(data, str) else repr(data)
+    return "nothing" if data is None else "a text" if isinstance(data, str) else shown(data)
 
 
 def validate(model: type[T], data: Any, *, where: str) -> T:
@@ -157,9 +173,7 @@ def _describe_problem(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":
         return f"{place}: this key is missing"
-    shown = repr(problem["input"])
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return f"{place}: {message} (found {shown})" if place else message
+    return f"{place}: {message} (found {shown(problem['input'])})" if place else message
 
 
 def write_json(path: Path, model: BaseModel) -> None:

@@ -13,6 +13,7 @@ from pydantic import Field, WithJsonSchema, field_serializer, field_validator, m
 
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
+from spindle_cli.files.parsing import shown
 from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, OpMemory, Profile, Seconds, WorkloadRef
 
@@ -41,8 +42,10 @@ def parse_devices(value: Any) -> tuple[int, ...]:
             continue
         first, dash, last = item.partition("-") if isinstance(item, str) else ("", "", "")
         if not (first.isdigit() and dash and last.isdigit() and int(first) <= int(last) < MAX_DEVICES):
-            raise ValueError(f"expected a device number or a 'first-last' range, found {item!r}")
+            raise ValueError(f"expected a device number or a 'first-last' range, found {shown(item)}")
         devices.extend(range(int(first), int(last) + 1))
+        if len(devices) > MAX_DEVICES:
+            raise ValueError(f"more than {MAX_DEVICES} devices")
     return tuple(devices)
 
 
