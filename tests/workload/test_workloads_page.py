@@ -17,7 +17,7 @@ PAGE = (ROOT / "docs" / "workloads.md").read_text(encoding="utf-8")
 
 def test_every_refusal_of_the_table_is_one_of_the_code() -> None:
     folder = Path(spindle_cli.workload.__file__).parent
-    code = "\n".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
+    code = "\n".join(path.read_text(encoding="utf-8") for path in folder.rglob("*.py"))
     phrases = re.findall(r"\*([^*]+)\*", "\n".join(line.split("|")[1] for line in _table()))
     assert len(phrases) > 10
     for phrase in phrases:

@@ -34,7 +34,7 @@ def analyse(workload: Workload) -> WorkloadGraph:
             what to do.
     """
     observer = Observer()
-    independence = Independence(observer.kinds)
+    independence = Independence(observer)
     tasks = {task.name: analyse_task(task, workload, observer, independence) for task in workload.tasks}
     _check_operators_occur(workload, tasks)
     metaops = _make_metaops(tasks, observer.kinds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import sysconfig
@@ -38,6 +39,15 @@ def place_of_error(error: BaseException) -> str | None:
 def place_of_caller() -> str | None:
     """'file:line' of the innermost frame of the user's own code on the present stack."""
     return _innermost(_frames(sys._getframe(1)))
+
+
+def place_inside() -> str | None:
+    """'file:line' of the innermost frame of the user's own code that was called, however indirectly, by this
+    package's; None where torch's own code was.
+    """
+    frames = iter(_frames(sys._getframe(1)))
+    own = itertools.dropwhile(lambda frame: frame[0].startswith(_OURS), frames)
+    return _innermost(itertools.takewhile(lambda frame: not frame[0].startswith(_OURS), own))
 
 
 def _frames(frame: FrameType | None) -> Iterable[tuple[str, int]]:

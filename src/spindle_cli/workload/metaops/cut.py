@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.workload.graph import Op, ValueSpec
 from spindle_cli.workload.metaops.glue import Homes
+from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import LISTED, Trace
 from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
 from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
@@ -25,10 +26,24 @@ class Cutter:
         self._order = {node: index for index, node in enumerate(trace.graph.nodes)}
         self._handed_on = self._find_handed_on()
         self.values: dict[str, ValueSpec] = {
-            node.name: trace.shapes.spec(node, trace.task.name)
-            for nodes in self._handed_on.values()
-            for node in nodes
+            node.name: self._spec(node) for nodes in self._handed_on.values() for node in nodes
         }
+
+    def _spec(self, node: fx.Node) -> ValueSpec:
+        """A value between ops.
+
+        Raises:
+            WorkloadError: its rows cannot be cut by samples.
+        """
+        if not self._trace.samples.is_cut_by_rows(node):
+            raise refusal(
+                self._trace.task.name,
+                f"{node.name!r} goes to another op, but the rows of a sample do not lie together in it",
+                node.meta.get("place"),
+                "Put each sample's rows together before (torch.stack([a, b], 1).flatten(0, 1) instead of "
+                "torch.cat, batch first instead of time first).",
+            )
+        return self._trace.shapes.spec(node, self._trace.task.name)
 
     def _needs(self, op: int) -> tuple[list[fx.Node], list[fx.Node]]:
         """Nodes to copy into an op, and values that it takes from other ops, both in trace order.

@@ -27,6 +27,7 @@ from spindle_cli.workload.splitting.coupling import (
     hands_on_whole,
     has_batch_norm,
     why_coupled,
+    why_mixing,
 )
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.splitting.reduction import ARITHMETIC, Degrees
@@ -89,9 +90,6 @@ class _Placement:
             if node.op not in ("placeholder", "get_attr", "output") and node not in self._home:
                 self._place_glue(node)
         self._place_loss()
-        for node, home in self._home.items():
-            if self._is_batch_norm(node):
-                self._coupled.setdefault(home, BATCH_NORM)
         num_ops = max(self._home.values(), default=0) + 1
         self._couple_whole_outputs()
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
@@ -118,6 +116,9 @@ class _Placement:
         joins_loss = any(source in self._mixed for source in node.all_input_nodes)
         if len(producers) == 1 and producers <= self._coupled.keys() and not joins_loss:
             self._attach(node, producers.pop())
+        elif self._is_batch_norm(node) and producers and not joins_loss:
+            self._attach(node, self._best_home(node, producers))
+            self._coupled.setdefault(self._home[node], BATCH_NORM)
         elif self._mixes(node):
             self._place_mixing(node)
         elif producers:
@@ -164,9 +165,15 @@ class _Placement:
             return False
         if self._shapes.is_tensor(node) and not self._has_batch(node):
             return True
-        if self._trace.independence.mixes(node, self._trace.root, self._shapes):
+        if why_mixing(self._trace, node) is not None:
             self._reordering.add(node)
-        return node in self._reordering
+            return True
+        return self._feeds_operators_out_of_order(node)
+
+    def _feeds_operators_out_of_order(self, node: fx.Node) -> bool:
+        """Whether an operator takes rows of a sample that do not lie together, so that a share has others."""
+        users = [user for user in node.users if user in self._trace.operators]
+        return bool(users) and not self._trace.samples.is_cut_by_rows(node)
 
     def _is_own_loss(self, node: fx.Node) -> bool:
         """Whether a node is an uncoupled operator's output without a batch: a loss of its own share."""
@@ -191,7 +198,7 @@ class _Placement:
             raise refusal(
                 self._trace.task.name,
                 f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), "
-                "which may be split over the batch",
+                f"which may be split over the batch{self._because(node)}",
                 node.meta.get("place"),
                 f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by "
                 "itself (rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), "
@@ -201,6 +208,10 @@ class _Placement:
             self._attach(node, min(consumers))
         else:
             self._mixed.add(node)
+
+    def _because(self, node: fx.Node) -> str:
+        why = self._trace.samples.why_not(node)
+        return "" if why is None else f": {why.why}"
 
     def _place_loss(self) -> None:
         """Put everything that mixes samples into the op that holds the loss; couple that op if its loss

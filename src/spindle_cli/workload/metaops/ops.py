@@ -11,6 +11,7 @@ from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.glue import find_homes
 from spindle_cli.workload.splitting.coupling import Trace
 from spindle_cli.workload.splitting.independence import Independence
+from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.prepare import find_loss, inline_constants, split_container
@@ -46,7 +47,8 @@ def make_ops(
     for node in operators:
         split_container(graph, node, shapes)
         node.meta["arguments"] = _argument_specs(node, shapes)
-    trace = Trace(task, root, graph, shapes, loss, independence, operators)
+    samples_of = Samples(root, graph, shapes, independence.verdicts)
+    trace = Trace(task, root, graph, shapes, loss, independence, samples_of, operators)
     homes = find_homes(trace, workload)
     check_homes(task.name, root, graph, homes.op)
     cutter = Cutter(trace, homes, observer.kinds)

@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from spindle_cli.workload.splitting.independence import Independence
+from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 LISTED = "it is listed as coupled"
 BATCH_NORM = "it normalises over the batch"
 WHOLE = "it hands on a tensor without a batch dimension"
-DEPENDENT = "what it gives for a sample depends on the batch's other samples (a missing batch_first=True?)"
+DEPENDENT = "it is not known to act on samples one by one: {why}"
+TRIED = "what it gives for a sample was seen to depend on the batch's other samples"
 NO_MEAN = "its loss is not the {reduction} of one loss per sample"
 WHOLE_IN_SUM = "it adds a loss of the whole batch to a sum over samples"
 
@@ -28,6 +30,7 @@ class Trace:
     shapes: Shapes
     loss: fx.Node
     independence: Independence
+    samples: Samples
     operators: list[fx.Node] = field(default_factory=list)  # in execution order; op k runs operators[k]
 
 
@@ -40,7 +43,33 @@ def why_coupled(trace: Trace, node: fx.Node, workload: Workload) -> str | None:
         return BATCH_NORM
     if node is not trace.operators[-1] and hands_on_whole(trace, node):
         return WHOLE
-    return DEPENDENT if trace.independence.mixes(node, trace.root, trace.shapes) else None
+    return why_mixing(trace, node) or _why_no_loss(trace, node)
+
+
+def why_mixing(trace: Trace, node: fx.Node) -> str | None:
+    """Why a node may not be run for some samples of a batch alone; None if it may."""
+    why = trace.samples.why_not(node)
+    if why is not None:
+        return DEPENDENT.format(why=why) + _batch_first(trace, node)
+    if not all(trace.samples.is_cut_by_rows(one) for one in (node, *node.all_input_nodes)):
+        return None  # rows that are tried must lie together
+    return TRIED if trace.independence.mixes(node, trace.root, trace.shapes) else None
+
+
+def _batch_first(trace: Trace, node: fx.Node) -> str:
+    """The usual cause, where a layer takes its samples along dimension 1."""
+    if node.op != "call_module":
+        return ""
+    parts = trace.root.get_submodule(str(node.target)).modules()
+    along_one = any(getattr(part, "batch_first", None) is False for part in parts)
+    return " (a missing batch_first=True?)" if along_one else ""
+
+
+def _why_no_loss(trace: Trace, node: fx.Node) -> str | None:
+    """Why what an operator gives without a batch is not the loss of its samples that the task speaks of."""
+    reduction = trace.task.reduction
+    wrong = trace.samples.degrees(node) - {1 if reduction == "sum" else 0}
+    return NO_MEAN.format(reduction=reduction) if wrong else None
 
 
 def has_batch_norm(module: nn.Module) -> bool:

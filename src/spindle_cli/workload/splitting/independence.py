@@ -1,9 +1,8 @@
-"""Whether what an operator or a piece of glue gives for a sample depends on the other samples of the batch.
+"""A second opinion on what is known to act on samples one by one: it is tried.
 
-Found by trying: random stand-ins for two samples together, and for each alone, must give the same rows. It
-finds what shapes do not show: a softmax over the batch, rows in another order than the samples', attention
-across the batch because of a missing `batch_first=True`. What is too large to try quickly is taken at its
-word.
+Random stand-ins for five samples together, and for one and four of them, must give the same rows. The rules
+(rules/) decide; this finds where one of them is wrong. What is too large to try quickly, and what does not
+run on random stand-ins, is not tried.
 """
 
 from __future__ import annotations
@@ -17,11 +16,13 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
+from spindle_cli.workload.splitting.samples import Verdicts
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.observe import swapped_tensors
+from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, growth
 
-_TOGETHER = 2  # samples; each alone is one
+_TOGETHER, *_PARTS = 5, 1, 4  # samples: all together, then in two parts
+_COUNTS = (_TOGETHER, *_PARTS)
 _MAX_INPUT_ELEMENTS = 2**20
 _MAX_PARAMETER_ELEMENTS = 2**22
 _SIZE_METHODS = frozenset({"size", "numel", "dim"})
@@ -36,8 +37,9 @@ class _NotTriedError(Exception):
 class Independence:
     """Tries the nodes of one workload, equal ones once."""
 
-    def __init__(self, kinds: Kinds) -> None:
-        self._kinds = kinds
+    def __init__(self, observer: Observer) -> None:
+        self.verdicts = Verdicts(observer)
+        self._kinds = observer.kinds
         self._known: dict[str, bool] = {}
 
     def mixes(self, node: fx.Node, root: nn.Module, shapes: Shapes) -> bool:
@@ -53,7 +55,7 @@ class Independence:
 
 
 class _Trial:
-    """One node with stand-ins for its inputs: for the samples together, and for each alone."""
+    """One node with stand-ins for its inputs: for the samples together, and in parts."""
 
     def __init__(self, node: fx.Node, root: nn.Module, shapes: Shapes) -> None:
         self._node = node
@@ -63,7 +65,7 @@ class _Trial:
 
     def key(self, kinds: Kinds) -> str:
         """Equal for nodes that need one trial only."""
-        target = kinds.of(self._module) if self._module is not None else repr(self._node.target)
+        target = kinds.behaviour(self._module) if self._module is not None else repr(self._node.target)
         arguments = fx.node.map_aggregate((self._node.args, self._node.kwargs), self._describe)
         return f"{target} {arguments!r}"
 
@@ -90,7 +92,7 @@ class _Trial:
         return f"{value if not degree else value / self._shapes.batch_size**degree} {degree}"
 
     def differs(self) -> bool:
-        """Whether together and alone give different rows; not, if it cannot be tried."""
+        """Whether together and in parts give different rows; not, if it cannot be tried."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             for whole_numbers in (True, False):
@@ -106,7 +108,7 @@ class _Trial:
         self._check_size()
         inputs = {source: self._stand_ins(source, whole_numbers) for source in self._node.all_input_nodes}
         with self._ready() as call:
-            results = [call(*self._arguments(inputs, part)) for part in range(1 + _TOGETHER)]
+            results = [call(*self._arguments(inputs, part)) for part in range(len(_COUNTS))]
             again = call(*self._arguments(inputs, 0))
         values = pytree.tree_leaves(self._shapes.values[self._node])
         doubled = pytree.tree_leaves(self._shapes.doubled[self._node])
@@ -133,19 +135,19 @@ class _Trial:
             raise _NotTriedError
 
     def _stand_ins(self, node: fx.Node, whole_numbers: bool) -> list[Any]:
-        """An input for the samples together, and for each alone."""
+        """An input for the samples together, and for each part."""
         if _is_made_of_sizes(node):
-            return [self._evaluate(node, count) for count in (_TOGETHER, *[1] * _TOGETHER)]
+            return [self._evaluate(node, count) for count in _COUNTS]
         values, structure = pytree.tree_flatten(self._shapes.values[node])
         doubled = pytree.tree_leaves(self._shapes.doubled[node])
         leaves = [self._stand_in(*pair, whole_numbers) for pair in zip(values, doubled, strict=True)]
         return [
-            pytree.tree_unflatten([leaf[part] for leaf in leaves], structure) for part in range(1 + _TOGETHER)
+            pytree.tree_unflatten([leaf[part] for leaf in leaves], structure) for part in range(len(_COUNTS))
         ]
 
     def _stand_in(self, value: Any, doubled: Any, whole_numbers: bool) -> list[Any]:
         if not isinstance(value, Tensor):
-            return [self._number(value, doubled, count) for count in (_TOGETHER, *[1] * _TOGETHER)]
+            return [self._number(value, doubled, count) for count in _COUNTS]
         batch = self._shapes.batch_of(value, doubled)
         if batch.mixes:
             raise _NotTriedError
@@ -154,8 +156,8 @@ class _Trial:
             shape[batch.dim] = batch.rows * _TOGETHER
         together = _random(shape, value.dtype, whole_numbers)
         if batch.dim is None:
-            return [together] * (1 + _TOGETHER)
-        return [together, *together.chunk(_TOGETHER, batch.dim)]
+            return [together] * len(_COUNTS)
+        return [together, *torch.split(together, [batch.rows * count for count in _PARTS], batch.dim)]
 
     def _number(self, value: Any, doubled: Any, count: int) -> Any:
         """What a number that depends on the batch's size is for `count` samples."""
@@ -196,7 +198,9 @@ class _Trial:
 
         try:
             with swapped_tensors(module, real):
-                module.eval()
+                for part in module.modules():
+                    if isinstance(part, nn.modules.dropout._DropoutNd | nn.RReLU):
+                        part.training = False
                 yield lambda args, kwargs: module(*_copied(args), **_copied(kwargs))
         finally:
             for part, mode in training.items():

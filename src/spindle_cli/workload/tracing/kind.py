@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.building.source import settled_module_name
+from spindle_cli.workload.tracing.behaviour import behaviour_of
 
 # Floats (dropout rates, epsilons) change no work; they may differ from layer to layer.
 _FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+")
@@ -24,12 +25,19 @@ class Kinds:
         self._known: dict[
             int, tuple[nn.Module, str]
         ] = {}  # by id; holds the module, so that its id stays its own
+        self._behaviours: dict[int, tuple[nn.Module, str]] = {}
 
     def of(self, module: nn.Module) -> str:
         """A text that two layers share if they do the same work: see `layer_kind`."""
         if id(module) not in self._known:
             self._known[id(module)] = (module, layer_kind(module))
         return self._known[id(module)][1]
+
+    def behaviour(self, module: nn.Module) -> str:
+        """A text that two layers share if they do the same: see `behaviour_of`."""
+        if id(module) not in self._behaviours:
+            self._behaviours[id(module)] = (module, behaviour_of(module))
+        return self._behaviours[id(module)][1]
 
 
 def layer_kind(module: nn.Module) -> str:

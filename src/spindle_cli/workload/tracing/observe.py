@@ -63,7 +63,7 @@ class Observer:
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs."""
-        key = f"{self.kinds.of(module)} {pytree.tree_map(_describe, (args, kwargs))}"
+        key = f"{self.kinds.behaviour(module)} {pytree.tree_map(_describe, (args, kwargs))}"
         if key not in self._known:
             given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             versions = [tensor._version for tensor in given]
@@ -71,7 +71,7 @@ class Observer:
                 self._known[key] = module(*args, **kwargs)
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError
-        return pytree.tree_map(_again, self._known[key])
+        return pytree.tree_map(again, self._known[key])
 
     def fake(self, tensor: Tensor) -> Tensor:
         """A fake tensor like a real or meta one; the same for the same."""
@@ -113,7 +113,7 @@ def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> It
             holder[name] = value
 
 
-def _again(value: Any) -> Any:
+def again(value: Any) -> Any:
     """A tensor like one seen before, and a new object; no leaf if it has a gradient."""
     if not isinstance(value, Tensor):
         return value

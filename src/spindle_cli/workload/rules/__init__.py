@@ -1,0 +1,1 @@
+"""How torch's operators treat the samples of a batch."""

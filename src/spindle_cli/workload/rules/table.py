@@ -1,0 +1,61 @@
+"""How each operator of torch treats samples: a rule for every one that is known to act on them one by one.
+
+A rule takes a `Call` and gives the states of its results, or raises `MixesError`. What has no rule is not
+known, and counts as mixing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from spindle_cli.workload.rules import make, maps, pick, reduce, views
+from spindle_cli.workload.rules.align import broadcast
+from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State
+from spindle_cli.workload.rules.tape import Call
+
+Rule = Callable[[Call], list[State]]
+
+_RULES: dict[str, Rule] = {
+    **views.RULES,
+    **maps.RULES,
+    **pick.RULES,
+    **reduce.RULES,
+    **make.RULES,
+}
+# Copies, and what else acts on single entries without being tagged so.
+_POINTWISE = frozenset(
+    {"clone", "copy_", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "fill_", "zero_", "contiguous"}
+    | {"masked_fill", "masked_fill_", "where", "isin", "polar", "complex", "angle", "_conj", "_neg_view"}
+    | {"resolve_conj", "resolve_neg", "_conj_physical", "fake_quantize_per_tensor_affine", "rrelu_with_noise"}
+)
+# A sample's own number survives what only moves it.
+_KEEPS_NUMBERS = frozenset({"clone", "detach", "alias", "_to_copy", "lift_fresh"}) | views.MOVES
+
+
+def states_of(call: Call) -> list[State]:
+    """What each tensor is that an operator gives.
+
+    Raises:
+        MixesError: it does not act on samples one by one, or nothing is known of it.
+    """
+    states = [operand.state for operand in call.operands]
+    mixed = next((state for state in states if isinstance(state, Mixed)), None)
+    if mixed is not None:
+        return [mixed] * len(call.results)
+    if all(state == WHOLE for state in states) and not call.varies:
+        return [WHOLE] * len(call.results)
+    if any(isinstance(state, Reduced) for state in states):
+        return reduce.linear(call)
+    numbered = any(isinstance(state, Batch) and state.numbered for state in states)
+    if numbered and call.name not in _KEEPS_NUMBERS | pick.BY_NUMBER:
+        raise MixesError("it computes with the numbers of samples in the batch")
+    rule = _RULES.get(call.name)
+    if rule is not None:
+        return rule(call)
+    if call.name in _POINTWISE or torch.Tag.pointwise in call.func.tags:
+        if call.varies:
+            raise MixesError("it computes with the size of the batch")
+        return [broadcast(call, shapes) for shapes in call.results]
+    raise MixesError(f"nothing is known of how {call.name} treats samples")

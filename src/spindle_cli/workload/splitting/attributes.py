@@ -1,0 +1,90 @@
+"""What a module's forward changes in the module itself, and undoing it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+_PLAIN = (bool, int, float, complex, str, bytes)
+
+
+@dataclass
+class Changes:
+    """What was changed while looking, as 'self.name' below the module.
+
+    Attributes:
+        counted: plain values that are now others, and containers that grew or shrank.
+        buffers: buffers that another tensor was put in the place of.
+        tensors: attributes that hold other tensors than before.
+    """
+
+    counted: list[str] = field(default_factory=list)
+    buffers: list[str] = field(default_factory=list)
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Before:
+    module: nn.Module
+    name: str
+    values: dict[str, Any]
+    buffers: dict[str, Any]
+    containers: dict[str, Any]
+
+
+@contextlib.contextmanager
+def watching(root: nn.Module) -> Iterator[Changes]:
+    """Note what is changed in a module's attributes inside, and undo it at the end."""
+    before = [_look(name, module) for name, module in root.named_modules()]
+    changes = Changes()
+    try:
+        yield changes
+    finally:
+        for seen in before:
+            _compare(seen, changes)
+            _undo(seen)
+
+
+def _look(name: str, module: nn.Module) -> _Before:
+    values = dict(module.__dict__)
+    own = {key: value for key, value in values.items() if isinstance(value, list | dict) and key[0] != "_"}
+    return _Before(
+        module, name, values, dict(module._buffers), {key: type(item)(item) for key, item in own.items()}
+    )
+
+
+def _compare(before: _Before, changes: Changes) -> None:
+    prefix = f"{before.name}." if before.name else ""
+    for key, value in before.module._buffers.items():
+        if value is not before.buffers.get(key):
+            changes.buffers.append(prefix + key)
+    for key, value in before.module.__dict__.items():
+        old = before.values.get(key)
+        if value is old and key in before.containers:
+            if len(before.values[key]) != len(before.containers[key]):
+                changes.counted.append(prefix + key)
+        elif value is old:
+            continue
+        elif isinstance(value, Tensor):
+            changes.tensors[prefix + key] = value
+        elif isinstance(value, _PLAIN) and not (type(value) is type(old) and value == old):
+            changes.counted.append(prefix + key)
+
+
+def _undo(before: _Before) -> None:
+    module = before.module
+    for key, kept in before.containers.items():
+        held = before.values[key]
+        held.clear()
+        if isinstance(held, list):
+            held.extend(kept)
+        else:
+            held.update(kept)
+    module._buffers.clear()
+    module._buffers.update(before.buffers)
+    module.__dict__.clear()
+    module.__dict__.update(before.values)

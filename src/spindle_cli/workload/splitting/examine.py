@@ -1,0 +1,174 @@
+"""One piece of code, a module or a call in glue, run for several sizes of the batch and judged."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from spindle_cli.workload.refuse import place_of_error
+from spindle_cli.workload.rules.states import Mixed, MixesError, State
+from spindle_cli.workload.rules.tape import Tape
+from spindle_cli.workload.splitting.attributes import Changes, watching
+from spindle_cli.workload.splitting.follow import Follower, check_shapes
+from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
+from spindle_cli.workload.tracing.shapes import leaves_of
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a piece of code gives.
+
+    Attributes:
+        results: for each size of the batch, the last being 1; None where it failed.
+        states: of every tensor in a result.
+        why_not: why it must not be split, whatever it gives.
+    """
+
+    results: tuple[Any, ...] | None
+    states: tuple[State, ...]
+    why_not: Mixed | None = None
+
+
+def examine(
+    run: Callable[..., Any],
+    inputs: Sequence[Inputs],
+    states: Sequence[State],
+    sizes: Sequence[int],
+    observer: Observer,
+    module: nn.Module | None = None,
+) -> Findings:
+    """Run it for every size, and follow the samples through it.
+
+    Args:
+        inputs: arguments for each size, on the meta device; the last size is 1.
+        states: of every tensor in the arguments, in order.
+        module: whose forward it is, if any.
+    """
+    with _meta_parameters(module) as watched:
+        found = _examine(run, inputs, states, sizes, watched, module)
+    if found.results is not None:
+        return found
+    # The meta device is quick, but not all can run on it (constants that are elsewhere): then as on a CPU.
+    with observer.mode, _fake_parameters(module, observer) as watched:
+        faked = pytree.tree_map(lambda item: empty_like(item, "cpu"), list(inputs))
+        found = _examine(run, faked, states, sizes, watched, module)
+    if found.results is None:
+        return found
+    results = pytree.tree_map(lambda item: empty_like(item, "meta"), found.results)
+    return Findings(results, found.states, found.why_not)
+
+
+def _examine(
+    run: Callable[..., Any],
+    inputs: Sequence[Inputs],
+    states: Sequence[State],
+    sizes: Sequence[int],
+    watched: Mapping[int, str],
+    module: nn.Module | None,
+) -> Findings:
+    results: list[Any] = []
+    tapes: list[Tape] = []
+    changes = Changes()
+    for (args, kwargs), size in zip(inputs, sizes, strict=True):
+        tape = Tape()
+        try:
+            with contextlib.ExitStack() as stack:
+                if module is not None:
+                    changes = stack.enter_context(watching(module))
+                with tape:
+                    results.append(run(*args, **kwargs))
+        except Exception as error:
+            text = str(error).strip().split("\n")[0]
+            why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
+            return Findings(None, (), Mixed(why, place_of_error(error)))
+        tapes.append(tape)
+    follower = Follower(tuple(sizes[:-1]), watched)
+    given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
+    for tensor, state in zip(given, states, strict=True):
+        follower.give(tensor, state)
+    why_not = follower.follow([tape.entries for tape in tapes[:-1]])
+    found = _result_states(follower, results, sizes)
+    return Findings(tuple(results), found, why_not or _kept(follower, changes))
+
+
+def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[int]) -> tuple[State, ...]:
+    """States of the results' tensors, which must have the sizes to be expected, for one sample too."""
+    leaves = [[leaf for leaf in leaves_of(result) if isinstance(leaf, Tensor)] for result in results]
+    found: list[State] = []
+    if len({len(tensors) for tensors in leaves}) > 1:
+        return (Mixed("it gives other results for another size of the batch"),) * len(leaves[0])
+    for tensors in zip(*leaves, strict=True):
+        state = follower.state_of(tensors[0])
+        try:
+            check_shapes(state, [tuple(tensor.shape) for tensor in tensors], sizes)
+        except MixesError as error:
+            state = Mixed(str(error))
+        found.append(state)
+    return tuple(found)
+
+
+def _kept(follower: Follower, changes: Changes) -> Mixed | None:
+    """Why what it keeps from one call to the next forbids to split it."""
+    for name, place in follower.written.items():
+        return Mixed(f"its forward changes {name!r}, which every share would do by itself", place)
+    for name in changes.buffers:
+        return Mixed(f"its forward changes {name!r}, which every share would do by itself")
+    for name in changes.counted:
+        return Mixed(f"its forward changes self.{name}, which every share would do by itself")
+    return None
+
+
+@contextlib.contextmanager
+def _meta_parameters(module: nn.Module | None) -> Iterator[Mapping[int, str]]:
+    """Work on the meta device, the module's parameters and buffers too; by storage, what each is called."""
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # one kernel for a layer: the same, and nothing to see
+    made: dict[int, Tensor] = {}
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = empty_like(tensor, "meta")
+        return made[id(tensor)]
+
+    try:
+        with torch.random.fork_rng(devices=[]), torch.device("meta"), torch.enable_grad():
+            if module is None:
+                yield {}
+                return
+            with swapped_tensors(module, stand_in):
+                yield _by_storage(module)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+
+
+@contextlib.contextmanager
+def _fake_parameters(module: nn.Module | None, observer: Observer) -> Iterator[Mapping[int, str]]:
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        if module is None:
+            yield {}
+            return
+        with swapped_tensors(module, observer.fake):
+            yield _by_storage(module)
+
+
+def _by_storage(module: nn.Module) -> dict[int, str]:
+    named = [*module.named_parameters(), *module.named_buffers()]
+    return {tensor.untyped_storage()._cdata: name for name, tensor in named}
+
+
+def empty_like(item: Any, device: str) -> Any:
+    """A tensor without values like another."""
+    if not isinstance(item, Tensor):
+        return item
+    made = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
+    if isinstance(item, nn.Parameter):
+        return nn.Parameter(made, item.requires_grad)
+    return made.requires_grad_().clone() if item.requires_grad else made

@@ -1,0 +1,157 @@
+"""Follow samples through code that was recorded for several sizes of the batch.
+
+The operators must be the same for every size; each is then judged by its rule (rules.py). What no rule covers
+mixes samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, State, Whole
+from spindle_cli.workload.rules.table import states_of
+from spindle_cli.workload.rules.tape import Call, Entry, Operand, Varying, tensors_in
+
+_OTHER_OPERATIONS = "its operations are others for another size of the batch"
+
+
+@dataclass
+class Follower:
+    """States of the tensors of one recording.
+
+    Attributes:
+        sizes: of the batch, one per tape.
+        watched: by storage, the parameters and buffers, for `written`.
+        written: of those, the ones that were changed, with the place of the first change.
+    """
+
+    sizes: tuple[int, ...]
+    watched: Mapping[int, str] = field(default_factory=dict)
+    written: dict[str, str | None] = field(default_factory=dict)
+    _states: dict[int, State] = field(default_factory=dict)
+    _mixed_storages: dict[int, Mixed] = field(default_factory=dict)
+
+    def give(self, tensor: Tensor, state: State) -> None:
+        """Say what a tensor of the first tape is."""
+        self._states[id(tensor)] = state
+
+    def state_of(self, tensor: Tensor) -> State:
+        """Of a tensor of the first tape; what was not seen to be made is a constant."""
+        mixed = self._mixed_storages.get(_storage(tensor))
+        return mixed or self._states.get(id(tensor), WHOLE)
+
+    def follow(self, tapes: Sequence[Sequence[Entry]]) -> Mixed | None:
+        """Give every tensor of the recording its state; a reason where the tapes are not alike."""
+        for entries in zip(*tapes, strict=False):
+            if any(entry.func is not entries[0].func for entry in entries):
+                return Mixed(_OTHER_OPERATIONS, entries[0].place)
+            try:
+                self._apply(entries)
+            except _UnlikeError:
+                return Mixed(_OTHER_OPERATIONS, entries[0].place)
+        if len({len(tape) for tape in tapes}) > 1:
+            shortest = min(map(len, tapes))
+            longest = max(tapes, key=len)
+            return Mixed(_OTHER_OPERATIONS, longest[shortest].place)
+        return None
+
+    def _apply(self, entries: Sequence[Entry]) -> None:
+        first = entries[0]
+        if len({len(entry.made) for entry in entries}) > 1:
+            raise _UnlikeError
+        shapes = tuple(zip(*(entry.made for entry in entries), strict=True))
+        call = Call(first.func, self.sizes, self._bound(entries), shapes)
+        try:
+            states = states_of(call)
+            for state, seen in zip(states, shapes, strict=True):
+                check_shapes(state, seen, self.sizes)
+        except MixesError as error:
+            states = [Mixed(str(error), first.place)] * len(shapes)
+        for tensor, state in zip(tensors_in(first.result), states, strict=True):
+            self._states[id(tensor)] = state
+        self._note_writes(first, states)
+
+    def _bound(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        bound: dict[str, Any] = {}
+        for position, argument in enumerate(entries[0].func._schema.arguments):
+            values = [
+                entry.args[position]
+                if position < len(entry.args)
+                else entry.kwargs.get(argument.name, argument.default_value)
+                for entry in entries
+            ]
+            bound[argument.name] = self._combined(values, entries)
+        return bound
+
+    def _combined(self, values: Sequence[Any], entries: Sequence[Entry]) -> Any:
+        first = values[0]
+        if any(type(value) is not type(first) and _kind(value) != _kind(first) for value in values):
+            raise _UnlikeError
+        if isinstance(first, Tensor):
+            shapes = tuple(entry.given[id(value)] for entry, value in zip(entries, values, strict=True))
+            return Operand(self.state_of(first), shapes, first.dtype)
+        if isinstance(first, list | tuple):
+            if len({len(value) for value in values}) > 1:
+                raise _UnlikeError
+            return [self._combined(items, entries) for items in zip(*values, strict=True)]
+        if all(value == first or value is first for value in values):
+            return first
+        return Varying(tuple(values))
+
+    def _note_writes(self, entry: Entry, states: Sequence[State]) -> None:
+        """Follow changes in place: into views of other tensors, and into parameters and buffers."""
+        for position, argument in enumerate(entry.func._schema.arguments):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            given = entry.args[position] if position < len(entry.args) else entry.kwargs.get(argument.name)
+            for tensor in tensors_in(given):
+                name = self.watched.get(_storage(tensor))
+                if name is not None:
+                    self.written.setdefault(name, entry.place)
+        for state, tensor in zip(states, tensors_in(entry.result), strict=True):
+            if isinstance(state, Mixed) and _writes(entry.func):
+                self._mixed_storages.setdefault(_storage(tensor), state)
+
+
+class _UnlikeError(Exception):
+    """The tapes differ."""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "tensor"
+    return "number" if isinstance(value, int | float) else "list" if isinstance(value, list | tuple) else ""
+
+
+def _writes(func: Any) -> bool:
+    return any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def check_shapes(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> None:
+    """Refuse a state that the shapes for several sizes of the batch do not bear out.
+
+    Raises:
+        MixesError: they do not.
+    """
+    if isinstance(state, Mixed):
+        return
+    expected = list(shapes[0])
+    for shape, size in zip(shapes, sizes, strict=True):
+        if isinstance(state, Batch) and state.dim < len(expected):
+            expected[state.dim] = state.outer * state.inner * size
+        if torch.Size(expected) != torch.Size(shape):
+            raise MixesError("its size is no multiple of the batch's")
+
+
+def is_whole(states: Sequence[State]) -> bool:
+    """Whether nothing in it comes from the batch."""
+    return all(isinstance(state, Whole) for state in states)

@@ -1,0 +1,98 @@
+"""What makes two layers behave alike: all that their forward could read but the values of parameters.
+
+Stricter than their kind (kind.py), which is about work: Block(alpha=0.0) works as Block(alpha=0.5) does, but
+does something else.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import types
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+_MAX_ELEMENTS = 2**16  # larger buffers are told apart by being others
+_DEPTH = 6
+_HELD_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "training"})
+
+
+def behaviour_of(module: nn.Module) -> str:
+    """A digest that two modules share if their forwards do the same."""
+    parts: list[str] = []
+    for name, part in module.named_modules():
+        parts.append(f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.training}")
+        parts += [
+            f"{name}.{key} = {_text(value, _DEPTH)}"
+            for key, value in sorted(part.__dict__.items())
+            if key not in _HELD_ELSEWHERE
+        ]
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        parts.append(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}")
+    parts += [f"{name}:{_tensor(buffer)}" for name, buffer in module.named_buffers(remove_duplicate=False)]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def _text(value: Any, depth: int) -> str:
+    """A text that equal values share; what cannot be looked into has its own."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, nn.Parameter):
+        return f"parameter {tuple(value.shape)}"
+    if isinstance(value, Tensor):
+        return _tensor(value)
+    if isinstance(value, nn.Module):
+        return "module"  # it is one of the named modules, or of another's
+    if depth == 0:
+        return _itself(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        items = [_text(item, depth - 1) for item in value]
+        return f"{type(value).__name__}{sorted(items) if isinstance(value, set | frozenset) else items}"
+    if isinstance(value, Mapping):
+        return repr([(_text(key, depth - 1), _text(item, depth - 1)) for key, item in value.items()])
+    return _callable_or_object(value, depth)
+
+
+def _callable_or_object(value: Any, depth: int) -> str:
+    if isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
+        inside = [cells, value.__defaults__, value.__kwdefaults__]
+        code = value.__code__
+        digest = hashlib.sha256(code.co_code + repr(code.co_consts).encode()).hexdigest()[:16]
+        return f"{value.__module__}.{value.__qualname__} {digest} {_text(inside, depth - 1)}"
+    if isinstance(value, types.MethodType):
+        return f"{_text(value.__func__, depth - 1)} of {_text(value.__self__, depth - 1)}"
+    if isinstance(value, functools.partial):
+        return _text([value.func, value.args, value.keywords], depth - 1)
+    if isinstance(value, types.BuiltinFunctionType):
+        return f"{value.__module__}.{value.__qualname__}"
+    held = getattr(value, "__dict__", None)
+    if held is None:
+        return _itself(value)
+    return f"{type(value).__module__}.{type(value).__qualname__} {_text(held, depth - 1)}"
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty cell raises
+    except ValueError:
+        return False
+    return True
+
+
+def _tensor(value: Tensor) -> str:
+    shape = f"{tuple(value.shape)} {value.dtype}"
+    if value.is_meta or value.numel() > _MAX_ELEMENTS or type(value) is not Tensor:
+        return f"{shape} {_itself(value)}"
+    with unset_fake_temporarily():
+        array = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return f"{shape} {hashlib.sha256(array.tobytes()).hexdigest()[:16]}"
+
+
+def _itself(value: Any) -> str:
+    return f"{type(value).__qualname__} at {id(value)}"
