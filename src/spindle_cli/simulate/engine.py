@@ -93,11 +93,12 @@ class Engine:
         while device.step < len(device.actions):
             action = device.actions[device.step]
             if action.transfer is not None:
-                self._post(action.kind, action.transfer)
+                self._traffic.post(action.transfer)
             elif action.kind is Kind.SUM:
                 assert action.group in device.begun, "a SUM begins during the backward slice before it"
                 device.begun.remove(action.group)
             elif action.kind is Kind.STEP:
+                self._ledger.finish_sums(device.number, self._clock.now_s)
                 if device.open_sums:
                     device.waiting_since = self._clock.now_s
                 else:
@@ -114,16 +115,10 @@ class Engine:
 
         def end() -> None:
             self._steps.append(OptimizerStep(device.number, start_s, self._clock.now_s))
+            self._ledger.end_update(device.number, self._clock.now_s)
             device.step += 1
 
         self._clock.at(start_s + self._step_s[device.number], end)
-
-    def _post(self, kind: Kind, transfer: Transfer) -> None:
-        if kind in (Kind.RECV, Kind.RECV_GRAD):
-            self._ledger.post_receive(transfer, self._clock.now_s)
-        elif kind is Kind.SEND_GRAD:
-            self._ledger.post_gradient(transfer, self._clock.now_s)
-        self._traffic.post(transfer)
 
     def _reach(self, device: _Device, compute: _Compute) -> None:
         """A device gets to a compute: it starts if everything is there, else it waits."""
@@ -155,9 +150,9 @@ class Engine:
     def _start(self, device: _Device, compute: _Compute) -> None:
         kind, piece = compute
         now_s, duration = self._clock.now_s, self._durations[piece]
+        self._ledger.start_pass(device.number, piece, now_s, is_backward=kind is Kind.BACKWARD)
         if kind is Kind.FORWARD:
             length_s = duration.forward_s
-            self._ledger.start_forward(device.number, piece, now_s)
         else:
             length_s = duration.backward_s
             self._begin_sums(device, piece, length_s)
@@ -181,15 +176,12 @@ class Engine:
         kind, piece = compute
         activity = Activity.FORWARD if kind is Kind.FORWARD else Activity.BACKWARD
         self._spans.append(Span(device.number, activity, piece, start_s, self._clock.now_s))
-        if kind is Kind.BACKWARD:
-            self._ledger.end_backward(device.number, piece, self._clock.now_s)
+        self._ledger.end_pass(device.number, piece, self._clock.now_s, is_backward=kind is Kind.BACKWARD)
         device.step += 1
         self._advance(device)
 
     def _arrived(self, transfer: Transfer, passage: Passage) -> None:
         """A transfer has ended: its taker may go on, if it stands there and this was the last it missed."""
-        if transfer.is_gradient:
-            self._ledger.gradient_arrived(transfer, self._clock.now_s)
         device = self._devices[transfer.destination]
         compute = _taker(transfer)
         device.missing[compute] -= 1

@@ -1,0 +1,234 @@
+"""One device's iteration, op by op: what it holds at each moment beside what it holds all the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.account.crossing import slice_inputs
+from spindle_cli.account.holdings import Block, BlockUse, Held, Holders, blocks_of
+from spindle_cli.costs.memory import MetaOpSizes, OpNeeds, SliceShape, op_needs, slice_output_bytes
+from spindle_cli.units import MIB
+
+# Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
+# sharded; the runtime lets further sums wait. A single sum may be larger.
+SUM_BUFFER_BYTES = 32 * MIB
+# An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
+_RANDOM_STATE_BYTES = 5056
+
+# Index of a slice, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
+Role = tuple[int, int, float, float]
+
+
+class Part:
+    """What a slice takes of each of its devices."""
+
+    __slots__ = (
+        "dp",
+        "fields",
+        "handed",
+        "kept_inputs",
+        "needs",
+        "recompute",
+        "taken_at_once",
+        "taken_by_every_op",
+        "task",
+        "tp",
+        "uses",
+    )
+
+    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOpSizes], *, is_handed_on: bool) -> None:
+        metaop = by_name[piece.metaop]
+        first, last = piece.ops
+        self.tp = piece.tp
+        self.recompute = piece.recompute
+        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, piece.dp, piece.tp)
+        self.task, self.dp = metaop.task, piece.dp
+        self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
+        handed = slice_output_bytes(metaop, last, metaop.num_ops) / piece.dp
+        self.handed = handed if is_handed_on else 0.0
+        self.kept_inputs = 0.0
+        if piece.recompute:
+            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / piece.dp
+            self.kept_inputs = max(inner, handed) + _RANDOM_STATE_BYTES
+        taken = {name: size / piece.dp for size, name in slice_inputs(piece, by_name)}
+        self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
+        self.taken_at_once = sum(taken.values())
+        self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
+
+    def ops_from_last(self) -> Iterable[tuple[int, OpNeeds]]:
+        """(position in the slice, what it needs) of each op, the last one first."""
+        position = len(self.uses)
+        for count, needs in reversed(self.needs):
+            for _ in range(count):
+                position -= 1
+                yield position, needs
+
+
+class Fullest:
+    """The fullest moment so far of what does not last."""
+
+    def __init__(self) -> None:
+        self.gradients = self.activations = self.buffers = 0.0
+
+    @property
+    def total(self) -> float:
+        """Bytes of all three."""
+        return self.gradients + self.activations + self.buffers
+
+    def see(self, gradients: float, activations: float, buffers: float) -> None:
+        """A moment."""
+        if gradients + activations + buffers > self.total:
+            self.gradients, self.activations, self.buffers = gradients, activations, buffers
+
+
+@dataclass(frozen=True)
+class PassBytes:
+    """What a device holds at the fullest moment of a pass, and after it, beside what lasts.
+
+    `piece`: the slice whose pass it is; None for the optimizer's update.
+    """
+
+    piece: int | None
+    is_backward: bool
+    fullest: Fullest
+    after: Fullest
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is the same for all devices of a plan.
+
+    Attributes:
+        splits: whether any slice is split by tensor parallelism.
+        sums_take_buffers: gradient sums under way take receive buffers.
+    """
+
+    parts: Sequence[Part]
+    holders: Holders
+    splits: bool
+    sums_take_buffers: bool
+
+
+class Iteration:
+    """One device's iteration, op by op."""
+
+    def __init__(
+        self, setting: Setting, roles: Sequence[Role], held: Mapping[Block, Held], *, keeps_own: bool
+    ) -> None:
+        """`keeps_own`: gradients that are not shared are there from the batch before."""
+        self._setting = setting
+        self._roles = roles
+        self._held = held
+        self._keeps_own = keeps_own
+        self._made: set[Block] = set(held) if keeps_own else set()
+        self._fullest = Fullest()
+        self._gradients = sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
+        self._fields = self._loaded()
+        self._received = sum(received for *_, received, _ in roles)
+        self._kept = self._retained = 0.0
+        self._summing = 0.0
+        self._sums_at_most = 0.0
+        if setting.sums_take_buffers:
+            largest = max((there.summed * there.trained_bytes for there in held.values()), default=0.0)
+            self._sums_at_most = max(SUM_BUFFER_BYTES, largest)
+
+    def run(self, own: float, update: float) -> list[PassBytes]:
+        """Pass by pass, the optimizer's update last; `own`: gradients that are not shared, `update`: what the
+        update takes.
+        """
+        passes: list[PassBytes] = []
+        for role in self._roles:
+            self._forward(role)
+            passes.append(self._end_pass(role[0], is_backward=False))
+        self._received += sum(returned for *_, returned in self._roles)
+        first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
+        for role in reversed(self._roles):
+            first_op -= len(self._setting.parts[role[0]].uses)
+            self._backward(role, first_op)
+            passes.append(self._end_pass(role[0], is_backward=True))
+        self._fullest.see(own, self._fields, self._retained + self._sums())
+        self._fullest.see(own, self._fields, update)
+        left = Fullest()
+        left.see(own if self._keeps_own else 0.0, 0.0, 0.0)
+        passes.append(PassBytes(None, is_backward=False, fullest=self._fullest, after=left))
+        return passes
+
+    def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
+        after = Fullest()
+        buffers = self._received + self._retained + self._sums()
+        after.see(self._gradients, self._kept + self._fields, buffers)
+        fullest, self._fullest = self._fullest, Fullest()
+        return PassBytes(piece, is_backward, fullest, after)
+
+    def _loaded(self) -> float:
+        """Bytes of the batches' fields."""
+        fields: dict[str, int] = {}
+        share: dict[str, float] = {}
+        for index, *_ in self._roles:
+            part = self._setting.parts[index]
+            if part.fields:
+                fields[part.task] = fields.get(part.task, 0) + part.fields
+                share[part.task] = max(share.get(part.task, 0.0), 1 / part.dp)
+        return sum(size * share[task] for task, size in fields.items())
+
+    def _forward(self, role: Role) -> None:
+        part = self._setting.parts[role[0]]
+        casts = 0.0
+        for count, needs in part.needs:
+            kept = part.kept_inputs if part.recompute else needs.kept
+            casts += count * needs.cast if part.recompute else 0.0
+            self._kept += (count - 1) * kept
+            self._see(needs.forward + casts, self._received)
+            self._kept += kept
+        if not part.recompute:
+            self._kept += sum(self._joined(part, uses) for uses in part.uses)
+
+    def _backward(self, role: Role, first_op: int) -> None:
+        """`first_op`: of the slice, among all that the device runs."""
+        index, _, received, returned = role
+        part = self._setting.parts[index]
+        self._retained += part.taken_by_every_op
+        for position, needs in part.ops_from_last():
+            joined = self._joined(part, part.uses[position])
+            running = self._backward_bytes(needs, part.uses[position])
+            if part.recompute:
+                running = joined + max(needs.forward, needs.kept + running)
+            buffers = self._received + self._retained + part.handed
+            self._see(running, buffers + self._sums())
+            self._kept -= part.kept_inputs if part.recompute else needs.kept + joined
+            self._end_op(part.uses[position], first_op + position)
+        self._retained += part.taken_at_once
+        self._received -= received + returned
+
+    def _backward_bytes(self, needs: OpNeeds, uses: Sequence[BlockUse]) -> float:
+        """Of an op, with the gradients that it makes: those of parameters that the device alone holds."""
+        trained = sum(self._held[use.block].share * use.trained_bytes for use in uses)
+        made = sum(self._held[use.block].own_bytes for use in uses if use.block not in self._made)
+        new = made / trained if trained else 0.0
+        return needs.backward + new * (needs.first_backward - needs.backward)
+
+    def _end_op(self, uses: Sequence[BlockUse], op: int) -> None:
+        for use in uses:
+            there = self._held[use.block]
+            if use.block not in self._made:
+                self._made.add(use.block)
+                self._gradients += there.own_bytes
+            if there.first_use == op:
+                self._summing += there.summed * there.trained_bytes
+
+    def _joined(self, part: Part, uses: Sequence[BlockUse]) -> float:
+        """Copies of parameters that the device holds in finer fragments than the slice uses."""
+        if not self._setting.splits:
+            return 0.0
+        return sum(
+            use.num_bytes / part.tp
+            for use in uses
+            if use.block[2] and len(self._setting.holders.of(use.block)) > part.tp
+        )
+
+    def _sums(self) -> float:
+        return min(self._summing, self._sums_at_most)
+
+    def _see(self, running: float, buffers: float) -> None:
+        self._fullest.see(self._gradients, self._kept + self._fields + running, buffers)
