@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spindle_cli.costs.links import transfer_s
-from spindle_cli.profile.machine.link_speed import CURVE_ELEMENTS, as_link, as_measured
+from spindle_cli.profile.machine.link_speed import CURVE_ELEMENTS, OneWay, as_link, as_measured
 
 
 def test_message_times_come_back_from_the_link() -> None:
     seconds = {elements: 1e-4 + elements * 4 / 2e9 for elements in CURVE_ELEMENTS}
-    measured = as_measured(1e-4, seconds)
+    measured = as_measured(OneWay(1e-4), {size: OneWay(s) for size, s in seconds.items()})
     link = as_link(measured)
     assert measured.latency_s == 1e-4
     for elements, message_s in seconds.items():
@@ -24,6 +24,17 @@ def test_message_times_come_back_from_the_link() -> None:
 
 @given(st.lists(st.floats(1e-6, 1e-1), min_size=len(CURVE_ELEMENTS) + 1, max_size=len(CURVE_ELEMENTS) + 1))
 def test_larger_messages_are_never_faster_whatever_was_seen(seen: list[float]) -> None:
-    link = as_link(as_measured(seen[0], dict(zip(CURVE_ELEMENTS, seen[1:], strict=True))))
+    smallest, *larger = map(OneWay, seen)
+    link = as_link(as_measured(smallest, dict(zip(CURVE_ELEMENTS, larger, strict=True))))
     times = [transfer_s(elements * 4, link) for elements in CURVE_ELEMENTS]
     assert all(later >= earlier * 0.89 for earlier, later in pairwise(times))
+
+
+def test_the_processor_s_time_is_of_a_message_and_of_its_bytes() -> None:
+    """20 us for each message and 1 s for each 2 GB."""
+    larger = {size: OneWay(1e-3, 20e-6 + size * 4 / 2e9) for size in CURVE_ELEMENTS}
+    measured = as_measured(OneWay(1e-4, 20e-6), larger)
+    assert measured.message_processor_s == 20e-6
+    assert measured.processor_s_per_byte == pytest.approx(1 / 2e9)
+    idle = as_measured(OneWay(1e-4, 20e-6), {size: OneWay(1e-3, 10e-6) for size in CURVE_ELEMENTS})
+    assert idle.processor_s_per_byte == 0.0, "noise makes no negative time"

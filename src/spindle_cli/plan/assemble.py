@@ -131,6 +131,7 @@ def make_plan_file(
         update_bytes_per_param=problem.profile.update_bytes_per_param,
         accumulate=problem.profile.accumulate,
         optimizer_s_per_byte=problem.profile.optimizer_s_per_byte,
+        processor=problem.profile.processor,
         threads_per_process=threads_of(problem.profile),
         compile=problem.profile.compiled_by,
         notes=notes,

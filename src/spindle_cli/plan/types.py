@@ -15,7 +15,16 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.files.parsing import shown
 from spindle_cli.profile.metagraph import check_metagraph
-from spindle_cli.profile.types import Bytes, CurvePoint, NumOps, OpMemory, Profile, Seconds, WorkloadRef
+from spindle_cli.profile.types import (
+    Bytes,
+    CurvePoint,
+    NumOps,
+    OpMemory,
+    ProcessorCosts,
+    Profile,
+    Seconds,
+    WorkloadRef,
+)
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 
@@ -169,6 +178,8 @@ class Plan(Artifact):
     update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
     accumulate: Annotated[int, Field(ge=1)] = 1
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
+    # what communication and loading take of devices that are processors themselves
+    processor: ProcessorCosts = Field(default_factory=ProcessorCosts)
     # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
     # by what torch.compile compiled the layers that were measured; None: by nothing
@@ -206,6 +217,7 @@ class Plan(Artifact):
             "update_bytes_per_param": profile.update_bytes_per_param,
             "accumulate": profile.accumulate,
             "optimizer_s_per_byte": profile.optimizer_s_per_byte,
+            "processor": profile.processor,
             "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
             "compile": profile.compiled_by,
         }

@@ -22,6 +22,7 @@ from spindle_cli.profile.types import (
     OpMemory,
     OpTiming,
     PhaseTimes,
+    ProcessorCosts,
     Profile,
     Source,
     WorkloadRef,
@@ -68,6 +69,7 @@ def assemble(
     device: Device,
     environment: Mapping[str, Any],
     optimizer_s_per_byte: float,
+    processor: ProcessorCosts | None = None,
     links: tuple[MeasuredLink, ...] = (),
     measurements: Measurements | None = None,
 ) -> Profile:
@@ -85,6 +87,7 @@ def assemble(
         update_bytes_per_param=train.update_bytes_per_param,
         accumulate=train.accumulate,
         optimizer_s_per_byte=optimizer_s_per_byte,
+        processor=processor or ProcessorCosts(),
         links=links,
         metaops=tuple(
             _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.types import Kind, Program
 
 
 @dataclass(frozen=True)
@@ -18,13 +20,34 @@ class Duration:
     backward_s: float
 
 
-def slice_durations(plan: Plan) -> tuple[Duration, ...]:
-    """Of each of `plan.slices`. A slice that recomputes runs forward once more in its backward pass.
+def slice_durations(program: Program) -> tuple[Duration, ...]:
+    """Of each of the plan's slices, with what its devices do beside it. A slice that recomputes runs forward
+    once more in its backward pass.
 
     Raises:
         InputError: the plan holds no curve point for a slice's dp and tp.
     """
-    return tuple(_duration(plan, piece) for piece in plan.slices)
+    plan = program.plan
+    durations = [_duration(plan, piece) for piece in plan.slices]
+    stretches = slice_stretches(
+        plan.processor,
+        plan.cluster.num_devices,
+        plan.slices,
+        [duration.forward_s + duration.backward_s for duration in durations],
+        plan.by_name,
+        (
+            (transfer.source, transfer.destination, transfer.num_bytes)
+            for actions in program.actions.values()
+            for action in actions
+            if (transfer := action.transfer) is not None and action.kind in (Kind.SEND, Kind.SEND_GRAD)
+        ),
+        ((group.devices, group.num_bytes) for group in program.groups),
+        plan.accumulate,
+    )
+    return tuple(
+        Duration(duration.forward_s * stretch, duration.backward_s * stretch)
+        for duration, stretch in zip(durations, stretches, strict=True)
+    )
 
 
 def step_durations(plan: Plan) -> tuple[float, ...]:

@@ -53,7 +53,7 @@ class Engine:
         self._clock = Clock()
         self._traffic = Traffic(program, self._clock, self._arrived, self._summed)
         self._ledger = Ledger(program.plan)
-        self._durations = slice_durations(program.plan)
+        self._durations = slice_durations(program)
         self._step_s = step_durations(program.plan)
         self._devices = [_Device(number, program.actions[number]) for number in sorted(program.actions)]
         self._gathered: dict[tuple[Kind, int, int], list[tuple[_Device, float]]] = {}

@@ -1,7 +1,8 @@
 """The forward and backward pass of a placed schedule, with the messages between its slices.
 
 Compute and messages overlap. A device moves one thing at a time per direction inside its node, and a network
-card one between nodes. What has been computed is sent at once, the earliest first.
+card one between nodes. What has been computed is sent at once, the earliest first. Where devices are
+processors that communicate and read samples themselves, their slices take longer for it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.files.cluster import Cluster
@@ -51,12 +53,25 @@ class Passes:
         backward = [_move(exchange, problem.cluster, seconds) for exchange in traffic.gradients]
         self._moves = forward, backward
         points = [problem.point_of(piece) for piece in slices]
-        self.forward_s = [
-            piece.num_ops * point.forward_s for piece, point in zip(slices, points, strict=True)
-        ]
-        self._backward_s = [
-            piece.num_ops * point.backward_s for piece, point in zip(slices, points, strict=True)
-        ]
+        forward_s = [piece.num_ops * point.forward_s for piece, point in zip(slices, points, strict=True)]
+        backward_s = [piece.num_ops * point.backward_s for piece, point in zip(slices, points, strict=True)]
+        profile = problem.profile
+        stretches = slice_stretches(
+            profile.processor,
+            problem.num_devices,
+            slices,
+            [sum(both) for both in zip(forward_s, backward_s, strict=True)],
+            profile.by_name,
+            (
+                message
+                for exchange in (*traffic.activations, *traffic.gradients)
+                for message in exchange.messages
+            ),
+            ((group.devices, group.num_bytes) for group in traffic.sums),
+            profile.accumulate,
+        )
+        self.forward_s = [seconds * times for seconds, times in zip(forward_s, stretches, strict=True)]
+        self._backward_s = [seconds * times for seconds, times in zip(backward_s, stretches, strict=True)]
 
     def run(self, not_before_s: Mapping[int, float]) -> Times:
         """Forward in order and backward in reverse; the times are those of the backward pass.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
@@ -35,28 +36,46 @@ def measure_link(rank: int, store_path: Path, device: torch.device) -> MeasuredL
     store = dist.FileStore(str(store_path), 2)  # type: ignore[attr-defined]  # documented, not listed in __all__
     dist.init_process_group(backend, store=store, rank=rank, world_size=2, timeout=_TIMEOUT)
     try:
-        seconds = [_one_way_s(rank, elements, device) for elements in (LATENCY_ELEMENTS, *CURVE_ELEMENTS)]
+        trips = [_one_way(rank, elements, device) for elements in (LATENCY_ELEMENTS, *CURVE_ELEMENTS)]
     finally:
         dist.destroy_process_group()
-    return as_measured(seconds[0], dict(zip(CURVE_ELEMENTS, seconds[1:], strict=True)))
+    larger = dict(zip(CURVE_ELEMENTS, trips[1:], strict=True))
+    return as_measured(trips[0], larger)
 
 
-def as_measured(latency_s: float, seconds: Mapping[int, float]) -> MeasuredLink:
+@dataclass(frozen=True)
+class OneWay:
+    """A message's seconds from one end to the other, and of each end's processor, all threads together."""
+
+    seconds: float
+    processor_s: float = 0.0
+
+
+def as_measured(smallest: OneWay, larger: Mapping[int, OneWay]) -> MeasuredLink:
     """A link from the times of an empty message and, by float32 elements, of larger ones (ascending).
 
-    Where noise makes a larger message faster than a smaller one, both get their mean.
+    Where noise makes a larger message faster than a smaller one, both get their mean. The processor's time
+    of a byte is that of the largest message, less what the smallest takes.
     """
-    latency_s, *smooth = non_decreasing([latency_s, *seconds.values()])
+    seconds = {elements: way.seconds for elements, way in larger.items()}
+    latency_s, *smooth = non_decreasing([smallest.seconds, *seconds.values()])
     points = []
     for elements, message_s in zip(seconds, smooth, strict=True):
         # A small message's time is nearly all latency, the rest noise: count at least a tenth to its bytes.
         bytes_s = max(message_s - latency_s, 0.1 * message_s)
         points.append((elements * 4, elements * 4 / bytes_s))
-    return MeasuredLink(kind="intra_node", latency_s=latency_s, points=tuple(points))
+    most = max(larger)
+    return MeasuredLink(
+        kind="intra_node",
+        latency_s=latency_s,
+        points=tuple(points),
+        message_processor_s=smallest.processor_s,
+        processor_s_per_byte=max(larger[most].processor_s - smallest.processor_s, 0.0) / (most * 4),
+    )
 
 
-def _one_way_s(rank: int, elements: int, device: torch.device) -> float:
-    """Median seconds of one message of `elements` float32; the same on both."""
+def _one_way(rank: int, elements: int, device: torch.device) -> OneWay:
+    """Median of messages of `elements` float32; seconds are the same on both, processor time is their own."""
     message = torch.ones(elements, device=device)
     rounds = torch.zeros(1, device=device)
     started = time.perf_counter()
@@ -66,10 +85,13 @@ def _one_way_s(rank: int, elements: int, device: torch.device) -> float:
         one_s = (time.perf_counter() - started) / 2
         rounds.fill_(min(max(_SECONDS_PER_SIZE / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
     dist.broadcast(rounds, 0)
+    begin_s = time.process_time()
     trips_s = [_round_trip(rank, message) for _ in range(int(rounds.item()))]
+    # A round trip is one message sent and one received, and has two ends here.
+    processor_s = (time.process_time() - begin_s) / len(trips_s) / 2
     result = torch.tensor([median(trips_s) / 2], device=device)
     dist.broadcast(result, 0)
-    return float(result.item())
+    return OneWay(float(result.item()), processor_s)
 
 
 def _round_trip(rank: int, message: torch.Tensor) -> float:

@@ -14,6 +14,7 @@ from spindle_cli.files.artifact import sha256_of, write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.machine.machine import DeviceType, cpu_model, describe_device, usable_cores
+from spindle_cli.profile.measuring.beside import load_times, processor_costs, turns_beside
 from spindle_cli.profile.measuring.messages import WorkerSettings
 from spindle_cli.profile.measuring.partial import ResumeFile
 from spindle_cli.profile.measuring.pool import DoesNotFitError, JobSamples, WorkerPool
@@ -23,7 +24,7 @@ from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.jobs import JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.stand_ins import Analysed
 from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits, slowest_of, summarise
-from spindle_cli.profile.types import Device, Measurements, OpTiming, Profile, Source
+from spindle_cli.profile.types import Device, Measurements, OpTiming, ProcessorCosts, Profile, Source
 from spindle_cli.workload.file import Precision as TrainPrecision
 from spindle_cli.workload.graph import WorkloadGraph
 
@@ -157,6 +158,7 @@ def measure(
         device=device,
         environment=settings.environment(),
         optimizer_s_per_byte=kept.optimizer_s_per_byte or 0.0,
+        processor=_beside(analysed, settings, kept),
         links=kept.links or (),
         measurements=Measurements(
             nproc=settings.nproc,
@@ -168,6 +170,13 @@ def measure(
     write_json(out, profile)
     kept.remove()
     return profile
+
+
+def _beside(analysed: Analysed, settings: MeasureSettings, kept: ResumeFile) -> ProcessorCosts:
+    turns = turns_beside(settings.device, settings.processes, settings.threads, usable_cores())
+    link = kept.links[0] if kept.links else None
+    load_s = load_times(analysed.graph, analysed.loaded.train.seed) if turns else {}
+    return processor_costs(turns, link, load_s)
 
 
 class _Measuring:

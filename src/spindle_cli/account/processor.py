@@ -1,0 +1,119 @@
+"""Processor time of communication and loading, where the devices are processors that do this work themselves.
+
+gloo moves bytes by threads of the rank's own process, and so are samples loaded. On a machine whose cores all
+compute, that time is missing to the slices. It is spread evenly over what a device computes: a slice takes
+longer by the device's share of such work over its compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from spindle_cli.costs.memory import MetaOpSizes, SliceShape
+
+# A sum of gradients over n devices is a reduce-scatter and an all-gather, each of which has every device send
+# to n - 1 others and receive from as many.
+_ENDS_PER_PARTNER = 4
+
+
+class ProcessorSeconds(Protocol):
+    """What is needed of a profile's `ProcessorCosts`; seconds of a device."""
+
+    @property
+    def message_s(self) -> float: ...
+    @property
+    def s_per_byte(self) -> float: ...
+    @property
+    def load_s(self) -> Mapping[str, float]: ...
+
+
+class ProcessorTime:
+    """What an iteration takes of each device beside its slices, added up one thing at a time.
+
+    Every iteration sums the losses over all devices.
+    """
+
+    def __init__(self, costs: ProcessorSeconds, num_devices: int) -> None:
+        self._costs = costs
+        self._seconds = [0.0] * num_devices
+        self._read: dict[tuple[int, str], float] = {}
+        self.sum(range(num_devices), 0)
+
+    def message(self, source: int, destination: int, num_bytes: float) -> None:
+        """A message from one device to another."""
+        for device in (source, destination):
+            self._seconds[device] += self._costs.message_s + num_bytes * self._costs.s_per_byte
+
+    def sum(self, devices: Sequence[int], num_bytes: float, times: float = 1.0) -> None:
+        """So many sums of what each of the devices has; of one there is none."""
+        ends = times * _ENDS_PER_PARTNER * (len(devices) - 1)
+        for device in devices:
+            moved = ends * num_bytes / len(devices)
+            self._seconds[device] += ends * self._costs.message_s + moved * self._costs.s_per_byte
+
+    def read(self, device: int, task: str, samples: float) -> None:
+        """A device reads so many samples of a task's batch; of several readings the largest counts."""
+        seconds = samples * self._costs.load_s.get(task, 0.0)
+        self._read[device, task] = max(self._read.get((device, task), 0.0), seconds)
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """Of each device."""
+        seconds = list(self._seconds)
+        for (device, _), read_s in self._read.items():
+            seconds[device] += read_s
+        return tuple(seconds)
+
+    def stretches(self, slices: Sequence[SliceShape], computes_s: Sequence[float]) -> tuple[float, ...]:
+        """How many times as long each slice takes as its curve says: as its slowest device.
+
+        `computes_s`: seconds of each slice, forward and backward, by its curve.
+        """
+        of_device = [0.0] * len(self._seconds)
+        for piece, compute_s in zip(slices, computes_s, strict=True):
+            for device in piece.devices:
+                of_device[device] += compute_s
+        stretched = [
+            1.0 + taken_s / compute_s if compute_s else 1.0
+            for taken_s, compute_s in zip(self.seconds, of_device, strict=True)
+        ]
+        return tuple(max(stretched[device] for device in piece.devices) for piece in slices)
+
+
+def slice_stretches(
+    costs: ProcessorSeconds,
+    num_devices: int,
+    slices: Sequence[SliceShape],
+    computes_s: Sequence[float],
+    by_name: Mapping[str, MetaOpSizes],
+    messages: Iterable[tuple[int, int, float]],
+    sums: Iterable[tuple[Sequence[int], float]],
+    batches: int = 1,
+) -> tuple[float, ...]:
+    """How many times as long each slice takes as its curve says, on average over the batches of a step.
+
+    Args:
+        computes_s: seconds of each slice, forward and backward, by its curve.
+        messages: (source, destination, bytes) of all that moves in a batch, forward and back.
+        sums: (devices, bytes that each brings) of the gradient sums.
+        batches: of a step; there are sums in the last alone.
+    """
+    if costs_nothing(costs):
+        return (1.0,) * len(slices)
+    beside = ProcessorTime(costs, num_devices)
+    for source, destination, num_bytes in messages:
+        beside.message(source, destination, num_bytes)
+    for devices, num_bytes in sums:
+        beside.sum(devices, num_bytes, 1 / batches)
+    for piece in slices:
+        metaop = by_name[piece.metaop]
+        if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):
+            for device in piece.devices:
+                beside.read(device, metaop.task, metaop.batch_size / piece.dp)
+    return beside.stretches(slices, computes_s)
+
+
+def costs_nothing(costs: ProcessorSeconds) -> bool:
+    """Whether other processors do all this work."""
+    return not (costs.message_s or costs.s_per_byte or any(costs.load_s.values()))

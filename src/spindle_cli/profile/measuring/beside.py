@@ -1,0 +1,74 @@
+"""What takes a processor's time in training beside the ops: communication and reading samples."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from statistics import median
+
+from spindle_cli.profile.machine.machine import DeviceType
+from spindle_cli.profile.types import MeasuredLink, ProcessorCosts
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.item_draws import DrawsError
+
+# Samples of a task that are read at least, and about as many seconds of reading its batch again and again.
+_FEW_SAMPLES = 16
+_LOAD_S = 0.1
+_MOST_READS = 8
+
+
+def turns_beside(device: DeviceType, processes: int, threads: int, cores: int) -> float:
+    """Seconds of a device for each second of such work: none where cores are left that do it.
+
+    Where processes outnumber cores each takes turns with the others, as with its ops.
+    """
+    if device != "cpu" or processes * threads < cores:
+        return 0.0
+    return max(1.0, processes / cores)
+
+
+def processor_costs(turns: float, link: MeasuredLink | None, load_s: dict[str, float]) -> ProcessorCosts:
+    """`load_s`: processor time of each task's samples."""
+    return ProcessorCosts(
+        message_s=0.0 if link is None else turns * link.message_processor_s,
+        s_per_byte=0.0 if link is None else turns * link.processor_s_per_byte,
+        load_s={task: turns * seconds for task, seconds in load_s.items()} if turns else {},
+    )
+
+
+def load_times(graph: WorkloadGraph, seed: int) -> dict[str, float]:
+    """Processor seconds of reading and collating one sample, by task.
+
+    Raises:
+        WorkloadError: a dataset has fewer samples than a batch, or they cannot be collated.
+    """
+    return {name: _load_s(Batches(traced.task, seed)) for name, traced in graph.tasks.items()}
+
+
+def _load_s(batches: Batches) -> float:
+    batch_size = batches.task.batch_size
+    few = min(_FEW_SAMPLES, batch_size)
+    batches.rows(0, 0, few)
+    seconds = [_timed_read(batches, few)]
+    count = batch_size if seconds[0] * batch_size <= _LOAD_S else few
+    # The first reading of a batch fills what datasets and allocators keep.
+    while len(seconds) <= _MOST_READS and sum(seconds) * count <= _LOAD_S:
+        seconds.append(_timed_read(batches, count))
+    return median(seconds[2:] or seconds)
+
+
+def _timed_read(batches: Batches, count: int) -> float:
+    """Seconds for each of so many samples."""
+    begin_s = time.thread_time()
+    _read(batches, count)
+    return (time.thread_time() - begin_s) / count
+
+
+def _read(batches: Batches, count: int) -> None:
+    """As training does: beside its main thread, but for what draws random numbers."""
+    if not batches.draws:
+        with suppress(DrawsError):
+            batches.rows_without_draws(0, 0, count)
+            return
+    batches.rows(0, 0, count)

@@ -1,0 +1,88 @@
+"""What communication and loading take of devices that are processors, added up by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.processor import ProcessorTime, slice_stretches
+from spindle_cli.plan.make import make_plan
+from spindle_cli.profile.types import ProcessorCosts
+from spindle_cli.simulate.run import simulate
+
+COSTS = ProcessorCosts(message_s=0.001, s_per_byte=1e-9, load_s={"a": 0.01})
+MB = 10**6
+
+
+def test_a_message_takes_both_ends_for_itself_and_for_its_bytes() -> None:
+    time = ProcessorTime(COSTS, 1)
+    assert time.seconds == (0.0,), "one device sums no losses"
+    time = ProcessorTime(COSTS, 3)
+    losses_s = 4 * 2 * 0.001
+    time.message(0, 2, 2 * MB)
+    assert time.seconds == pytest.approx((losses_s + 0.003, losses_s, losses_s + 0.003))
+
+
+def test_a_sum_scatters_and_gathers_between_all_pairs() -> None:
+    """Of 3 devices each sends a third of 3 MB to 2 others and takes as much, twice."""
+    time = ProcessorTime(COSTS, 4)
+    time.sum((0, 1, 3), 3 * MB)
+    losses_s = 4 * 3 * 0.001
+    summed_s = 2 * 2 * 2 * (0.001 + 1e-9 * MB)
+    assert time.seconds == pytest.approx(
+        (losses_s + summed_s, losses_s + summed_s, losses_s, losses_s + summed_s)
+    )
+
+
+def test_of_several_readings_of_a_task_the_largest_counts() -> None:
+    time = ProcessorTime(COSTS, 1)
+    for samples in (4, 8, 2):
+        time.read(0, "a", samples)
+    time.read(0, "b", 100)
+    assert time.seconds == (0.08,)
+
+
+def test_a_slice_is_as_slow_as_its_slowest_device() -> None:
+    """Device 0 computes 2 s and device 1 computes 4 s in two slices; a message takes 1 s of both."""
+    a, b = metaop_of("t/a", 1, {2: 2.0}), metaop_of("t/b", 1, {1: 2.0})
+    slices = [slice_of(a, (0, 1), (0, 1), 0.0), slice_of(b, (0, 1), (1,), 2.0)]
+    by_name = {"t/a": a, "t/b": b}
+    costs = ProcessorCosts(s_per_byte=1e-6)
+    found = slice_stretches(costs, 2, slices, [2.0, 2.0], by_name, [(0, 1, 1e6)], [])
+    assert found == pytest.approx((1.5, 1.25))
+    assert slice_stretches(ProcessorCosts(), 2, slices, [2.0, 2.0], by_name, [(0, 1, 1e6)], []) == (1.0, 1.0)
+
+
+def test_a_slice_reads_its_share_where_one_of_its_ops_has_fields() -> None:
+    a = metaop_of("a/m", 2, {1: 1.0, 2: 0.5}, field_bytes={0: 100})
+    slices = [slice_of(a, (0, 1), (0, 1), 0.0), slice_of(a, (1, 2), (2,), 0.5)]
+    costs = ProcessorCosts(load_s={"a": 0.01})
+    found = slice_stretches(costs, 3, slices, [0.5, 1.0], {"a/m": a}, [], [])
+    assert found == pytest.approx((1 + 4 * 0.01 / 0.5, 1.0)), "half of 8 samples, and none"
+
+
+def test_planner_and_simulator_add_the_same_to_a_chain_over_two_devices() -> None:
+    """Each device runs 3 s and takes part in an activation, its gradient, and the losses' sum."""
+    metaops = (
+        metaop_of("a/m", 1, {1: 3.0}),
+        metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",), parameters="a/n"),
+    )
+    profile = profile_of(*(metaop.model_copy(update={"output_bytes": MB}) for metaop in metaops))
+    profile = profile.model_copy(update={"processor": COSTS})
+    cluster = cluster_of(2)
+    first, second = profile.metaops
+    waves = [[slice_of(first, (0, 1), (0,), 0.0)], [slice_of(second, (0, 1), (1,), 3.0)]]
+    plan = plan_of(profile, cluster, waves).model_copy(update={"processor": COSTS})
+    beside_s = 4 * 0.001 + 2 * (0.001 + 1e-9 * MB)
+    transfers_s = 2 * (10e-6 + MB / 5e9)
+    assert simulate(plan).iteration_s == pytest.approx(6.0 + 2 * beside_s + transfers_s)
+
+
+def test_a_plan_carries_the_costs_and_is_the_longer_for_them() -> None:
+    profile = profile_of(metaop_of("a/m", 4, {1: 1.0, 2: 0.5}, field_bytes={0: 100}))
+    quick = make_plan(profile, cluster_of(1))
+    slow = make_plan(profile.model_copy(update={"processor": COSTS}), cluster_of(1))
+    assert slow.processor == COSTS
+    assert slow.predicted.iteration_s == pytest.approx(quick.predicted.iteration_s + 8 * 0.01)
+    assert slow.predicted.transfer_s == pytest.approx(8 * 0.01)
+    assert simulate(slow).iteration_s == pytest.approx(slow.predicted.iteration_s)

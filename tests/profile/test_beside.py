@@ -1,0 +1,63 @@
+"""What takes a processor's time beside the ops: when it counts, and what reading samples takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from spindle_cli.profile.measuring import beside
+from spindle_cli.profile.measuring.beside import processor_costs, turns_beside
+from spindle_cli.profile.types import MeasuredLink
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.types import Task
+
+LINK = MeasuredLink(
+    kind="intra_node", latency_s=1e-4, points=(), message_processor_s=2e-5, processor_s_per_byte=1e-9
+)
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "threads", "cores", "turns"),
+    [
+        ("cpu", 4, 1, 2, 2.0),
+        ("cpu", 2, 1, 2, 1.0),
+        ("cpu", 1, 2, 2, 1.0),
+        ("cpu", 1, 1, 2, 0.0),  # the other core does it
+        ("cuda", 8, 1, 2, 0.0),
+    ],
+)
+def test_it_counts_where_every_core_computes(
+    device: beside.DeviceType, processes: int, threads: int, cores: int, turns: float
+) -> None:
+    assert turns_beside(device, processes, threads, cores) == turns
+
+
+def test_processes_that_take_turns_multiply_it() -> None:
+    costs = processor_costs(2.0, LINK, {"a": 1e-3})
+    assert (costs.message_s, costs.s_per_byte, costs.load_s) == (4e-5, 2e-9, {"a": 2e-3})
+    assert processor_costs(0.0, LINK, {"a": 1e-3}) == beside.ProcessorCosts()
+    assert processor_costs(1.0, None, {}).message_s == 0.0
+
+
+class Items(Dataset[dict[str, torch.Tensor]]):
+    """Every item takes 1 ms of the clock that the test gives."""
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        self.clock[0] += 1e-3
+        return {"x": torch.zeros(2)}
+
+
+@pytest.mark.parametrize("batch_size", [4, 32])
+def test_reading_is_timed_for_each_sample(batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(beside.time, "thread_time", lambda: clock[0])
+    task = Task("t", nn.Linear(2, 1), batch_size, Items(clock))
+    assert beside._load_s(Batches(task, 0)) == pytest.approx(1e-3)
