@@ -28,6 +28,7 @@ class Optimizer:
     optimizer_state_per_param: float = 2.0
     optimizer_state_sharded: bool = False
     update_bytes_per_param: float = 0.0
+    gradient_bytes_per_param: float = 1.0
     accumulate: int = 1
 
 
@@ -155,6 +156,23 @@ def test_the_update_of_masters_takes_gradients_of_their_own() -> None:
     net = model("a/m", 3, op(kept=1))
     (need,) = needs_of([net], [slice_of("a/m", (0, 3), [0], 1)], cluster_of(1), update_bytes_per_param=2.0)
     assert mib(need.gradient_bytes, need.activation_bytes, need.buffer_bytes) == (3, 0, 6)
+
+
+def test_wide_gradients_take_their_bytes_wherever_gradients_are_counted() -> None:
+    """3 ops of 1 MiB, 2 bytes of gradients each: of one device at the end of its backward pass, of two
+    devices all the time, and in their sums' buffers (gloo's, at most 32 MiB).
+    """
+    net = model("a/m", 3, op(kept=1))
+    wide = {"gradient_bytes_per_param": 2.0}
+    (alone,) = needs_of(
+        [net], [slice_of("a/m", (0, 3), [0], 1)], cluster_of(1), update_bytes_per_param=4.0, **wide
+    )
+    assert mib(alone.gradient_bytes, alone.activation_bytes, alone.buffer_bytes) == (6, 0, 12)
+    pair = [slice_of("a/m", (0, 3), [0, 1], 2)]
+    for numbers, factor in ((wide, 2), ({}, 1)):
+        shared, _ = needs_of([net], pair, cluster_of(2), optimizer_state_sharded=True, **numbers)
+        assert mib(shared.gradient_bytes, shared.buffer_bytes) == (3 * factor, 3 * factor)
+        assert mib(shared.lasting_bytes - shared.optimizer_bytes) == (3 + 3 * factor,)
 
 
 def test_tensor_parallelism_leaves_norms_and_glue_whole() -> None:

@@ -42,6 +42,8 @@ class OptimizerNumbers(Protocol):
     @property
     def update_bytes_per_param(self) -> float: ...
     @property
+    def gradient_bytes_per_param(self) -> float: ...
+    @property
     def accumulate(self) -> int: ...
 
 
@@ -123,9 +125,9 @@ def device_memory(
 
     * Optimizer state takes `optimizer_state_per_param` times the trained parameters, where it is sharded
       divided by the number of devices that hold the same ones.
-    * Gradients take the bytes of the trained parameters. Those of parameters that the device alone holds are
-      made in the backward pass and given up after the update, or, with several batches in a step, kept
-      between them.
+    * Gradients take `gradient_bytes_per_param` times the trained parameters. Those of parameters that the
+      device alone holds are made in the backward pass and given up after the update, or, with several batches
+      in a step, kept between them.
     * What a slice receives, activations and gradients, has its place as soon as it may be sent: before the
       first slice runs in that direction. It stays until the slice has run backward; the gradients of its
       inputs to the iteration's end.
@@ -190,6 +192,7 @@ def _needs(
         holders=Holders(in_order, uses),
         splits=any(part.tp > 1 for part in parts),
         sums_take_buffers=cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded,
+        gradient_width=optimizer.gradient_bytes_per_param,
     )
     account = _Account(setting, cluster.is_cpu, optimizer)
     needs = {role: account.need(role) for role in dict.fromkeys(of_device)}
@@ -257,12 +260,13 @@ class _Account:
         sharded = self.optimizer.optimizer_state_sharded
         trained = sum(there.share * there.trained_bytes for there in held.values())
         updated = sum(there.owned * there.trained_bytes for there in held.values()) if sharded else trained
-        own = sum(there.own_bytes for there in held.values())
+        wide = self.optimizer.gradient_bytes_per_param
+        own = wide * sum(there.own_bytes for there in held.values())
         iteration = Iteration(self.setting, roles, held, keeps_own=self.optimizer.accumulate > 1)
         return _Need(
             parameters=round(sum(there.share * there.num_bytes for there in held.values())),
             state=round(updated * self.optimizer.optimizer_state_per_param),
-            summed_gradients=trained - own,
+            summed_gradients=wide * trained - own,
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
             passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),

@@ -102,12 +102,14 @@ class Setting:
     Attributes:
         splits: whether any slice is split by tensor parallelism.
         sums_take_buffers: gradient sums under way take receive buffers.
+        gradient_width: bytes of gradients for each byte of trained parameters.
     """
 
     parts: Sequence[Part]
     holders: Holders
     splits: bool
     sums_take_buffers: bool
+    gradient_width: float
 
 
 class Iteration:
@@ -123,7 +125,8 @@ class Iteration:
         self._keeps_own = keeps_own
         self._made: set[Block] = set(held) if keeps_own else set()
         self._fullest = Fullest()
-        self._gradients = sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
+        self._width = setting.gradient_width
+        self._gradients = self._width * sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
         self._fields = self._loaded()
         self._received = sum(received for *_, received, _ in roles)
         self._kept = self._retained = 0.0
@@ -131,7 +134,7 @@ class Iteration:
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
             largest = max((there.summed * there.trained_bytes for there in held.values()), default=0.0)
-            self._sums_at_most = max(SUM_BUFFER_BYTES, largest)
+            self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
     def run(self, own: float, update: float) -> list[PassBytes]:
         """Pass by pass, the optimizer's update last; `own`: gradients that are not shared, `update`: what the
@@ -213,9 +216,9 @@ class Iteration:
             there = self._held[use.block]
             if use.block not in self._made:
                 self._made.add(use.block)
-                self._gradients += there.own_bytes
+                self._gradients += self._width * there.own_bytes
             if there.first_use == op:
-                self._summing += there.summed * there.trained_bytes
+                self._summing += self._width * there.summed * there.trained_bytes
 
     def _joined(self, part: Part, uses: Sequence[BlockUse]) -> float:
         """Copies of parameters that the device holds in finer fragments than the slice uses."""

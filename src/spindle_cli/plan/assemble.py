@@ -129,6 +129,7 @@ def make_plan_file(
         optimizer_state_per_param=problem.profile.optimizer_state_per_param,
         optimizer_state_sharded=problem.profile.optimizer_state_sharded,
         update_bytes_per_param=problem.profile.update_bytes_per_param,
+        gradient_bytes_per_param=problem.profile.gradient_bytes_per_param,
         accumulate=problem.profile.accumulate,
         optimizer_s_per_byte=problem.profile.optimizer_s_per_byte,
         processor=problem.profile.processor,

@@ -176,6 +176,7 @@ class Plan(Artifact):
     # devices that hold the same parameters share their optimizer state
     optimizer_state_sharded: bool = False
     update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
+    gradient_bytes_per_param: Annotated[float, Field(ge=0)] = 1.0
     accumulate: Annotated[int, Field(ge=1)] = 1
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     # what communication and loading take of devices that are processors themselves
@@ -215,6 +216,7 @@ class Plan(Artifact):
             "optimizer_state_per_param": profile.optimizer_state_per_param,
             "optimizer_state_sharded": profile.optimizer_state_sharded,
             "update_bytes_per_param": profile.update_bytes_per_param,
+            "gradient_bytes_per_param": profile.gradient_bytes_per_param,
             "accumulate": profile.accumulate,
             "optimizer_s_per_byte": profile.optimizer_s_per_byte,
             "processor": profile.processor,

@@ -85,6 +85,7 @@ def assemble(
         optimizer_state_per_param=train.optimizer_state_per_param,
         optimizer_state_sharded=train.shards_optimizer_state,
         update_bytes_per_param=train.update_bytes_per_param,
+        gradient_bytes_per_param=train.gradient_bytes_per_param,
         accumulate=train.accumulate,
         optimizer_s_per_byte=optimizer_s_per_byte,
         processor=processor or ProcessorCosts(),

@@ -95,7 +95,12 @@ def profile_workload(
     train = analysed.loaded.train
     require_compiler(train, device)
     _say_what_stays_whole(analysed, settings.degrees, audience)
-    settings = replace(settings, precision=train.precision, compile=train.compile)
+    settings = replace(
+        settings,
+        precision=train.precision,
+        compile=train.compile,
+        float32_matmul=train.float32_matmul,
+    )
     profile = measure(
         analysed,
         settings,

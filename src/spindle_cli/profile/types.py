@@ -314,6 +314,8 @@ class Profile(Artifact):
     # bytes that the update takes for each byte of the parameters that a device updates, and lets go of again
     # (float32 gradients for masters)
     update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
+    # bytes of gradients for each byte of the trained parameters (2.0: bfloat16's, added up in float32)
+    gradient_bytes_per_param: Annotated[float, Field(ge=0)] = 1.0
     # batches of every task in one step, whose gradients are added up
     accumulate: Annotated[int, Field(ge=1)] = 1
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates

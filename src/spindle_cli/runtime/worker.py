@@ -56,6 +56,7 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.learning_rate import make_schedule
 from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
 
 
 def main(argv: list[str]) -> None:
@@ -97,6 +98,7 @@ def train_plan(
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model = localise(request, plan, environment.rank, device)
+    set_matmul_precision(model.train)
     compile_layers(model, device)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
@@ -214,6 +216,7 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
 
 def make_pool(model: LocalModel, rank: int, timeout_s: float) -> GradientPool:
     """Lay out a rank's trained parameters; collective (it makes the communicators)."""
+    widen_gradients(model.trained.values(), model.train)
     groups = model.cuts.of_leaves(model.program.groups)
     communicators = Communicators((group.devices for group in groups), timeout_s)
     sharded = model.train.shards_optimizer_state

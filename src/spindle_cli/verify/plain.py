@@ -40,9 +40,14 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     assert request.steps is not None and request.capture_dir is not None
     torch.set_num_threads(request.threads)
     loaded = load(request.workload)
+    if loaded.train.float32_matmul is not None:
+        torch.set_float32_matmul_precision(loaded.train.float32_matmul)
     arithmetic = Arithmetic.of(request, loaded.train)
     move_to(loaded.workload, arithmetic.device, arithmetic.dtype)
     parameters = parameters_by_name(loaded.workload)
+    if arithmetic.widens_gradients:
+        for parameter in parameters.values():
+            parameter.grad_dtype = torch.float32
     stepped = float32_copies(parameters) if arithmetic.has_copies else parameters
     optimizer = make_optimizer(loaded, stepped)
     schedule = make_schedule(loaded, optimizer)
@@ -78,12 +83,14 @@ class Arithmetic:
         dtype: what everything floating-point is converted to; None: nothing is.
         autocast: forward passes run in torch.autocast with bfloat16.
         has_copies: the optimizer steps float32 copies of the parameters, which are the copies rounded.
+        widens_gradients: gradients are added up in float32, whatever the parameters are.
     """
 
     device: torch.device
     dtype: torch.dtype | None = None
     autocast: bool = False
     has_copies: bool = False
+    widens_gradients: bool = False
 
     @classmethod
     def of(cls, request: RunRequest, train: TrainSettings) -> Arithmetic:
@@ -92,7 +99,8 @@ class Arithmetic:
         if request.dtype is not None:
             return cls(device, getattr(torch, request.dtype))
         if train.precision == "bf16":
-            return cls(device, torch.bfloat16, has_copies=True)
+            widens = train.reduce != "parameters"
+            return cls(device, torch.bfloat16, has_copies=True, widens_gradients=widens)
         return cls(device, autocast=train.precision == "bf16-autocast")
 
 

@@ -26,6 +26,8 @@ _STATE_PER_PARAM = {
 
 Precision = Literal["full", "bf16-autocast", "bf16"]
 CompileBackend = Literal["inductor", "aot_eager"]
+Reduce = Literal["float32", "parameters"]
+MatmulPrecision = Literal["highest", "high", "medium"]
 
 
 class Schedule(Model):
@@ -56,6 +58,10 @@ class TrainSettings(Model):
     `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
     with bfloat16. 'bf16': everything is bfloat16, but for float32 masters of the parameters, which the
     optimizer steps and which start from the parameters as rounded.
+    `reduce`: in which numbers gradients are added up, over batches and over ranks: 'float32', or those of
+    the 'parameters'; None: float32 where the parameters are bfloat16.
+    `float32_matmul`: how exactly float32 matrices are multiplied, as torch.set_float32_matmul_precision has
+    it; None: as torch does by itself.
     `accumulate`: batches of every task in one step, one after the other. The step's loss is that of a batch
     of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each batch.
     `compile`: operators run through torch.compile with this backend, but for those that tensor parallelism
@@ -71,6 +77,8 @@ class TrainSettings(Model):
     schedule: Schedule | None = None
     shard_optimizer: bool = True
     precision: Precision = "full"
+    reduce: Reduce | None = None
+    float32_matmul: MatmulPrecision | None = None
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     compile: CompileBackend | None = None
 
@@ -89,9 +97,28 @@ class TrainSettings(Model):
             return "inductor" if value else None
         return value
 
+    @model_validator(mode="after")
+    def _float32_sums_are_of_fewer_bits(self) -> TrainSettings:
+        if self.reduce == "float32" and self.precision == "full":
+            raise ValueError(
+                "reduce: float32 goes with precision: bf16 (or bf16-autocast, whose gradients are float32 "
+                "anyway); with precision: full gradients have the numbers of their parameters"
+            )
+        return self
+
     def in_full_precision(self) -> TrainSettings:
         """The same settings for the workload's own numbers."""
-        return self.model_copy(update={"precision": "full"})
+        return self.model_copy(update={"precision": "full", "reduce": None})
+
+    @property
+    def widens_gradients(self) -> bool:
+        """Whether gradients are added up in float32 though their parameters have fewer bits."""
+        return self.precision == "bf16" and self.reduce != "parameters"
+
+    @property
+    def gradient_bytes_per_param(self) -> float:
+        """Bytes of gradients per byte of trained parameters."""
+        return 2.0 if self.widens_gradients else 1.0
 
     @property
     def shards_optimizer_state(self) -> bool:
@@ -115,9 +142,9 @@ class TrainSettings(Model):
     @property
     def update_bytes_per_param(self) -> float:
         """Bytes that an update takes for each byte of the parameters that a rank steps: in bf16 the float32
-        gradients of the masters.
+        gradients of the masters, unless gradients are float32 already.
         """
-        return 2.0 if self.precision == "bf16" else 0.0
+        return 2.0 if self.precision == "bf16" and not self.widens_gradients else 0.0
 
 
 class WorkloadFile(Artifact):

@@ -19,7 +19,7 @@ from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.training.precision import computing
+from spindle_cli.workload.training.precision import computing, widen_gradients
 
 
 def fake_memory(
@@ -51,7 +51,8 @@ def fake_memory(
 
     held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())
     trained = [tensor for tensor in held[: len(held) - len(inputs)] if tensor.requires_grad]
-    itemsize = itemsizes("float32" if is_cast else precision)
+    widen_gradients(trained, train)
+    itemsize = itemsizes("float32" if is_cast or train.widens_gradients else precision)
     with torch.random.fork_rng(devices=[]), mode:
         return share_memory(run, inputs, trained, live_meter(held, itemsize))
 

@@ -56,6 +56,7 @@ class MeasureSettings:
     limits: Limits
     precision: TrainPrecision = "full"
     compile: str | None = None
+    float32_matmul: str | None = None
     degrees: tuple[int, ...] = ()
     cluster: Cluster | None = None
 
@@ -73,6 +74,8 @@ class MeasureSettings:
         }
         if self.compile is not None:
             found["compile"] = self.compile
+        if self.float32_matmul is not None:
+            found["float32_matmul"] = self.float32_matmul
         if self.device == "cuda":
             found["cuda"] = torch.version.cuda
         return found

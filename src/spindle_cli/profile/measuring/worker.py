@@ -46,7 +46,7 @@ from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_ana
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
 from spindle_cli.workload.metaops.ops import op_module
-from spindle_cli.workload.training.precision import Computing
+from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
 # hold (a server's core has a few MiB of its own and of the last level; an H200 has 50 MB).
@@ -110,6 +110,7 @@ class _Worker:
         wanted = set(settings.stand_ins.values())
         give_parameters(self._graph, sorted(wanted))
         self._train = found.loaded.train
+        set_matmul_precision(self._train)
         self._compiler = LayerCompiler.of(self._train)
         self._inputs = ChainInputs(self._graph, settings.stand_ins, wanted, self._train, self._device)
         self._clock = _clock(settings)
@@ -146,6 +147,7 @@ class _Worker:
             module = one_part(module, split, sums)
         elif self._compiler is not None:
             module = self._compiler.compile_layer(whole, op.target)
+        widen_gradients(module.parameters(), self._train)
         module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
         self._run.repeat(1)

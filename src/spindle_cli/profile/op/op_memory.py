@@ -9,6 +9,7 @@ import torch
 
 from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.profile.types import ShareMemory
+from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +71,7 @@ def share_memory(
     """
     try:
         for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
         present = [parameter.grad for parameter in parameters if parameter.grad is not None]
         kept, forward, backward = _passes(run, inputs, meter(present))
         for parameter in parameters:

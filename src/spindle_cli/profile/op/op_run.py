@@ -15,6 +15,7 @@ from spindle_cli.profile.op.op_memory import cuda_meter, live_meter, share_memor
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.units import MS
+from spindle_cli.workload.training.precision import gradient_dtype
 
 
 class Clock(Protocol):
@@ -115,6 +116,9 @@ class OpRun:
         )
         for _ in range(min(num_bytes // max(own_bytes, 1), most) - 1):
             module = copy.deepcopy(self.module)
+            for copied, parameter in zip(module.parameters(), self.module.parameters(), strict=True):
+                if gradient_dtype(parameter) != parameter.dtype:
+                    copied.grad_dtype = gradient_dtype(parameter)
             _give_gradients(module)
             inputs = tuple(
                 tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in self.inputs
@@ -208,7 +212,7 @@ def _give_gradients(module: nn.Module) -> None:
     """As in training, where gradients are added to buckets that are there already."""
     for parameter in module.parameters():
         if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
 
 
 class SavedStorages:

@@ -25,6 +25,7 @@ from spindle_cli.runtime.communication.collectives import (
 from spindle_cli.runtime.communication.to_device import on_its_way
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.pieces import FlatLayout, Piece
+from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,7 +78,8 @@ class Bucket:
         self._size = sum(parameter.numel() for parameter in self._parameters)
         self._reached = Reached(self._parameters)
         self._work: dist.Work | None = None
-        self._flat = torch.zeros(self._size + len(self._parameters), dtype=first.dtype, device=first.device)
+        size = self._size + len(self._parameters)
+        self._flat = torch.zeros(size, dtype=gradient_dtype(first), device=first.device)
         self._views = self._split()
         self.reset()
 
@@ -140,7 +142,7 @@ class ShardedBucket:
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         layout = FlatLayout.of(sizes, first.itemsize, members.count)
         self._values = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
-        self._gradients = torch.zeros_like(self._values)
+        self._gradients = torch.zeros_like(self._values, dtype=gradient_dtype(first))
         self._views = tuple(
             self._gradients[begin:end].view(parameter.shape)
             for (begin, end), parameter in zip(layout.spans.values(), self.parameters, strict=True)
@@ -229,6 +231,8 @@ class ShardedBucket:
                 continue
             tensor = nn.Parameter(self._values[start + begin : start + end])
             gradient = self._gradients[start + begin : start + end]
+            if gradient.dtype != tensor.dtype:
+                tensor.grad_dtype = gradient.dtype
             found.append(_Owned(Piece(name, (begin, end), tensor), gradient, position))
         return tuple(found)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
 
@@ -22,6 +24,38 @@ def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[
     if train.precision == "bf16-autocast":
         return torch.autocast(device_type, torch.bfloat16)
     return nullcontext()
+
+
+def set_matmul_precision(train: TrainSettings) -> None:
+    """Multiply float32 matrices in this process as the train settings ask."""
+    if train.float32_matmul is not None:
+        torch.set_float32_matmul_precision(train.float32_matmul)
+
+
+def widen_gradients(parameters: Iterable[Tensor], train: TrainSettings) -> None:
+    """Have the gradients of these parameters added up in float32, where the train settings ask for it.
+
+    Autograd then casts each gradient before it adds it to `.grad`.
+
+    Raises:
+        WorkloadError: torch is too old for gradients of another dtype than their parameter's.
+    """
+    if not train.widens_gradients:
+        return
+    if not hasattr(Tensor, "grad_dtype"):
+        raise WorkloadError(
+            f"train.precision: bf16 adds gradients up in float32, which torch {torch.__version__} cannot",
+            hint="Install torch 2.10 or newer, or set train.reduce to 'parameters' in the workload file.",
+        )
+    for parameter in parameters:
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.grad_dtype = torch.float32
+
+
+def gradient_dtype(parameter: Tensor) -> torch.dtype:
+    """Of a parameter's `.grad`."""
+    chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
+    return chosen or parameter.dtype
 
 
 class Computing(nn.Module):
