@@ -14,7 +14,7 @@ from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.observe import Observer
-from spindle_cli.workload.tracing.prepare import find_loss, inline_constants, split_container
+from spindle_cli.workload.tracing.prepare import cut_gradients, find_loss, inline_constants, split_container
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -41,6 +41,8 @@ def make_ops(
     """
     check_in_place(task.name, root, graph)
     shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
+    if cut_gradients(graph, shapes):
+        shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     inline_constants(graph, shapes)
     loss = find_loss(task, graph, shapes)
     operators = _operators(task, root, graph, workload)

@@ -19,7 +19,9 @@ def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
     """
     for node in graph.nodes:
         changed = changed_in_place(node, root)
-        if changed is not None and (not node.users or len(changed.users) > 1):
+        if changed is None:
+            continue
+        if not node.users or len(changed.users) > 1 or _is_state(changed, root):
             raise _refusal(task, node, changed)
 
 
@@ -48,6 +50,12 @@ def changed_in_place(node: fx.Node, root: nn.Module) -> fx.Node | None:
         return None
     changed = node.args[0] if node.args else None
     return changed if in_place and isinstance(changed, fx.Node) else None
+
+
+def _is_state(node: fx.Node, root: nn.Module) -> bool:
+    """Whether a tensor is a parameter or buffer, or one that was changed in place."""
+    source = changed_in_place(node, root)
+    return node.op == "get_attr" if source is None else _is_state(source, root)
 
 
 def _is_in_place_name(name: str) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -35,6 +36,35 @@ def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
             if user.op != "output":
                 user.args = _replaced(user.args, node, shapes.values[node])
                 user.kwargs = _replaced(user.kwargs, node, shapes.values[node])
+
+
+def cut_gradients(graph: fx.Graph, shapes: Shapes) -> bool:
+    """Detach what was made where gradients are switched off (torch.no_grad); whether there was any.
+
+    The shapes are then to be observed again.
+    """
+    found = False
+    for node in list(graph.nodes):
+        if not node.meta.get(NO_GRAD):
+            continue
+        value = shapes.values[node]
+        if not isinstance(value, Tensor):
+            for user in node.users:
+                if user.target in (operator.getitem, builtins.getattr):
+                    user.meta[NO_GRAD] = True
+        elif value.requires_grad and node.op not in ("placeholder", "get_attr"):
+            _detach(graph, node)
+            found = True
+    return found
+
+
+def _detach(graph: fx.Graph, node: fx.Node) -> None:
+    users = list(node.users)
+    with graph.inserting_after(node):
+        detached = graph.call_method("detach", (node,))
+    detached.meta["place"] = node.meta.get("place")
+    for user in users:
+        user.replace_input_with(node, detached)
 
 
 def _is_plain(value: Any) -> bool:

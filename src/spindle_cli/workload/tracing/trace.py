@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_error, refusal
+from spindle_cli.workload.tracing.faithful import autocast_state, note_contexts, nothing_is_frozen
 from spindle_cli.workload.tracing.known import Known, UnknownError, numbers_are_known
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.types import Task, Workload
@@ -44,6 +45,7 @@ class OperatorTracer(fx.Tracer):
         self._samples = samples
         self._observer = observer
         self._known: Known | None = None
+        self._autocast = autocast_state()
 
     @property
     def known(self) -> Known:
@@ -65,7 +67,12 @@ class OperatorTracer(fx.Tracer):
         """Create a node that knows its place in the user's code."""
         node = super().create_node(*args, **kwargs)
         node.meta["place"] = place_of_caller()
+        note_contexts(self._task.name, node, self._autocast)
         return node
+
+    def is_looking(self) -> bool:
+        """Whether modules are being run only to find out what is known."""
+        return self._known is not None and self._known.looking
 
     def create_args_for_root(self, *_: Any) -> tuple[Any, list[Any]]:
         """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they
@@ -89,13 +96,13 @@ class OperatorTracer(fx.Tracer):
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Trace a call, unless it is our own to find out what is known."""
-        if self._known is not None and self._known.looking:
+        if self.is_looking():
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
         """A proxy for a parameter or buffer, unless it is asked for to find out what is known."""
-        if self._known is not None and self._known.looking:
+        if self.is_looking():
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
@@ -114,7 +121,12 @@ def trace_task(task: Task, workload: Workload, samples: Mapping[str, Tensor], ob
     _check_signature(task, tuple(samples))
     tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer)
     try:
-        with _creators_traced(tracer), numbers_are_known(tracer):
+        with (
+            _creators_traced(tracer),
+            numbers_are_known(tracer),
+            torch.enable_grad(),
+            nothing_is_frozen(task.name, task.module, tracer.is_looking),
+        ):
             graph = tracer.trace(task.module)
     except WorkloadError:
         raise

@@ -1,0 +1,146 @@
+"""Refuse what a trace would drop or freeze: contexts, Python state, draws and changes while tracing.
+
+A trace keeps calls on tensors, and nothing else that `forward` does. What is done only once, while tracing,
+would never be done again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.workload.refuse import place_of_caller, refusal
+
+NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
+_IN_OPERATOR = (
+    "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
+    "run as it is."
+)
+_CONSTANT = "_tensor_constant"  # torch.fx keeps constant tensors under such names
+_Autocast = tuple[tuple[bool, torch.dtype], ...]
+
+
+def autocast_state() -> _Autocast:
+    """What torch.autocast is set to, per device type."""
+    types = ("cpu", "cuda")
+    return tuple((torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in types)
+
+
+def note_contexts(task: str, node: fx.Node, expected: _Autocast) -> None:
+    """Note on a new node that gradients are switched off where it is made.
+
+    Raises:
+        WorkloadError: it is made under another autocast than `expected`.
+    """
+    if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        node.meta[NO_GRAD] = True
+    if autocast_state() != expected:
+        raise refusal(
+            task,
+            "forward switches torch.autocast between operators, which a trace does not keep",
+            place_of_caller(),
+            f"Train in another precision by `precision` in the workload file, or: {_IN_OPERATOR}",
+        )
+
+
+@contextlib.contextmanager
+def nothing_is_frozen(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
+    """Refuse, inside, what `forward` would do only while it is traced; leave the modules as they were.
+
+    Args:
+        is_looking: whether modules are being run to find out what is known, which changes nothing.
+
+    Raises:
+        WorkloadError: it sets an attribute, changes a parameter or buffer, or draws random numbers.
+    """
+    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in root.modules()]
+    drawn = _python_draws()
+    try:
+        with _attributes_kept(task, root, is_looking), _NothingDone(task, root, is_looking):
+            yield
+    finally:
+        for module, values, buffers in before:
+            constants = {key: value for key, value in module.__dict__.items() if key.startswith(_CONSTANT)}
+            module.__dict__.clear()
+            module.__dict__.update(values | constants)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+    if _python_draws() != drawn:
+        raise _frozen(task, "forward draws random numbers by Python's random or numpy", None)
+
+
+def _python_draws() -> str:
+    numpy = sys.modules.get("numpy")
+    return repr((random.getstate(), None if numpy is None else numpy.random.get_state()))
+
+
+def _frozen(task: str, what: str, place: str | None) -> Exception:
+    return refusal(task, f"{what}, which a trace does once and for all", place, _IN_OPERATOR)
+
+
+@contextlib.contextmanager
+def _attributes_kept(task: str, root: nn.Module, is_looking: Callable[[], bool]) -> Iterator[None]:
+    """Refuse assignments to modules' attributes, except of tensors that are kept to save work."""
+    module_class: Any = nn.Module
+    original = module_class.__setattr__
+    own = {id(module) for module in root.modules()}
+
+    def assign(module: nn.Module, name: str, value: Any) -> None:
+        if id(module) in own and not is_looking():
+            _check_assignment(task, module, name, value)
+        original(module, name, value)
+
+    module_class.__setattr__ = assign
+    try:
+        yield
+    finally:
+        module_class.__setattr__ = original
+
+
+def _check_assignment(task: str, module: nn.Module, name: str, value: Any) -> None:
+    old = module.__dict__.get(name)
+    is_state = name in module._buffers or name in module._parameters
+    if not is_state and not isinstance(value, fx.Proxy):
+        is_same = value is old or (
+            type(value) is type(old) and not isinstance(value, Tensor) and value == old
+        )
+        if is_same or (isinstance(value, Tensor) and (old is None or isinstance(old, Tensor))):
+            return
+    what = f"forward sets self.{name} of {type(module).__name__} between operators"
+    raise _frozen(task, what, place_of_caller())
+
+
+class _NothingDone(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Refuses operators that draw, or change a parameter or buffer, while `forward` is traced."""
+
+    def __init__(self, task: str, root: nn.Module, is_looking: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._task = task
+        self._is_looking = is_looking
+        tensors = [*root.named_parameters(), *root.named_buffers()]
+        self._held = {tensor.untyped_storage()._cdata: name for name, tensor in tensors}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if not self._is_looking():
+            self._check(func, args)
+        return func(*args, **(kwargs or {}))
+
+    def _check(self, func: Any, args: tuple[Any, ...]) -> None:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise _frozen(self._task, "forward draws random numbers between operators", place_of_caller())
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.alias_info is None or not argument.alias_info.is_write:
+                continue
+            name = self._held.get(value.untyped_storage()._cdata) if isinstance(value, Tensor) else None
+            if name is not None:
+                what = f"forward changes {name!r} between operators"
+                raise _frozen(self._task, what, place_of_caller())

@@ -1,0 +1,155 @@
+"""What a trace would drop or freeze is kept, or refused with its place."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.types import Task, Workload
+
+from .shares import gradients_of, run_plain, run_shares
+from .toy import WIDTH, Block, Items
+
+
+class Net(nn.Module):
+    """Two blocks, a buffer and a counter, with a forward of the test's."""
+
+    def __init__(self, run: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.teacher = Block(), Block(), Block()
+        self.register_buffer("average", torch.zeros(WIDTH))
+        self.step, self.mask, self.run = 0, None, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def workload(run: Callable[..., Tensor]) -> Workload:
+    torch.manual_seed(0)
+    return Workload("w", [Task("t", Net(run).double(), 4, Doubles(x=(4, WIDTH)))], (Block,))
+
+
+class Doubles(Items):
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: value.double() for name, value in super().__getitem__(index).items()}
+
+
+def distilled(self: Net, x: Tensor) -> Tensor:
+    y = self.second(self.first(x))
+    with torch.no_grad():
+        target = self.teacher(self.first(x)) * 2
+    return (y - target).pow(2).mean()
+
+
+@torch.no_grad()
+def _target(self: Net, x: Tensor) -> Tensor:
+    return self.teacher(x) * 2
+
+
+def decorated(self: Net, x: Tensor) -> Tensor:
+    return (self.second(self.first(x)) - _target(self, x)).pow(2).mean()
+
+
+@pytest.mark.parametrize("run", [distilled, decorated])
+@pytest.mark.parametrize("dp", [1, 2])
+def test_what_is_made_without_gradients_gets_none(run: Callable[..., Tensor], dp: int) -> None:
+    made = workload(run)
+    task = made.tasks[0]
+    parameters = dict(task.module.named_parameters())
+    batch = Batches(task, seed=1).rows(0, 0, 4)
+    expected = gradients_of(run_plain(task, batch), parameters)
+    traced = analyse(made).tasks["t"]
+    found = gradients_of(run_shares(traced, batch, dict.fromkeys(range(9), dp)), parameters)
+    assert expected["teacher.linear.weight"] is None
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
+
+
+def _sets(name: str, value: Callable[[Net], Any]) -> Callable[..., Tensor]:
+    def run(self: Net, x: Tensor) -> Tensor:
+        x = self.first(x)
+        setattr(self, name, value(self))
+        return self.second(x).mean()
+
+    return run
+
+
+def _does(action: Callable[[Net, Tensor], Any]) -> Callable[..., Tensor]:
+    def run(self: Net, x: Tensor) -> Tensor:
+        x = self.first(x)
+        action(self, x)
+        return self.second(x).mean()
+
+    return run
+
+
+def _moving_average(self: Net, x: Tensor) -> None:
+    with torch.no_grad():
+        for student, teacher in zip(self.first.parameters(), self.teacher.parameters(), strict=True):
+            teacher.mul_(0.9).add_(student, alpha=0.1)
+
+
+def _autocast(self: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return x @ x.transpose(1, 2)
+
+
+REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "a counter": (_sets("step", lambda self: self.step + 1), "sets self.step"),
+    "a buffer": (_sets("average", lambda self: self.average * 0.9), "sets self.average"),
+    "a value for later": (
+        lambda self, x: (setattr(self, "mask", self.first(x)), self.second(self.mask).mean())[1],
+        "sets self.mask",
+    ),
+    "a moving average": (_does(_moving_average), "changes 'teacher.norm.weight'"),
+    "a buffer in place": (lambda self, x: self.first(x + self.average.mul_(0.9)).mean(), "in place"),
+    "noise": (lambda self, x: self.second(self.first(x) + torch.randn(4, WIDTH)).mean(), "draws random"),
+    "Python's noise": (lambda self, x: self.first(x).mean() * random.random(), "draws random"),
+    "numpy's noise": (lambda self, x: self.first(x).mean() * float(np.random.rand()), "draws random"),
+    "autocast": (lambda self, x: self.second(_autocast(self, self.first(x)).sum(-1)).mean(), "autocast"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_trace_would_freeze_is_refused(name: str) -> None:
+    run, found = REFUSED[name]
+    made = workload(run)
+    net = made.tasks[0].module
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    with pytest.raises(WorkloadError) as caught:
+        analyse(made)
+    assert found in str(caught.value)
+    assert "noise" in name[-5:] or Path(__file__).name in str(caught.value)
+    assert net.step == 0 and net.mask is None
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+
+
+def test_a_tensor_that_is_kept_to_save_work_is_no_state() -> None:
+    def run(self: Net, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(4, 1).triu()
+        return self.first(x * self.mask).mean()
+
+    made = workload(run)
+    assert not analyse(made).tasks["t"].ops[0].coupled
+    assert made.tasks[0].module.mask is None
+
+
+def test_switching_gradients_off_and_on_leaves_them_on() -> None:
+    def run(self: Net, x: Tensor) -> Tensor:
+        with contextlib.suppress(ValueError), torch.no_grad():
+            raise ValueError
+        return self.first(x).mean()
+
+    assert analyse(workload(run)).tasks["t"].ops[0].is_loss
