@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -223,6 +224,22 @@ def test_the_feeds_errors_say_what_was_being_loaded() -> None:
     with pytest.raises(OSError, match="the disk is gone") as caught:
         feed.take()
     assert caught.value.__notes__ == ["while loading samples 2 to 4 of task 't', step 1"]
+
+
+def test_a_dataset_that_ends_its_thread_is_not_waited_for() -> None:
+    """The first batch is read by the thread that trains, the others ahead of it by another one."""
+
+    class Leaving(Items):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            if threading.current_thread() is not threading.main_thread():
+                sys.exit(0)
+            return super().__getitem__(index)
+
+    portion = Portion("t", (2, 5), ("image",))
+    feed = Feed(make_batches(Leaving(("image",), 12, 0)), (portion,), range(2), CPU)
+    feed.take()
+    with pytest.raises(SystemExit):
+        feed.take()
 
 
 def test_the_feed_waits_for_nobody_when_closed() -> None:

@@ -31,6 +31,14 @@ def end_with(*, debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         raise typer.Exit(_report(error)) from error
+    except SystemExit as error:
+        if isinstance(error.code, ExitCode):  # ours: a second SIGTERM
+            raise
+        if debug:
+            traceback.print_exc()
+        from spindle_cli.process.worker_session import left_early
+
+        raise typer.Exit(_report(left_early(error))) from error
     except Exception as error:
         if _is_typers_own(error):
             raise

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from spindle_cli.errors import PeerLostError, SpindleError
+from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import WorkerError, error_path, log_path, pid_path, stack_path
 from spindle_cli.process.parent_death import die_with_parent
@@ -42,14 +42,23 @@ def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
-    except Exception as error:  # every error of a worker has to reach the user
+    except (Exception, SystemExit) as error:  # every error of a worker has to reach the user
         reserve.unlink(missing_ok=True)
         traceback.print_exc()
-        report = describe_error(error, rank)
+        report = describe_error(left_early(error) if isinstance(error, SystemExit) else error, rank)
         write_json(error_path(run_dir, rank), report)
         _leave(report.exit_code)
     reserve.unlink(missing_ok=True)
     _leave(0)
+
+
+def left_early(error: SystemExit) -> RunFailedError:
+    """What it means that code of the user's has ended the process, with whatever exit code."""
+    code = "" if error.code is None else repr(error.code)
+    return RunFailedError(
+        f"sys.exit({code}) was called before the work was done, at {_place_of(error)}",
+        hint="Code that a workload loads or runs must not end the process: raise an error instead.",
+    )
 
 
 def _leave(exit_code: int) -> NoReturn:
@@ -149,9 +158,14 @@ _LOST_PEER_SIGNS = (
 )
 
 
-def _place_of(error: Exception) -> str | None:
+def _place_of(error: BaseException) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
-    libraries = (sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]))
+    libraries = (
+        "<",
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("stdlib"),
+        str(Path(__file__).parents[1]),
+    )
     own = [frame for frame in frames if not frame.filename.startswith(libraries)]
     if not frames:
         return None

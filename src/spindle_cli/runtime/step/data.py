@@ -94,7 +94,7 @@ class Feed:
         self._device = device
         self._dtype = dtype
         self._next = range(steps.start * batches_per_step, steps.stop * batches_per_step)
-        self._ready: queue.Queue[dict[Portion, dict[str, Tensor]] | Exception] = queue.Queue(_STEPS_AHEAD)
+        self._ready: queue.Queue[dict[Portion, dict[str, Tensor]] | BaseException] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -134,7 +134,7 @@ class Feed:
         if self._thread is None:
             return {}
         loaded = self._ready.get()
-        if isinstance(loaded, Exception):
+        if isinstance(loaded, BaseException):
             raise loaded
         return loaded
 
@@ -144,7 +144,7 @@ class Feed:
                 if self._stopped.is_set():
                     return
                 self._hand_over(self._load_ahead(number))
-        except Exception as error:  # handed to the training thread, which raises it
+        except BaseException as error:  # sys.exit too: handed to the training thread, which raises it
             self._hand_over(error)
 
     def _load_ahead(self, number: int) -> dict[Portion, dict[str, Tensor]]:
@@ -174,7 +174,7 @@ class Feed:
             tensor = tensor.to(self._dtype)
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
 
-    def _hand_over(self, item: dict[Portion, dict[str, Tensor]] | Exception) -> None:
+    def _hand_over(self, item: dict[Portion, dict[str, Tensor]] | BaseException) -> None:
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.5)
