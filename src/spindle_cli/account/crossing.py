@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from spindle_cli.costs.memory import MetaOpSizes, SliceShape, inner_bytes
+from spindle_cli.costs.memory import SliceShape, inner_bytes
+from spindle_cli.profile.types import MetaOp
 
 
 class Crossings:
     """Between all slices of a plan, which are in the order in which they start."""
 
-    def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOpSizes]) -> None:
+    def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -> None:
         self._slices = slices
         self._by_name = by_name
         self._places: dict[int, dict[int, int]] = {}
@@ -92,7 +93,7 @@ def _EVERYWHERE(_: int, __: int) -> bool:  # noqa: N802 - a constant
     return True
 
 
-def slice_inputs(piece: SliceShape, by_name: Mapping[str, MetaOpSizes]) -> list[tuple[int, str]]:
+def slice_inputs(piece: SliceShape, by_name: Mapping[str, MetaOp]) -> list[tuple[int, str]]:
     """(bytes, whole batch; MetaOp that makes it) of all that a slice takes in from other slices."""
     metaop = by_name[piece.metaop]
     if piece.ops[0] == 0:

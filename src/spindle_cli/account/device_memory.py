@@ -14,11 +14,9 @@ from typing import Protocol
 from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.holdings import Block, Held, Holders
 from spindle_cli.account.iteration import Fullest, Iteration, Part, PassBytes, Role, Setting
-from spindle_cli.costs.memory import (
-    MetaOpSizes,
-    SliceShape,
-)
+from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
 # neither the allocator nor the reserve of GPUs.
@@ -113,7 +111,7 @@ class MemoryByPass:
 
 
 def device_memory(
-    metaops: Iterable[MetaOpSizes],
+    metaops: Iterable[MetaOp],
     slices: Sequence[SliceShape],
     cluster: Cluster,
     optimizer: OptimizerNumbers,
@@ -145,7 +143,7 @@ def device_memory(
 
 
 def memory_by_pass(
-    metaops: Iterable[MetaOpSizes],
+    metaops: Iterable[MetaOp],
     slices: Sequence[SliceShape],
     cluster: Cluster,
     optimizer: OptimizerNumbers,
@@ -165,7 +163,7 @@ def outside_bytes(cluster: Cluster, communicator_bytes: Sequence[int] | None) ->
 
 
 def _needs(
-    metaops: Iterable[MetaOpSizes],
+    metaops: Iterable[MetaOp],
     slices: Sequence[SliceShape],
     cluster: Cluster,
     optimizer: OptimizerNumbers,

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from spindle_cli.account.holdings import blocks_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import per_node, spread_all_reduce_s
-from spindle_cli.costs.memory import MetaOpSizes, SliceShape
+from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import MetaOp
 from spindle_cli.units import GIB, KIB
 
 # Sizes of a sum to choose from, and one that takes its links' full bandwidth.
@@ -42,7 +43,7 @@ class ParameterBlock(NamedTuple):
 ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
-def planned_parameters(metaops: Iterable[MetaOpSizes]) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
+def planned_parameters(metaops: Iterable[MetaOp]) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
     """Which parameters each op trains, as far as a profile or a plan knows: a block an op, and one of what
     tensor parallelism leaves whole, its glue's parameters included.
 

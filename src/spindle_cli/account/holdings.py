@@ -6,13 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
-from spindle_cli.costs.memory import (
-    MetaOpSizes,
-    SliceShape,
-    op_param_bytes,
-    parameter_block,
-    split_param_bytes,
-)
+from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
+from spindle_cli.profile.types import MetaOp
 
 # Parameters that are always used together: key, block, and whether tensor parallelism splits them.
 Block = tuple[str, int, bool]
@@ -27,7 +22,7 @@ class BlockUse:
     trained_bytes: float
 
 
-def blocks_of(metaop: MetaOpSizes, op: int) -> tuple[BlockUse, ...]:
+def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
     """The blocks of an op that have any bytes."""
     key, number = parameter_block(metaop, op)
     split = split_param_bytes(metaop)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from spindle_cli.account.crossing import slice_inputs
 from spindle_cli.account.holdings import Block, BlockUse, Held, Holders, blocks_of
-from spindle_cli.costs.memory import MetaOpSizes, OpNeeds, SliceShape, op_needs, slice_output_bytes
+from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
+from spindle_cli.profile.types import MetaOp
 from spindle_cli.units import MIB
 
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
@@ -37,7 +38,7 @@ class Part:
         "uses",
     )
 
-    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOpSizes], *, is_handed_on: bool) -> None:
+    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOp], *, is_handed_on: bool) -> None:
         metaop = by_name[piece.metaop]
         first, last = piece.ops
         self.tp = piece.tp

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from spindle_cli.costs.memory import MetaOpSizes, SliceShape
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.profile.types import MetaOp
 
 # A sum of gradients over n devices is a reduce-scatter and an all-gather, each of which has every device send
 # to n - 1 others and receive from as many.
@@ -86,7 +87,7 @@ def slice_stretches(
     num_devices: int,
     slices: Sequence[SliceShape],
     computes_s: Sequence[float],
-    by_name: Mapping[str, MetaOpSizes],
+    by_name: Mapping[str, MetaOp],
     messages: Iterable[tuple[int, int, float]],
     sums: Iterable[tuple[Sequence[int], float]],
     batches: int = 1,

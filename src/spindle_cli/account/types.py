@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spindle_cli.costs.memory import MetaOpSizes, SliceShape
+from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import MetaOp
 
 
 class PlacedPlan(Protocol):
@@ -19,7 +20,7 @@ class PlacedPlan(Protocol):
     @property
     def slices(self) -> Sequence[SliceShape]: ...
     @property
-    def by_name(self) -> Mapping[str, MetaOpSizes]: ...
+    def by_name(self) -> Mapping[str, MetaOp]: ...
     @property
     def cluster(self) -> Cluster: ...
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
+
+from spindle_cli.profile.types import MetaOp, OpMemory
 
 # What is guessed where a profile does not say what ops take of memory.
 # Of a transformer layer's activations, what tensor parallelism does not split: 10 of 34 bytes per token and
@@ -14,62 +16,6 @@ UNSPLIT_ACTIVATION_SHARE = 10 / 34
 # Of what an op has kept, the gradients that its backward pass holds at once before it lets go of the rest: in
 # a transformer layer two of the width between its linear layers, of some four that wide and a few narrower.
 WORKING_SHARE = 0.5
-
-
-class OpMemorySizes(Protocol):
-    """What is needed of an `OpMemory` of the profile; pairs are (whatever the share, for the whole batch)."""
-
-    @property
-    def tp(self) -> int: ...
-    @property
-    def first_op(self) -> int: ...
-    @property
-    def kept_bytes(self) -> tuple[int, int]: ...
-    @property
-    def forward_bytes(self) -> tuple[int, int]: ...
-    @property
-    def backward_bytes(self) -> tuple[int, int]: ...
-    @property
-    def first_backward_bytes(self) -> tuple[int, int]: ...
-
-
-class MetaOpSizes(Protocol):
-    """What is needed of a MetaOp; `MetaOpProfile` and `PlanMetaOp` have it. Bytes are for the whole batch."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def num_ops(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def inputs(self) -> tuple[str, ...]: ...
-    @property
-    def inputs_of_every_op(self) -> tuple[str, ...]: ...
-    @property
-    def parameters(self) -> str | None: ...
-    @property
-    def parameter_blocks(self) -> tuple[int, ...] | None: ...
-    @property
-    def param_bytes_per_op(self) -> int: ...
-    @property
-    def extra_param_bytes(self) -> dict[int, int]: ...
-    @property
-    def trainable_fraction(self) -> float: ...
-    @property
-    def activation_bytes_per_op(self) -> int: ...
-    @property
-    def output_bytes(self) -> int: ...
-    @property
-    def inner_output_bytes(self) -> int | None: ...
-    @property
-    def whole_param_bytes_per_op(self) -> int: ...
-    @property
-    def memory(self) -> Sequence[OpMemorySizes]: ...
-    @property
-    def field_bytes(self) -> dict[int, int]: ...
 
 
 class SliceShape(Protocol):
@@ -91,23 +37,23 @@ class SliceShape(Protocol):
     def start_s(self) -> float: ...
 
 
-def parameter_block(metaop: MetaOpSizes, op: int) -> tuple[str, int]:
+def parameter_block(metaop: MetaOp, op: int) -> tuple[str, int]:
     """Identity of an op's parameters: ops with the same pair hold the same parameters."""
     block = metaop.parameter_blocks[op] if metaop.parameter_blocks is not None else op
     return (metaop.name if metaop.parameters is None else metaop.parameters), block
 
 
-def op_param_bytes(metaop: MetaOpSizes, op: int) -> int:
+def op_param_bytes(metaop: MetaOp, op: int) -> int:
     """Bytes of the parameters of one op, unsharded, with those of its glue."""
     return metaop.param_bytes_per_op + metaop.extra_param_bytes.get(op, 0)
 
 
-def inner_bytes(metaop: MetaOpSizes) -> int:
+def inner_bytes(metaop: MetaOp) -> int:
     """Bytes that an inner op hands to the next one, whole batch."""
     return metaop.output_bytes if metaop.inner_output_bytes is None else metaop.inner_output_bytes
 
 
-def held_param_bytes(metaop: MetaOpSizes, op: int, tp: int) -> float:
+def held_param_bytes(metaop: MetaOp, op: int, tp: int) -> float:
     """Bytes of the parameters of one op that each device of a slice holds: of what tensor parallelism
     splits, a part.
     """
@@ -115,7 +61,7 @@ def held_param_bytes(metaop: MetaOpSizes, op: int, tp: int) -> float:
     return split_param_bytes(metaop) / tp + whole
 
 
-def split_param_bytes(metaop: MetaOpSizes) -> int:
+def split_param_bytes(metaop: MetaOp) -> int:
     """Bytes of the parameters of one op that tensor parallelism splits, unsplit."""
     return metaop.param_bytes_per_op - metaop.whole_param_bytes_per_op
 
@@ -136,7 +82,7 @@ class OpNeeds:
     cast: float = 0.0
 
 
-def op_needs(metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int) -> list[tuple[int, OpNeeds]]:
+def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int) -> list[tuple[int, OpNeeds]]:
     """What the ops [first, last) of a MetaOp need: (number of consecutive ops, of each of them)."""
     first, last = ops
     entries = [entry for entry in metaop.memory if entry.tp == tp]
@@ -151,7 +97,7 @@ def op_needs(metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int) -> lis
     return found
 
 
-def _of_share(entry: OpMemorySizes, dp: int) -> OpNeeds:
+def _of_share(entry: OpMemory, dp: int) -> OpNeeds:
     (kept, kept_all), (forward, forward_all) = entry.kept_bytes, entry.forward_bytes
     (backward, backward_all), (first, first_all) = entry.backward_bytes, entry.first_backward_bytes
     return OpNeeds(
@@ -163,7 +109,7 @@ def _of_share(entry: OpMemorySizes, dp: int) -> OpNeeds:
     )
 
 
-def _guessed(metaop: MetaOpSizes, dp: int, tp: int) -> OpNeeds:
+def _guessed(metaop: MetaOp, dp: int, tp: int) -> OpNeeds:
     """From the profile's one number; gradients of an op's input and output pass through it."""
     split = UNSPLIT_ACTIVATION_SHARE + (1 - UNSPLIT_ACTIVATION_SHARE) / tp
     kept = metaop.activation_bytes_per_op / dp * split
@@ -173,7 +119,7 @@ def _guessed(metaop: MetaOpSizes, dp: int, tp: int) -> OpNeeds:
 
 
 def slice_activation_bytes(
-    metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool = False
+    metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool = False
 ) -> float:
     """Bytes that one device keeps from forward to backward for the ops [first, last) of its share, with the
     fields of the batch.
@@ -187,7 +133,7 @@ def slice_activation_bytes(
     return fields + sum(count * needs.kept for count, needs in op_needs(metaop, ops, dp, tp))
 
 
-def running_bytes(metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool) -> float:
+def running_bytes(metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool) -> float:
     """Bytes that an op takes at most while it runs, beyond what is kept of it."""
     return max(
         max(needs.forward - needs.kept, needs.backward) + (needs.kept if recompute else 0.0)
@@ -195,13 +141,13 @@ def running_bytes(metaop: MetaOpSizes, ops: tuple[int, int], dp: int, tp: int, *
     )
 
 
-def input_bytes(metaop: MetaOpSizes, first_op: int, by_name: Mapping[str, MetaOpSizes]) -> int:
+def input_bytes(metaop: MetaOp, first_op: int, by_name: Mapping[str, MetaOp]) -> int:
     """Bytes that a slice starting at `first_op` takes in from other slices, whole batch."""
     if first_op == 0:
         return sum(by_name[name].output_bytes for name in metaop.inputs)
     return inner_bytes(metaop) + sum(by_name[name].output_bytes for name in metaop.inputs_of_every_op)
 
 
-def slice_output_bytes(metaop: MetaOpSizes, last_op: int, num_ops: int) -> int:
+def slice_output_bytes(metaop: MetaOp, last_op: int, num_ops: int) -> int:
     """Bytes that a slice ending before `last_op` hands on, whole batch; `num_ops` is the MetaOp's."""
     return metaop.output_bytes if last_op == num_ops else inner_bytes(metaop)

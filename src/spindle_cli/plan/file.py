@@ -115,7 +115,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     metaops = [_Row(_metaop_data(metaop)) for metaop in plan.metaops]
     waves = [_wave_data(wave) for wave in plan.waves]
     written = {"cluster": _cluster_data(plan), "predicted": predicted, "metaops": metaops, "waves": waves}
-    return always | data | rows | written
+    return always | rows | data | rows | written
 
 
 def _cluster_data(plan: Plan) -> dict[str, Any]:

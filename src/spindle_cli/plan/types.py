@@ -11,18 +11,17 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.files.parsing import shown
 from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import (
     Bytes,
     CurvePoint,
-    NumOps,
-    OpMemory,
-    ProcessorCosts,
+    MetaOp,
     Profile,
     Seconds,
+    TrainedArtifact,
     WorkloadRef,
 )
 
@@ -132,27 +131,9 @@ class Predicted(Model):
     optimizer_s: Seconds = 0.0  # added by the optimizer's step
 
 
-class PlanMetaOp(Model):
+class PlanMetaOp(MetaOp):
     """A MetaOp as the plan needs it: the profile's entry, with only the curve points that the plan uses."""
 
-    name: str
-    task: str
-    num_ops: NumOps
-    batch_size: Annotated[int, Field(ge=1)]
-    inputs: tuple[str, ...] = ()
-    inputs_of_every_op: tuple[str, ...] = ()
-    parameters: str | None = None
-    parameter_blocks: tuple[int, ...] | None = None
-    param_bytes_per_op: Bytes = 0
-    extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
-    whole_param_bytes_per_op: Bytes = 0
-    trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    activation_bytes_per_op: Bytes = 0
-    memory: tuple[OpMemory, ...] = ()
-    field_bytes: dict[int, Bytes] = Field(default_factory=dict)
-    output_bytes: Bytes = 0
-    inner_output_bytes: Bytes | None = None
-    component: str | None = None
     curve: tuple[CurvePoint, ...] = ()
 
 
@@ -162,7 +143,7 @@ class ProfileRef(Model):
     sha256: str
 
 
-class Plan(Artifact):
+class Plan(TrainedArtifact):
     """The plan file."""
 
     KIND: ClassVar[str] = "plan"
@@ -172,15 +153,6 @@ class Plan(Artifact):
     workload: WorkloadRef
     profile: ProfileRef
     cluster: Cluster
-    optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
-    # devices that hold the same parameters share their optimizer state
-    optimizer_state_sharded: bool = False
-    update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
-    gradient_bytes_per_param: Annotated[float, Field(ge=0)] = 1.0
-    accumulate: Annotated[int, Field(ge=1)] = 1
-    optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
-    # what communication and loading take of devices that are processors themselves
-    processor: ProcessorCosts = Field(default_factory=ProcessorCosts)
     # torch threads of each process in which the curves were measured: launch gives its workers as many
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
     # by what torch.compile compiled the layers that were measured; None: by nothing
@@ -213,13 +185,7 @@ class Plan(Artifact):
         fields = {name: getattr(self, name) for name in self.model_fields_set}
         threads = profile.environment.get("threads_per_process")
         taken = {
-            "optimizer_state_per_param": profile.optimizer_state_per_param,
-            "optimizer_state_sharded": profile.optimizer_state_sharded,
-            "update_bytes_per_param": profile.update_bytes_per_param,
-            "gradient_bytes_per_param": profile.gradient_bytes_per_param,
-            "accumulate": profile.accumulate,
-            "optimizer_s_per_byte": profile.optimizer_s_per_byte,
-            "processor": profile.processor,
+            **profile.training,
             "threads_per_process": threads if isinstance(threads, int) and threads >= 1 else None,
             "compile": profile.compiled_by,
         }

@@ -119,8 +119,8 @@ class Fit(Model):
     worst_error: float | None = None
 
 
-class MetaOpProfile(Model):
-    """A MetaOp and its scaling curve."""
+class MetaOp(Model):
+    """What both a profile and a plan say of a MetaOp. Bytes are for the whole batch."""
 
     name: Annotated[str, Field(min_length=1)]
     task: str
@@ -150,6 +150,11 @@ class MetaOpProfile(Model):
     # what an inner op hands to the next op of the same MetaOp; output_bytes if absent
     inner_output_bytes: Bytes | None = None
     component: str | None = None
+
+
+class MetaOpProfile(MetaOp):
+    """A MetaOp and its scaling curve."""
+
     op_kind: str | None = None
     coupled: bool = False
     flops_per_op: Annotated[float, Field(ge=0)] | None = None  # forward, whole batch
@@ -297,15 +302,10 @@ class Measurements(Model):
     failed: tuple[str, ...] = ()
 
 
-class Profile(Artifact):
-    """The profile file."""
+class TrainedArtifact(Artifact):
+    """A file that says what a step of training takes: a profile, and the plans made from it."""
 
-    KIND: ClassVar[str] = "profile"
-
-    schema_: Annotated[Literal["spindle.profile/1"], Field(alias="schema")] = "spindle.profile/1"
-    workload: WorkloadRef
-    device: Device
-    environment: dict[str, Any] = Field(default_factory=dict)
+    schema_: Annotated[str, Field(alias="schema")]
     # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train
     # settings say
     optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
@@ -321,6 +321,23 @@ class Profile(Artifact):
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
     optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
     processor: ProcessorCosts = Field(default_factory=ProcessorCosts)
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """These numbers by their keys."""
+        own = set(TrainedArtifact.model_fields) - {"schema_"}
+        return {name: getattr(self, name) for name in type(self).model_fields if name in own}
+
+
+class Profile(TrainedArtifact):
+    """The profile file."""
+
+    KIND: ClassVar[str] = "profile"
+
+    schema_: Annotated[Literal["spindle.profile/1"], Field(alias="schema")] = "spindle.profile/1"
+    workload: WorkloadRef
+    device: Device
+    environment: dict[str, Any] = Field(default_factory=dict)
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
     measurements: Measurements | None = None
