@@ -34,7 +34,7 @@ def test_a_workload_that_ends_the_command_is_said(where: str, tmp_path: Path) ->
         "import sys\ndef build():\n    sys.exit(0)\n" + ("build()\n" if where == "import" else "")
     )
     out = tmp_path / "p.json"
-    ended = run_spindle("profile", f"{path}:build", "-o", out, "--estimate", "--device", "h100")
+    ended = run_spindle("profile", f"{path}:build", "-o", out, "--estimate", "--device", "h100", "--nproc", 1)
     assert ended.code == 1
     assert f"sys.exit(0) was called before the work was done, at {path}:3 in build" in ended.err
     assert not out.exists()
