@@ -78,7 +78,15 @@ def demo(out: Path, length: Length) -> None:
     evaluation = ("--run", run_dir, "--at-least", str(length.at_least))
 
     spindle(
-        "Measure how every MetaOp scales", "profile", WORKLOAD, "-o", profile, *on_cluster, "--nproc", "4"
+        "Measure how every MetaOp scales",
+        "profile",
+        WORKLOAD,
+        "-o",
+        profile,
+        *on_cluster,
+        "--nproc",
+        "4",
+        "--accept-noise",  # whoever tries it out has other things running
     )
     spindle("Plan", "plan", profile, "-o", plan, *on_cluster)
     usual = ("-o", sequential, "--strategy", "sequential")

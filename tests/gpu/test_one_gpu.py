@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a cluster of this machine's first GPU, a profile measured on it, and a plan."""
     folder = tmp_path_factory.mktemp("gpu")
     profile, cluster = folder / "profile.json", cluster_file(folder, 1)
-    arguments = ("--nproc", 1, "--time-limit", 0.1)
+    arguments = ("--nproc", 1, "--time-limit", 0.1, "--accept-noise")
     assert run_spindle("profile", WORKLOAD, "-o", profile, *arguments).code == 0
     assert run_spindle("plan", profile, "--cluster", cluster, "-o", folder / "plan.yaml").code == 0
     return folder

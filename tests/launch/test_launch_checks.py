@@ -180,7 +180,7 @@ def test_devices_at_hand_are_compared_with_the_plans(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 2)
     assert missing_devices(plan, 2) == ()
     assert missing_devices(plan, 4) == (
-        "4 workers on 2 cores: they share them, and the predicted times do not hold",
+        "4 workers on 2 cores: they share them, and predicted times hold only if they were measured so",
     )
     with pytest.raises(InputError, match="a worker process each"):
         missing_devices(plan, 100_000)
@@ -208,8 +208,36 @@ def test_layers_compiled_otherwise_than_measured_are_said() -> None:
 def test_workers_get_the_threads_that_the_curves_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:
     _, plan = two_towers()
     monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert threads_per_worker(plan, 4) == 4
     assert threads_per_worker(plan.model_copy(update={"threads_per_process": 1}), 4) == 1
+
+
+def test_workers_get_no_more_threads_than_their_host_has_cores_for_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan = two_towers()[1].model_copy(update={"threads_per_process": 8})
+    monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads_per_worker(plan, 2) == 2
+    (line,) = missing_devices(plan, 2)
+    assert line == "workers have 2 threads each; the plan's times are of 8, and will be off"
+
+
+def test_the_users_number_of_threads_goes_before_the_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = two_towers()[1].model_copy(update={"threads_per_process": 1})
+    monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 4)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
+    assert threads_per_worker(plan, 2) == 3
+    assert missing_devices(plan, 2) == (
+        "2 workers of 3 threads each on 4 cores: they share them, and predicted times hold only if they were "
+        "measured so",
+        "workers have 3 threads each; the plan's times are of 1, and will be off",
+    )
+    for wrong in ("0", "many", "-1"):
+        monkeypatch.setenv("OMP_NUM_THREADS", wrong)
+        with pytest.raises(UsageError, match=f"OMP_NUM_THREADS={wrong}"):
+            threads_per_worker(plan, 2)
 
 
 def test_a_disk_that_a_run_would_fill_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

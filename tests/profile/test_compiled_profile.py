@@ -14,7 +14,7 @@ from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.profile.types import Profile
 
-FAST = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02)
+FAST = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02, "--accept-noise")
 
 
 @pytest.mark.processes

@@ -45,7 +45,7 @@ def wait_for(partial: Path, measurements: int, process: subprocess.Popen[str]) -
 def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
     folder = tmp_path_factory.mktemp("profile")
     out, cluster, partial = (folder / name for name in ("p.json", "cluster.yaml", "p.partial.json"))
-    options = ("--nproc", 2, "--write-cluster", cluster, "--time-limit", 0.05, "--json")
+    options = ("--nproc", 2, "--write-cluster", cluster, "--time-limit", 0.05, "--accept-noise", "--json")
     first = spindle_process("profile", TINY, "-o", out, *options, stderr=subprocess.DEVNULL)
     wait_for(partial, ENOUGH_MEASUREMENTS, first)
     workers = psutil.Process(first.pid).children(recursive=True)
@@ -85,6 +85,7 @@ def test_points_on_real_processes_are_measured_with_their_spread(resumed: Resume
             assert point.spread is not None
     assert resumed.profile.environment["threads_per_process"] == 1
     assert resumed.profile.environment["processes"] == 2
+    assert resumed.profile.noise is not None and 0 <= resumed.profile.noise.others_share <= 1
 
 
 @pytest.mark.processes

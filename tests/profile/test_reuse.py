@@ -12,7 +12,7 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.profile.types import Profile
 
 pytestmark = pytest.mark.processes
-FAST = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02)
+FAST = ("--nproc", 1, "--threads", 1, "--time-limit", 0.02, "--accept-noise")
 
 
 @pytest.fixture(scope="module")

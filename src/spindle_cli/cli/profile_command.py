@@ -7,6 +7,7 @@ from pathlib import Path
 from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, OutputOption, WorkloadArgument
 from spindle_cli.cli.profile_options import (
+    AcceptNoiseOption,
     ClusterGoalOption,
     DegreeOption,
     DeviceOption,
@@ -33,6 +34,7 @@ def profile(
     tp: DegreeOption = 1,
     reuse: ReuseOption = None,
     write_cluster: WriteClusterOption = None,
+    accept_noise: AcceptNoiseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Measure or estimate a workload's scaling curves."""
@@ -82,6 +84,7 @@ def profile(
             limits=limits,
             max_tp=tp,
             reuse=reuse,
+            accept_noise=accept_noise,
         )
     output.note(f"wrote {output_path}")
     if write_cluster is not None:

@@ -74,3 +74,6 @@ WriteClusterOption = Annotated[
         show_default=False,
     ),
 ]
+AcceptNoiseOption = Annotated[
+    bool, typer.Option("--accept-noise", help="Take times that were measured on a busy machine as they are.")
+]

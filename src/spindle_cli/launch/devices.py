@@ -10,6 +10,7 @@ import psutil
 
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
+from spindle_cli.process.environment import chosen_threads
 from spindle_cli.units import MIB, format_bytes
 
 # A worker process before it holds any tensor: the interpreter and torch's libraries (torch 2.13, CPU build).
@@ -24,8 +25,14 @@ def usable_cores() -> int:
 
 
 def threads_per_worker(plan: Plan, processes: int) -> int:
-    """Torch threads of each worker: as the curves were measured with, else the cores divided evenly."""
-    return plan.threads_per_process or max(1, usable_cores() // processes)
+    """Torch threads of each worker: as OMP_NUM_THREADS says, or as many as the curves were measured with and
+    the workers' shares of the cores allow.
+
+    Raises:
+        UsageError: OMP_NUM_THREADS is no number of threads.
+    """
+    share = max(1, usable_cores() // processes)
+    return chosen_threads() or min(plan.threads_per_process or share, share)
 
 
 def devices_here(plan: Plan) -> int | None:
@@ -48,12 +55,20 @@ def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
         _require_gpus(plan, processes)
         return ()
     _require_memory(processes)
-    cores = usable_cores()
-    if processes > cores:
-        return (
-            f"{processes} workers on {cores} cores: they share them, and the predicted times do not hold",
+    cores, threads = usable_cores(), threads_per_worker(plan, processes)
+    lines = []
+    if processes * threads > cores:
+        each = f" of {threads} threads each" if threads > 1 else ""
+        lines.append(
+            f"{processes} workers{each} on {cores} cores: they share them, and predicted times hold only if "
+            "they were measured so"
         )
-    return ()
+    if threads != (plan.threads_per_process or threads):
+        lines.append(
+            f"workers have {threads} threads each; the plan's times are of {plan.threads_per_process}, and "
+            "will be off"
+        )
+    return tuple(lines)
 
 
 def _require_nccl(plan: Plan) -> None:

@@ -59,3 +59,20 @@ def join_environment(additions: Mapping[str, str]) -> None:
 def chosen_interface() -> str | None:
     """The network interface that the user has chosen for the workers, if any; the name is gloo's own."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None
+
+
+def chosen_threads() -> int | None:
+    """The threads that the user has chosen for each process, by OMP_NUM_THREADS; None: not chosen.
+
+    Raises:
+        UsageError: it is no number of threads.
+    """
+    text = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]  # a list is by level of nesting
+    if not text:
+        return None
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise UsageError(
+            f"OMP_NUM_THREADS={text}: expected a number of threads, 1 or more",
+            hint="Set it anew, or unset it.",
+        )
+    return int(text)

@@ -19,6 +19,7 @@ from spindle_cli.profile.types import (
     MeasuredLink,
     Measurements,
     MetaOpProfile,
+    Noise,
     OpMemory,
     OpTiming,
     PhaseTimes,
@@ -70,6 +71,7 @@ def assemble(
     environment: Mapping[str, Any],
     optimizer_s_per_byte: float,
     processor: ProcessorCosts | None = None,
+    noise: Noise | None = None,
     links: tuple[MeasuredLink, ...] = (),
     measurements: Measurements | None = None,
 ) -> Profile:
@@ -89,6 +91,7 @@ def assemble(
         accumulate=train.accumulate,
         optimizer_s_per_byte=optimizer_s_per_byte,
         processor=processor or ProcessorCosts(),
+        noise=noise,
         links=links,
         metaops=tuple(
             _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops

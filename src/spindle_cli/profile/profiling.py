@@ -14,6 +14,7 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.compiled import require_compiler
 from spindle_cli.operators.tensor_parallel import kept_whole
+from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
 from spindle_cli.profile.machine.devices import Precision, device_peak
@@ -54,6 +55,7 @@ def profile_workload(
     max_points: int = MAX_POINTS,
     max_tp: int = 1,
     reuse: Path | None = None,
+    accept_noise: bool = False,
 ) -> Profile:
     """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
     stopped.
@@ -61,15 +63,17 @@ def profile_workload(
     Args:
         cluster: curves reach to its number of devices, with one of its nodes' devices busy at once.
         nproc: measure allocations of up to so many devices on as many processes.
-        threads: of each process; the processes' share of this machine's cores if None.
+        threads: of each process; if None as OMP_NUM_THREADS says, or else a device's share of this machine's
+            cores.
         cluster_out: where to write this machine, as measured, as a cluster file.
         reuse: another profile, of which what was measured of equal ops is taken.
+        accept_noise: write times of a busy machine, too.
         max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
         UsageError: `nproc` or the cluster ask for devices that are not here.
-        RunFailedError: a process died, or an op fits the memory on no share.
+        RunFailedError: a process died, an op fits the memory on no share, or the machine was too busy.
     """
     for path in (out, cluster_out):
         if path is not None:
@@ -78,7 +82,7 @@ def profile_workload(
     device = device_of_type(None if cluster is None else cluster.device_type)
     processes = _num_processes(device, cluster, nproc)
     _require_links(max_tp, cluster, processes, cluster_out)
-    threads = threads or max(1, usable_cores() // processes)
+    threads = threads or chosen_threads() or _share_of_cores(device, processes, cluster)
     settings = MeasureSettings(
         device=device,
         processes=processes,
@@ -89,6 +93,7 @@ def profile_workload(
         limits=shared_limits(limits, device, processes, threads),
         degrees=tuple(degree for degree in degrees_on(cluster) if degree <= max_tp),
         cluster=cluster if max_tp > 1 else None,
+        accepts_noise=accept_noise,
     )
     folder = Path.cwd()
     analysed = load_analysed(source, folder)
@@ -175,6 +180,14 @@ def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience
     if degrees:
         for line in kept_whole(analysed.graph):
             audience.note(line)
+
+
+def _share_of_cores(device: DeviceType, processes: int, cluster: Cluster | None) -> int:
+    """Threads of each process: of CPUs as if all devices of the cluster were here, for nothing says how many
+    cores its other nodes have.
+    """
+    devices = cluster.num_devices if cluster is not None and device == "cpu" else processes
+    return max(1, usable_cores() // max(processes, devices))
 
 
 def _num_processes(device: DeviceType, cluster: Cluster | None, nproc: int | None) -> int:

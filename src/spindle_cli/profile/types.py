@@ -226,6 +226,22 @@ class MeasuredLink(Model):
     processor_s_per_byte: Seconds = 0.0
 
 
+class Noise(Model):
+    """How quiet the machine was while a profile was measured.
+
+    Attributes:
+        others_share: of the time of the cores, what other processes took, 0 to 1.
+        spread, worst_spread: median over the measurements of their spread (interquartile range over median),
+            and the largest.
+        measured_again: measurements that were repeated for their spread.
+    """
+
+    others_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+    spread: Annotated[float, Field(ge=0)] = 0.0
+    worst_spread: Annotated[float, Field(ge=0)] = 0.0
+    measured_again: Annotated[int, Field(ge=0)] = 0
+
+
 class ProcessorCosts(Model):
     """What takes a device's time beside its ops, where the device is a processor that does this work too.
 
@@ -338,6 +354,7 @@ class Profile(TrainedArtifact):
     workload: WorkloadRef
     device: Device
     environment: dict[str, Any] = Field(default_factory=dict)
+    noise: Noise | None = None  # of what was measured; None: of an estimate, or not known
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
     measurements: Measurements | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +11,38 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from spindle_cli.errors import RunFailedError
 from spindle_cli.files.artifact import sha256_of, write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.assemble import Extent, Times, assemble
-from spindle_cli.profile.machine.machine import DeviceType, cpu_model, describe_device, usable_cores
+from spindle_cli.profile.machine.machine import (
+    DeviceType,
+    cpu_model,
+    describe_device,
+    own_cores,
+    usable_cores,
+)
 from spindle_cli.profile.measuring.beside import load_times, processor_costs, turns_beside
 from spindle_cli.profile.measuring.messages import WorkerSettings
+from spindle_cli.profile.measuring.noise import (
+    ONE_AGAIN_IN,
+    is_unsteady,
+    noise_of,
+    require_quiet,
+    steadier,
+    taken_by_others,
+    warning,
+    work_so_far,
+)
 from spindle_cli.profile.measuring.partial import ResumeFile
 from spindle_cli.profile.measuring.pool import DoesNotFitError, JobSamples, WorkerPool
 from spindle_cli.profile.measuring.progress import steps_bar
 from spindle_cli.profile.measuring.reuse import Reused
 from spindle_cli.profile.op.counting import count_work
-from spindle_cli.profile.op.jobs import JobTable, OpRef, make_jobs
+from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.stand_ins import Analysed
 from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits, slowest_of, summarise
-from spindle_cli.profile.types import Device, Measurements, OpTiming, ProcessorCosts, Profile, Source
+from spindle_cli.profile.types import Device, Measurements, Noise, OpTiming, ProcessorCosts, Profile, Source
 from spindle_cli.workload.file import Precision as TrainPrecision
 from spindle_cli.workload.graph import WorkloadGraph
 
@@ -45,6 +63,7 @@ class MeasureSettings:
         precision: of the arithmetic, and `compile`: by what layers are compiled, as the train settings have
             them.
         degrees: of tensor parallelism, on the links of `cluster`.
+        accepts_noise: times of a busy machine are taken as they are.
     """
 
     device: DeviceType
@@ -59,6 +78,7 @@ class MeasureSettings:
     float32_matmul: str | None = None
     degrees: tuple[int, ...] = ()
     cluster: Cluster | None = None
+    accepts_noise: bool = False
 
     def environment(self) -> dict[str, Any]:
         """What the times depend on besides the workload, for the profile."""
@@ -121,12 +141,12 @@ def measure(
 
     Raises:
         InputError: the other profile was not measured under the same conditions.
-        RunFailedError: a process died, or an op fits the memory on no share.
+        RunFailedError: a process died, an op fits the memory on no share, or the machine was too busy.
     """
     loaded, graph = analysed.loaded, analysed.graph
     table = make_jobs(graph, settings.max_devices, settings.max_points, settings.degrees)
     device = describe_device(settings.device, settings.processes)
-    kept = ResumeFile(out, _conditions(graph, settings, device))
+    kept = ResumeFile(out, _conditions(graph, settings, device), accepts_noise=settings.accepts_noise)
     if reused is not None:
         reused.require_same(settings, device)
         note(reused.hand_over(kept, [job.key for job in table.jobs]))
@@ -140,7 +160,10 @@ def measure(
         processes_per_core=settings.processes / usable_cores(),
         stand_ins=table.stand_ins,
     )
-    _Measuring(table, settings, kept, console).run(workers, analysed)
+    measuring = _Measuring(table, settings, kept, console)
+    measuring.run(workers, analysed)
+    noise = measuring.noise()
+    _judge(noise, kept, settings, note)
     for job in table.jobs:
         if job.key in kept.failed:
             note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
@@ -162,6 +185,7 @@ def measure(
         environment=settings.environment(),
         optimizer_s_per_byte=kept.optimizer_s_per_byte or 0.0,
         processor=_beside(analysed, settings, kept),
+        noise=noise,
         links=kept.links or (),
         measurements=Measurements(
             nproc=settings.nproc,
@@ -173,6 +197,18 @@ def measure(
     write_json(out, profile)
     kept.remove()
     return profile
+
+
+def _judge(noise: Noise, kept: ResumeFile, settings: MeasureSettings, note: Callable[[str], None]) -> None:
+    if not settings.accepts_noise:
+        try:
+            require_quiet(noise)
+        except RunFailedError:
+            kept.add_noise(noise)
+            raise
+    said = warning(noise)
+    if said is not None:
+        note(said)
 
 
 def _beside(analysed: Analysed, settings: MeasureSettings, kept: ResumeFile) -> ProcessorCosts:
@@ -192,6 +228,12 @@ class _Measuring:
         self._todo = [job for job in table.jobs if job.key not in kept.timings and job.key not in kept.failed]
         self._measures_links = settings.processes > 1 and kept.links is None
         self._measures_optimizer = kept.optimizer_s_per_byte is None
+        self._others_share = 0.0 if kept.noise is None else kept.noise.others_share
+        self._measured_again = 0
+
+    def noise(self) -> Noise:
+        """Of all that there is now."""
+        return noise_of(self._others_share, self._kept.timings.values(), self._measured_again)
 
     def run(self, workers: WorkerSettings, analysed: Analysed) -> None:
         """Do what is not done yet."""
@@ -205,6 +247,7 @@ class _Measuring:
         ):
             steps.start(f"starting {self._settings.processes} processes")
             pool.wait_until_started()
+            before = work_so_far(time.perf_counter(), pool.processes)
             if self._measures_links:
                 steps.start("link between two processes")
                 self._kept.add_links((pool.measure_link(),))
@@ -216,11 +259,22 @@ class _Measuring:
             for job in self._todo:
                 steps.start(job.label)
                 try:
-                    seen = pool.run(job, self._settings.limits)
-                    self._kept.add_timing(job.key, self._timing(seen, job.tp))
+                    self._kept.add_timing(job.key, self._steady(pool, job))
                 except DoesNotFitError:
                     self._kept.add_failed(job.key)
                 steps.done()
+            after = work_so_far(time.perf_counter(), pool.processes)
+        if self._settings.device == "cpu":
+            now = taken_by_others(before, after, len(own_cores()))
+            self._others_share = max(self._others_share, now)
+
+    def _steady(self, pool: WorkerPool, job: Job) -> OpTiming:
+        """One job's times; where they vary, the steadier of two tries."""
+        timing = self._timing(pool.run(job, self._settings.limits), job.tp)
+        if is_unsteady(timing) and self._measured_again * ONE_AGAIN_IN < len(self._todo):
+            self._measured_again += 1
+            timing = steadier(timing, self._timing(pool.run(job, self._settings.limits), job.tp))
+        return timing
 
     def _timing(self, seen: JobSamples, tp: int) -> OpTiming:
         if self._settings.nproc > 1:

@@ -10,13 +10,14 @@ from pydantic import Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, write_json
-from spindle_cli.profile.types import MeasuredLink, OpTiming
+from spindle_cli.profile.types import MeasuredLink, Noise, OpTiming
 
 
 class PartialProfile(Artifact):
     """Results so far.
 
-    `conditions`: hash of all that they depend on; `failed`: keys of the shares that did not fit the memory.
+    `conditions`: hash of all that they depend on; `failed`: keys of the shares that did not fit the memory;
+    `noise`: of a run that was refused for it.
     """
 
     KIND: ClassVar[str] = "profile-partial"
@@ -29,6 +30,7 @@ class PartialProfile(Artifact):
     optimizer_s_per_byte: float | None = None
     timings: dict[str, OpTiming] = Field(default_factory=dict)
     failed: tuple[str, ...] = ()
+    noise: Noise | None = None
 
 
 class ResumeFile:
@@ -36,12 +38,14 @@ class ResumeFile:
     complete.
 
     Attributes:
-        links, optimizer_s_per_byte, timings, failed: results so far, as in `PartialProfile`.
+        links, optimizer_s_per_byte, timings, failed, noise: results so far, as in `PartialProfile`.
         resumed: how many timings an earlier, interrupted run had left.
     """
 
-    def __init__(self, out: Path, conditions: str) -> None:
+    def __init__(self, out: Path, conditions: str, *, accepts_noise: bool = True) -> None:
         """Read what an earlier run left beside `out`, if it was made under the same conditions (their hash).
+
+        `accepts_noise`: also what was refused for its noise.
 
         Raises:
             InputError: there is such a file, but it cannot be read.
@@ -49,10 +53,13 @@ class ResumeFile:
         self.path = out.with_name(out.name.removesuffix(".json") + ".partial.json")
         self._conditions = conditions
         earlier = self._read()
+        if earlier.noise is not None and not accepts_noise:
+            earlier = PartialProfile(conditions=conditions)
         self.links = earlier.links
         self.optimizer_s_per_byte = earlier.optimizer_s_per_byte
         self.timings = dict(earlier.timings)
         self.failed = set(earlier.failed)
+        self.noise = earlier.noise
         self.resumed = len(self.timings)
 
     def add_links(self, links: tuple[MeasuredLink, ...]) -> None:
@@ -73,6 +80,11 @@ class ResumeFile:
     def add_failed(self, key: str) -> None:
         """Note that a share does not fit the device's memory."""
         self.failed.add(key)
+        self._write()
+
+    def add_noise(self, noise: Noise) -> None:
+        """Note that the results so far were refused for their noise."""
+        self.noise = noise
         self._write()
 
     def take(
@@ -107,5 +119,6 @@ class ResumeFile:
             optimizer_s_per_byte=self.optimizer_s_per_byte,
             timings=self.timings,
             failed=tuple(sorted(self.failed)),
+            noise=self.noise,
         )
         write_json(self.path, partial)

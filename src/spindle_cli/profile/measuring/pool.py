@@ -102,6 +102,11 @@ class WorkerPool:
         for worker in self._workers:
             worker.join()
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """The workers' process ids."""
+        return tuple(worker.pid for worker in self._workers if worker.pid is not None)
+
     def wait_until_started(self) -> None:
         """Return when every worker has loaded the workload.
 
