@@ -140,9 +140,13 @@ def train(prepared: Prepared, *, or_anew: bool, head_start: HeadStart) -> RunRep
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
     from spindle_cli.launch.start_point import describe_folder
+    from spindle_cli.plan.unchecked import describe_unchecked
 
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")
+    unchecked = describe_unchecked(prepared.plan.unchecked)
+    if unchecked is not None:
+        output.note(unchecked)
     begins = run.start_point(prepared, or_anew=or_anew)
     if begins is not None:
         for skipped in begins.found.skipped:

@@ -12,6 +12,7 @@ from spindle_cli.cli.profile_options import (
     DegreeOption,
     DeviceOption,
     EstimateOption,
+    NoCheckOption,
     PrecisionOption,
     ProcessesOption,
     ReuseOption,
@@ -33,6 +34,7 @@ def profile(
     time_limit: TimeLimitOption = 0.5,
     tp: DegreeOption = 1,
     reuse: ReuseOption = None,
+    no_check: NoCheckOption = False,
     write_cluster: WriteClusterOption = None,
     accept_noise: AcceptNoiseOption = False,
     as_json: JsonOption = False,
@@ -70,6 +72,7 @@ def profile(
             device_name=device,
             num_devices=nproc,
             precision=precision,
+            check=not no_check,
         )
     else:
         limits = Limits(max_s=time_limit)
@@ -85,6 +88,7 @@ def profile(
             max_tp=tp,
             reuse=reuse,
             accept_noise=accept_noise,
+            check=not no_check,
         )
     output.note(f"wrote {output_path}")
     if write_cluster is not None:

@@ -65,6 +65,13 @@ ReuseOption = Annotated[
         show_default=False,
     ),
 ]
+NoCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--no-check",
+        help="Do not check by numbers that what may be split over the batch gives what the whole gives.",
+    ),
+]
 WriteClusterOption = Annotated[
     Path | None,
     typer.Option(

@@ -113,6 +113,12 @@ def threads_of(profile: Profile) -> int | None:
     return threads if isinstance(threads, int) and threads >= 1 else None
 
 
+def _unchecked(profile: Profile, slices: Sequence[Slice]) -> dict[str, str]:
+    """What the profile has not checked by numbers, but MetaOps that are not split over the batch."""
+    whole = {metaop.name for metaop in profile.metaops} - {piece.metaop for piece in slices if piece.dp > 1}
+    return {name: why for name, why in profile.unchecked.items() if name not in whole}
+
+
 def make_plan_file(
     problem: Problem,
     strategy: StrategyName,
@@ -129,6 +135,7 @@ def make_plan_file(
         **problem.profile.training,
         threads_per_process=threads_of(problem.profile),
         compile=problem.profile.compiled_by,
+        unchecked=_unchecked(problem.profile, slices),
         notes=notes,
         predicted=predicted,
         metaops=tuple(plan_metaop(metaop, slices) for metaop in problem.profile.metaops),

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from spindle_cli.files.artifact import Artifact
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
+from spindle_cli.plan.unchecked import describe_unchecked
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
@@ -29,6 +30,7 @@ class PlanReport(Artifact):
     @classmethod
     def of(cls, path: str, plan: Plan) -> PlanReport:
         """The report on a plan written to `path`."""
+        unchecked = describe_unchecked(plan.unchecked)
         return cls(
             plan=path,
             strategy=plan.strategy,
@@ -37,7 +39,7 @@ class PlanReport(Artifact):
             num_waves=len(plan.waves),
             gap=plan.predicted.compute_s / plan.predicted.lower_bound_s - 1,
             predicted=plan.predicted,
-            notes=plan.notes,
+            notes=(*plan.notes, *([] if unchecked is None else [unchecked])),
         )
 
     def __str__(self) -> str:

@@ -157,6 +157,8 @@ class Plan(TrainedArtifact):
     threads_per_process: Annotated[int, Field(ge=1)] | None = None
     # by what torch.compile compiled the layers that were measured; None: by nothing
     compile: str | None = None
+    # what the profile has not checked by numbers of what is split over the batch, and of tasks as wholes; why
+    unchecked: dict[str, str] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()  # what the planner has to say, e.g. that no plan beats `sequential`
     predicted: Predicted
     # what the slices run; absent from a plan that another tool wrote: `with_metaops_of` fills it in

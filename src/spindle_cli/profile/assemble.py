@@ -12,6 +12,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
+from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, valid_degrees
 from spindle_cli.profile.types import (
     CurvePoint,
@@ -74,6 +75,7 @@ def assemble(
     noise: Noise | None = None,
     links: tuple[MeasuredLink, ...] = (),
     measurements: Measurements | None = None,
+    numeric_check: NumericCheck | None = None,
 ) -> Profile:
     """The profile of a workload from its ops' times.
 
@@ -97,6 +99,7 @@ def assemble(
             _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops
         ),
         measurements=measurements,
+        numeric_check=numeric_check,
     )
 
 

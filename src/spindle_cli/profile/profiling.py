@@ -15,12 +15,14 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.compiled import require_compiler
 from spindle_cli.operators.tensor_parallel import kept_whole
 from spindle_cli.process.environment import chosen_threads
+from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
 from spindle_cli.profile.machine.devices import Precision, device_peak
 from spindle_cli.profile.machine.machine import DeviceType, device_of_type, usable_cores
 from spindle_cli.profile.measuring.measure import MeasureSettings, measure, shared_limits
 from spindle_cli.profile.measuring.reuse import Reused
+from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
@@ -56,6 +58,7 @@ def profile_workload(
     max_tp: int = 1,
     reuse: Path | None = None,
     accept_noise: bool = False,
+    check: bool = True,
 ) -> Profile:
     """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
     stopped.
@@ -68,6 +71,7 @@ def profile_workload(
         cluster_out: where to write this machine, as measured, as a cluster file.
         reuse: another profile, of which what was measured of equal ops is taken.
         accept_noise: write times of a busy machine, too.
+        check: by numbers that what may be split over the batch may be.
         max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
 
     Raises:
@@ -100,6 +104,8 @@ def profile_workload(
     train = analysed.loaded.train
     require_compiler(train, device)
     _say_what_stays_whole(analysed, settings.degrees, audience)
+    # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
+    analysed = _checked(analysed, CheckSettings(threads=threads) if check else None, audience)
     settings = replace(
         settings,
         precision=train.precision,
@@ -143,6 +149,7 @@ def estimate_profile(
     device_name: str | None = None,
     num_devices: int | None = None,
     precision: Precision | None = None,
+    check: bool = True,
 ) -> Profile:
     """Estimate a workload's profile from published peaks and write it to `out`; nothing is run and no device
     is needed.
@@ -152,6 +159,7 @@ def estimate_profile(
         device_name, num_devices: the same without a cluster; `device_name` goes before the cluster's.
         precision: of the arithmetic; if None, bfloat16 on accelerators and where the train settings have it,
             else float32.
+        check: by numbers that the losses may be split over the batch.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
@@ -171,9 +179,23 @@ def estimate_profile(
     full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
+    analysed = _checked(analysed, CheckSettings(losses_only=True) if check else None, audience)
     profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
     write_json(out, profile)
     return profile
+
+
+def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audience) -> Analysed:
+    """With what its ops were found to do by numbers; those that differ by shares are left whole, and it is
+    said.
+    """
+    if settings is None:
+        return replace(analysed, check=NumericCheck(skipped="--no-check"))
+    found = check_numbers(analysed.graph, analysed.loaded.train.seed, settings)
+    for task in found.tasks:
+        for name, why in task.whole.items():
+            audience.note(f"{name} is not split over the batch: {why}")
+    return replace(analysed, graph=with_whole(analysed.graph, found), check=found)
 
 
 def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.profile.numeric_check import NumericCheck
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0)]
@@ -358,6 +359,8 @@ class Profile(TrainedArtifact):
     links: tuple[MeasuredLink, ...] = ()
     metaops: Annotated[tuple[MetaOpProfile, ...], Field(min_length=1)]
     measurements: Measurements | None = None
+    # None: the file does not say
+    numeric_check: NumericCheck | None = None
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Profile:
@@ -365,6 +368,13 @@ class Profile(TrainedArtifact):
 
         check_metagraph(self.metaops)
         return self
+
+    @property
+    def unchecked(self) -> dict[str, str]:
+        """MetaOps, and tasks as wholes, that were not checked by numbers, and why."""
+        if self.numeric_check is None:
+            return {}
+        return self.numeric_check.unchecked([each.name for each in self.metaops if not each.coupled])
 
     @property
     def compiled_by(self) -> str | None:

@@ -93,6 +93,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
         optimizer_s_per_byte=update_s_per_byte(
             analysed.loaded.train.optimizer_state_per_param, settings.device
         ),
+        numeric_check=analysed.check,
     )
 
 

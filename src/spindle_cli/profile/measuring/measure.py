@@ -193,6 +193,7 @@ def measure(
             timings=kept.timings,
             failed=tuple(sorted(kept.failed)),
         ),
+        numeric_check=analysed.check,
     )
     write_json(out, profile)
     kept.remove()

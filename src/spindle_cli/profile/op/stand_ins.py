@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
@@ -19,10 +20,14 @@ from spindle_cli.workload.training.precision import in_dtype, number_format
 
 @dataclass(frozen=True)
 class Analysed:
-    """A loaded workload with its graph; its parameters are on the meta device."""
+    """A loaded workload with its graph; its parameters are on the meta device.
+
+    `check`: what was checked of it by numbers, where that was asked for.
+    """
 
     loaded: LoadedWorkload
     graph: WorkloadGraph
+    check: NumericCheck | None = None
 
 
 def load_analysed(source: str, folder: Path) -> Analysed:

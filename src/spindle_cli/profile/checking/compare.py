@@ -1,0 +1,197 @@
+"""One op on its whole batch against the same op on shares of it, cut and counted as workers do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.profile.checking.values import Values
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.no_randomness import NoRandomness
+
+# By the coarsest numbers that an op computes in: above what rounding does, below what a wrong rule does.
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
+# A gradient that is zero but for rounding is compared by this share of the op's largest.
+_SMALLEST_SHARE = 1e-3
+
+
+@dataclass(frozen=True)
+class Run:
+    """What an op has given: outputs, the gradients of its inputs and parameters, and its buffers."""
+
+    outputs: dict[str, Tensor]
+    gradients: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no output and no gradient is not a number."""
+        return not any(t.isnan().any() for t in (*self.outputs.values(), *self.gradients.values()))
+
+
+class OpShares:
+    """Runs one op whole and in shares on the same inputs."""
+
+    def __init__(
+        self,
+        task: TaskGraph,
+        op: Op,
+        inputs: Mapping[str, Tensor],
+        values: Values,
+        parameters: Mapping[str, nn.Parameter],
+    ) -> None:
+        """`inputs`: by name, the op's fields and values for all samples. `parameters`: those in place."""
+        self._task = task
+        self._op = op
+        self._inputs = {name: inputs[name] for name in (*op.fields, *op.inputs)}
+        self._specs = {**{n: task.fields[n] for n in op.fields}, **{n: task.values[n] for n in op.inputs}}
+        self._values = values
+        self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+        self._module = op_module(task, op)
+        self._cotangents: dict[str, Tensor] = {}
+        self.watch = Watch()  # of the whole batch
+
+    def whole(self, samples: int) -> Run:
+        """On all samples."""
+        self._values.start_anew()
+        with NoRandomness(), self.watch:
+            run, leaves = self._forward(0, samples)
+        generator = torch.Generator().manual_seed(0)
+        self._cotangents = {
+            name: torch.randn(output.shape, generator=generator, dtype=output.dtype)
+            for name, output in run.outputs.items()
+            if output.requires_grad and not self._op.is_loss
+        }
+        return self._backward(run, leaves, self._cotangents, 1.0)
+
+    def in_shares(self, cuts: Sequence[int]) -> Run:
+        """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share."""
+        size = cuts[-1]
+        runs = []
+        for first, last in pairwise(cuts):
+            self._values.start_anew()
+            with NoRandomness() if self.watch.draws else nullcontext():
+                run, leaves = self._forward(first, last)
+            seeds = {
+                name: _rows(seed, self._task.values[name], first, last)
+                for name, seed in self._cotangents.items()
+            }
+            counts = 1.0 if self._task.task.reduction == "sum" else (last - first) / size
+            runs.append(self._backward(run, leaves, seeds, counts))
+        return Run(
+            {name: self._joined(name, [run.outputs[name] for run in runs]) for name in runs[0].outputs},
+            {
+                name: self._joined(name, [run.gradients[name] for run in runs], is_gradient=True)
+                for name in runs[0].gradients
+            },
+            runs[-1].buffers,
+        )
+
+    def _forward(self, first: int, last: int) -> tuple[Run, dict[str, Tensor]]:
+        arguments: dict[str, Tensor] = {}
+        for name, value in self._inputs.items():
+            spec = self._specs[name]
+            part = _rows(value, spec, first, last).detach().clone()
+            arguments[name] = part.requires_grad_(spec.requires_grad and part.is_floating_point())
+        result = self._module(*arguments.values())
+        outputs = {"loss": result} if self._op.is_loss else dict(zip(self._op.outputs, result, strict=True))
+        leaves = {name: argument for name, argument in arguments.items() if argument.requires_grad}
+        return Run(outputs, {}, {}), leaves
+
+    def _backward(
+        self, run: Run, leaves: Mapping[str, Tensor], seeds: Mapping[str, Tensor], counts: float
+    ) -> Run:
+        """`counts`: what a loss of these samples counts in that of all."""
+        outputs = dict(run.outputs)
+        if self._op.is_loss:
+            outputs["loss"] = outputs["loss"] * counts
+            seeds = {"loss": torch.ones_like(outputs["loss"])}
+        wanted = {**leaves, **self._parameters}
+        gradients: Sequence[Tensor | None] = [None] * len(wanted)
+        if seeds and wanted:
+            ends = [outputs[name] for name in seeds]
+            gradients = torch.autograd.grad(
+                ends, list(wanted.values()), [seeds[name] for name in seeds], allow_unused=True
+            )
+        found = {
+            name: torch.zeros_like(tensor) if gradient is None else gradient
+            for (name, tensor), gradient in zip(wanted.items(), gradients, strict=True)
+        }
+        buffers = {name: buffer.detach().clone() for name, buffer in self._values.buffers().items()}
+        return Run({name: output.detach() for name, output in outputs.items()}, found, buffers)
+
+    def _joined(self, name: str, parts: list[Tensor], *, is_gradient: bool = False) -> Tensor:
+        spec = self._specs.get(name) if is_gradient else self._task.values.get(name)
+        if spec is None or spec.batch_dim is None:  # a parameter's gradient, the loss
+            return torch.stack(parts).sum(0)
+        return torch.cat(parts, spec.batch_dim)
+
+
+def _rows(tensor: Tensor, spec: ValueSpec, first: int, last: int) -> Tensor:
+    """The part of a value that belongs to samples [first, last); all of it without a batch dimension."""
+    if spec.batch_dim is None:
+        return tensor
+    return tensor.narrow(spec.batch_dim, first * spec.rows_per_sample, (last - first) * spec.rows_per_sample)
+
+
+def largest_difference(whole: Run, shares: Run) -> tuple[str, float]:
+    """What differs most, and by how much of its largest element; infinite where shapes do."""
+    scale = max((float(g.abs().max()) for g in whole.gradients.values() if g.numel()), default=0.0)
+    found: list[tuple[float, str]] = []
+    kinds = (
+        ("", whole.outputs, shares.outputs, 0.0),
+        ("the gradient of ", whole.gradients, shares.gradients, scale * _SMALLEST_SHARE),
+        ("what forward leaves in ", whole.buffers, shares.buffers, 0.0),
+    )
+    for kind, ours, theirs, smallest in kinds:
+        found += [
+            (relative_difference(theirs[name], tensor, smallest), f"{kind}{name}")
+            for name, tensor in ours.items()
+        ]
+    relative, what = max(found, default=(0.0, "nothing"))
+    return what, relative
+
+
+def relative_difference(ours: Tensor, theirs: Tensor, smallest: float) -> float:
+    """The largest difference over the largest element of `theirs`, or over `smallest` if that is more."""
+    if ours.shape != theirs.shape:
+        return float("inf")
+    if ours.numel() == 0 or torch.equal(ours, theirs):
+        return 0.0
+    one, other = ours.detach().to(torch.float64), theirs.detach().to(torch.float64)
+    same = (one == other) | (one.isnan() & other.isnan())
+    gap = float((one - other).abs().masked_fill(same, 0.0).nan_to_num(float("inf"), float("inf")).max())
+    size = max(float(other.abs().nan_to_num(0.0, 0.0).max()), smallest)
+    if gap == 0:
+        return 0.0
+    return gap / size if size > 0 else float("inf")
+
+
+class Watch(TorchDispatchMode):
+    """Notes the coarsest floating-point numbers that are computed inside, and whether something is drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
+        self.bits = 64
+        self.draws = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.draws = self.draws or torch.Tag.nondeterministic_seeded in func.tags
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                self.bits = min(self.bits, tensor.dtype.itemsize * 8)
+        return result
+
+    @property
+    def tolerance(self) -> float | None:
+        """Of comparisons; None: in numbers of less than 32 bits nothing can be told."""
+        return {64: TOLERANCE[torch.float64], 32: TOLERANCE[torch.float32]}.get(self.bits)

@@ -1,0 +1,88 @@
+"""All ops of a task together against its own `forward`: what is traced must be what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.profile.checking.compare import Watch, relative_difference
+from spindle_cli.profile.checking.values import Values
+from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.no_randomness import NoRandomness
+from spindle_cli.workload.types import Task
+
+
+def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: Values) -> str | None:
+    """None: loss and gradients agree on a whole batch; else why that cannot be told.
+
+    Raises:
+        WorkloadError: they differ.
+    """
+    with values.held() as parameters:
+        trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+        try:
+            with NoRandomness(), Watch() as watch:
+                plain = _loss_of(task, batch)
+            expected = _gradients(plain, trained)
+            values.start_anew()
+            with NoRandomness():
+                loss = _run_ops(task, batch)
+            found = _gradients(loss, trained)
+        except Exception as error:  # the user's code, on parameters and numbers that are not its own
+            return f"it does not run in float64: {type(error).__name__}: {str(error).splitlines()[:1]}"
+    if not plain.isfinite() or watch.tolerance is None:
+        return "its loss is not finite in float64, or computed in few bits"
+    what, relative = _largest(plain, loss, expected, found)
+    if relative > watch.tolerance:
+        raise WorkloadError(
+            f"task {task.task.name!r}: what was traced of it is not what its forward computes: on "
+            f"{len(next(iter(batch.values())))} samples {what} differs by {relative:.1e} "
+            f"(loss {loss.item():.9g} by its operators, {plain.item():.9g} by forward)",
+            hint="Something that forward does between operators is not seen by a trace: attributes that it "
+            "changes, Python's own random numbers, torch.no_grad or autocast. Put it into an operator. "
+            "--no-check goes on without this check.",
+        )
+    return None
+
+
+def _loss_of(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
+    assert isinstance(task.task, Task)
+    result = task.task.module(**{name: value.clone() for name, value in batch.items()})
+    loss: Tensor = result["loss"] if isinstance(result, Mapping) else result
+    return loss
+
+
+def _run_ops(task: TaskGraph, batch: Mapping[str, Tensor]) -> Tensor:
+    known = {name: value.clone() for name, value in batch.items()}
+    for op in task.ops[:-1]:
+        outputs = op_module(task, op)(*(known[name] for name in (*op.fields, *op.inputs)))
+        known.update(zip(op.outputs, outputs, strict=True))
+    last = task.ops[-1]
+    loss: Tensor = op_module(task, last)(*(known[name] for name in (*last.fields, *last.inputs)))
+    return loss
+
+
+def _gradients(loss: Tensor, parameters: Mapping[str, nn.Parameter]) -> Sequence[Tensor | None]:
+    return torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+
+
+def _largest(
+    plain: Tensor, loss: Tensor, expected: Sequence[Tensor | None], found: Sequence[Tensor | None]
+) -> tuple[str, float]:
+    sizes = [
+        float(gradient.abs().max()) for gradient in expected if gradient is not None and gradient.numel()
+    ]
+    smallest = 1e-3 * max(sizes, default=0.0)
+    differences = [(relative_difference(loss, plain, 0.0), "the loss")]
+    for one, other in zip(found, expected, strict=True):
+        if one is None and other is None:
+            continue
+        reference = other if other is not None else torch.zeros_like(one)  # type: ignore[arg-type]
+        ours = one if one is not None else torch.zeros_like(reference)
+        differences.append((relative_difference(ours, reference, smallest), "a gradient"))
+    relative, what = max(differences)
+    return what, relative

@@ -1,0 +1,86 @@
+"""Check every task's ops by numbers: computed whole and in shares of 1 and n - 1 samples, they must agree.
+
+Each op runs in float64 on what the ops before it make of real samples, with parameters and gradients drawn at
+random, one op at a time. Where it is small enough, all of a task's ops are also compared with its `forward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from time import monotonic
+
+import psutil
+import torch
+
+from spindle_cli.profile.checking.task import CheckLimits, TaskChecker
+from spindle_cli.profile.numeric_check import NumericCheck
+from spindle_cli.workload.graph import WorkloadGraph
+
+# For all tasks together.
+MAX_S = 60.0
+# Of the memory that is free when the check begins.
+MEMORY_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """How much a check may take, and of what.
+
+    Attributes:
+        max_s: seconds for all tasks together; an op that has begun is finished.
+        max_bytes: for one op; None: half of the memory that is free.
+        threads: of torch; None: as many as it has.
+        losses_only: each loss by itself, on stand-ins for what the ops before it give.
+    """
+
+    max_s: float = MAX_S
+    max_bytes: int | None = None
+    threads: int | None = None
+    losses_only: bool = False
+
+    def limits(self) -> CheckLimits:
+        """From now on."""
+        free = int(psutil.virtual_memory().available * MEMORY_SHARE)
+        return CheckLimits(monotonic() + self.max_s, self.max_s, self.max_bytes or free)
+
+
+def check_numbers(graph: WorkloadGraph, seed: int, settings: CheckSettings) -> NumericCheck:
+    """Check every task of a workload whose parameters may be on the meta device; `seed`: of its samples.
+
+    Raises:
+        WorkloadError: a task's ops compute something else than its `forward`.
+    """
+    limits = settings.limits()
+    tasks = []
+    with torch.random.fork_rng(devices=()), _threads(settings.threads):
+        for task in graph.tasks.values():
+            names = {
+                op: metaop.name
+                for metaop in graph.metaops
+                if metaop.task == task.task.name
+                for op in metaop.ops
+            }
+            checker = TaskChecker(task, names, seed, limits)
+            tasks.append(checker.check_loss() if settings.losses_only else checker.check())
+    return NumericCheck(tasks=tuple(tasks))
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def with_whole(graph: WorkloadGraph, check: NumericCheck) -> WorkloadGraph:
+    """The graph with all MetaOps that the check has found to differ coupled; its fingerprint stays."""
+    whole = {name for task in check.tasks for name in task.whole}
+    metaops = tuple(
+        replace(metaop, coupled=True) if metaop.name in whole else metaop for metaop in graph.metaops
+    )
+    return replace(graph, metaops=metaops)

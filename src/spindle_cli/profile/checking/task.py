@@ -1,0 +1,271 @@
+"""The check of one task, op by op in the order of its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+
+import torch
+from torch import Tensor
+
+from spindle_cli.profile.checking.compare import OpShares, largest_difference
+from spindle_cli.profile.checking.forward import compare_with_forward
+from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
+from spindle_cli.profile.numeric_check import TaskCheck
+from spindle_cli.units import format_bytes
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.no_randomness import NoRandomness
+from spindle_cli.workload.types import FlowTask
+
+# What an op takes, in copies of its parameters and of the values that it takes and gives, roughly: gradients,
+# copies for shares, and what autograd keeps.
+_PARAMETER_COPIES = 4
+_VALUE_COPIES = 16
+
+
+@dataclass(frozen=True)
+class CheckLimits:
+    """When no more is checked (a time of `monotonic`, `max_s` after the beginning); bytes of one op."""
+
+    ends: float
+    max_s: float
+    max_bytes: int
+
+    def require_time(self) -> None:
+        """Raises NotCheckedError: time is over."""
+        if monotonic() > self.ends:
+            raise NotCheckedError(f"the check's {self.max_s:g} s were over")
+
+    def require_room(self, parameters: int, values: int) -> None:
+        """For so many elements.
+
+        Raises:
+            NotCheckedError: it takes more than is allowed.
+        """
+        needed = torch.float64.itemsize * (_PARAMETER_COPIES * parameters + _VALUE_COPIES * values)
+        if needed > self.max_bytes:
+            raise NotCheckedError(
+                f"it needs about {format_bytes(needed)} in float64, more than {format_bytes(self.max_bytes)}"
+            )
+
+
+class NotCheckedError(Exception):
+    """Something cannot be checked; the message says why."""
+
+
+@dataclass
+class _Findings:
+    """By op: those that agree, those that differ and why, and those that were not checked and why."""
+
+    checked: set[int] = field(default_factory=set)
+    whole: dict[int, str] = field(default_factory=dict)
+    unchecked: dict[int, str] = field(default_factory=dict)
+    largest: float = 0.0
+
+    @property
+    def seen(self) -> Collection[int]:
+        """All that something was found of."""
+        return self.checked | self.whole.keys() | self.unchecked.keys()
+
+
+class TaskChecker:
+    """Checks the ops of one task that may be split.
+
+    Args:
+        task: its graph.
+        names: of the MetaOp of each op.
+        seed: of its samples.
+        limits: of time and memory.
+    """
+
+    def __init__(self, task: TaskGraph, names: Mapping[int, str], seed: int, limits: CheckLimits) -> None:
+        self._task = task
+        self._names = names
+        self._limits = limits
+        self._batch = choose_samples(task, seed)
+        self._samples = len(next(iter(self._batch.values())))
+        self._splits = [op for op in task.ops if not op.coupled] if self._samples > 1 else []
+
+    def check(self) -> TaskCheck:
+        """Check every op, and all of them together.
+
+        Raises:
+            WorkloadError: together they compute something else than the task's `forward`.
+        """
+        found = _Findings()
+        try:
+            self._check_chain(found)
+        except NotCheckedError as error:
+            self._leave(found, str(error))
+        return self._result(found, self._compare_with_forward())
+
+    def check_loss(self) -> TaskCheck:
+        """Check the loss by itself, on stand-ins for what it takes."""
+        found = _Findings()
+        loss = self._task.ops[-1]
+        if loss in self._splits:
+            try:
+                inputs = {
+                    name: stand_in(self._task.values[name], self._samples, torch.float64)
+                    for name in loss.inputs
+                }
+                self._check_op(loss, {**self._fields(torch.float64), **inputs}, found, torch.float64)
+            except NotCheckedError as error:
+                found.unchecked[loss.index] = str(error)
+        self._leave(found, "an estimate runs no layers")
+        return self._result(found, "an estimate runs no layers")
+
+    def _leave(self, found: _Findings, why: str) -> None:
+        for op in self._splits:
+            if op.index not in found.seen:
+                found.unchecked[op.index] = why
+
+    def _check_chain(self, found: _Findings) -> None:
+        for dtype in (torch.float64, torch.float32):
+            try:
+                self._check_ops(found, dtype)
+            except _DoesNotRunError as error:
+                if dtype is torch.float32:
+                    raise NotCheckedError(str(error)) from error
+
+    def _check_ops(self, found: _Findings, dtype: torch.dtype) -> None:
+        known = self._fields(dtype)
+        for op in self._task.ops:
+            left = [split for split in self._splits if split.index not in found.seen]
+            if not left:
+                return
+            self._limits.require_time()
+            if op in left:
+                known.update(self._check_op(op, known, found, dtype))
+            else:
+                known.update(self._run(op, known, dtype))
+            for name in op.inputs:
+                if not any(name in later.inputs for later in self._task.ops[op.index + 1 :]):
+                    del known[name]
+
+    def _fields(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        return {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in self._batch.items()
+        }
+
+    def _check_op(
+        self, op: Op, known: Mapping[str, Tensor], found: _Findings, dtype: torch.dtype
+    ) -> dict[str, Tensor]:
+        """Compare, and note what was found; gives the op's outputs."""
+        self._require_room(op)
+        values = Values.of_op(self._task, op, dtype)
+        with values.held() as parameters, constants_in(dtype):
+            runs = OpShares(self._task, op, known, values, parameters)
+            try:
+                whole = runs.whole(self._samples)
+            except Exception as error:
+                raise _DoesNotRunError(f"{place_of(op)}fails by itself: {_first_line(error)}") from error
+            try:
+                shares = runs.in_shares((0, 1, self._samples))
+            except Exception as error:  # a share is what workers would run
+                found.whole[op.index] = (
+                    f"{place_of(op)}it fails on shares of 1 and {self._samples - 1} samples: "
+                    f"{_first_line(error)}"
+                )
+                return whole.outputs
+        what, relative = largest_difference(whole, shares)
+        if not whole.is_finite:
+            found.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
+        elif runs.watch.tolerance is None:
+            found.unchecked[op.index] = f"{place_of(op)}it computes in numbers of {runs.watch.bits} bits"
+        elif relative > runs.watch.tolerance:
+            found.whole[op.index] = (
+                f"{place_of(op)}on shares of 1 and {self._samples - 1} samples {what} differs from that of "
+                f"the whole by {relative:.1e}"
+            )
+        else:
+            found.checked.add(op.index)
+            found.largest = max(found.largest, relative)
+        return whole.outputs
+
+    def _run(self, op: Op, known: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+        self._require_room(op)
+        values = Values.of_op(self._task, op, dtype)
+        arguments = [known[name].clone() for name in (*op.fields, *op.inputs)]
+        with values.held(), constants_in(dtype), NoRandomness(), torch.no_grad():
+            try:
+                outputs = op_module(self._task, op)(*arguments)
+            except Exception as error:
+                raise _DoesNotRunError(f"{place_of(op)}fails by itself: {_first_line(error)}") from error
+        return {} if op.is_loss else dict(zip(op.outputs, outputs, strict=True))
+
+    def _require_room(self, op: Op) -> None:
+        parameters = sum(self._task.root.get_parameter(name).numel() for name in op.parameters)
+        specs = [self._task.fields[name] for name in op.fields]
+        specs += [self._task.values[name] for name in (*op.inputs, *op.outputs) if name in self._task.values]
+        self._limits.require_room(parameters, sum(self._elements(spec) for spec in specs))
+
+    def _elements(self, spec: ValueSpec) -> int:
+        whole = spec.num_bytes // spec.dtype.itemsize
+        if spec.batch_dim is None:
+            return whole
+        return whole // self._task.task.batch_size * self._samples
+
+    def _compare_with_forward(self) -> str | None:
+        """None: the ops together give what `forward` gives; else why that is not known."""
+        if isinstance(self._task.task, FlowTask):
+            return None
+        try:
+            self._limits.require_time()
+            parameters = sum(parameter.numel() for parameter in self._task.root.parameters())
+            values = sum(self._elements(spec) for spec in self._task.values.values())
+            self._limits.require_room(parameters, values)
+        except NotCheckedError as error:
+            return str(error)
+        values_held = Values.of_task(self._task, torch.float64)
+        with constants_in(torch.float64):
+            return compare_with_forward(self._task, self._fields(torch.float64), values_held)
+
+    def _result(self, found: _Findings, forward_unchecked: str | None) -> TaskCheck:
+        def by_name(reasons: Mapping[int, str]) -> dict[str, str]:
+            return {self._names[op]: reasons[op] for op in sorted(reasons, reverse=True)}
+
+        whole = by_name(found.whole)
+        unchecked = {name: why for name, why in by_name(found.unchecked).items() if name not in whole}
+        checked = dict.fromkeys(self._names[op] for op in sorted(found.checked))
+        return TaskCheck(
+            task=self._task.task.name,
+            samples=self._samples,
+            checked=tuple(name for name in checked if name not in {**whole, **unchecked}),
+            largest_difference=found.largest,
+            whole=whole,
+            unchecked=unchecked,
+            forward_unchecked=forward_unchecked,
+        )
+
+
+class _DoesNotRunError(Exception):
+    """An op fails on the whole batch, in these numbers and with these parameters."""
+
+
+@contextmanager
+def constants_in(dtype: torch.dtype) -> Iterator[None]:
+    """Constants that code makes have this type, unless it says otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def place_of(op: Op) -> str:
+    """'file:line: ' of the op in the user's code, or nothing."""
+    nodes = [node for node in op.graph.nodes if node.op not in ("placeholder", "output")]
+    own = [node for node in nodes if node.op == "call_module" and node.target == op.target]
+    places = [node.meta.get("place") for node in own or nodes]
+    known = [place for place in places if place]
+    return f"{known[-1]}: " if known else ""
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

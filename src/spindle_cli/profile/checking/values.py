@@ -1,0 +1,129 @@
+"""What an op is checked on: parameters of its own, and samples whose counts differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.item_draws import seed_of
+
+# Enough that orders and neighbours among the samples show.
+MOST_SAMPLES = 6
+# Among so many of the first batch's samples those are chosen that count least and most.
+_LOOKED_AT = 64
+# What marks a position that does not count: torch's ignore_index, and padding.
+_IGNORED = -100
+
+
+def choose_samples(task: TaskGraph, seed: int) -> dict[str, Tensor]:
+    """Samples of the task's first batch, the first of which has the fewest entries that count (labels that
+    are not ignored, masks and tokens that are not zero) and another the most.
+
+    Raises:
+        WorkloadError: the dataset has no batch.
+    """
+    batch = Batches(task.task, seed).rows(0, 0, min(task.task.batch_size, _LOOKED_AT))
+    count = len(next(iter(batch.values())))
+    order = torch.argsort(_counts(batch, count), stable=True)
+    chosen = order[torch.linspace(0, count - 1, min(MOST_SAMPLES, count)).round().long()]
+    return {name: field.index_select(0, chosen) for name, field in batch.items()}
+
+
+def _counts(batch: Mapping[str, Tensor], count: int) -> Tensor:
+    """Of each sample, how many entries of whole numbers and booleans count, all fields together."""
+    total = torch.zeros(count, dtype=torch.long)
+    for field in batch.values():
+        if not field.is_floating_point() and not field.is_complex():
+            total += ((field != _IGNORED) & (field != 0)).reshape(count, -1).sum(1)
+    return total
+
+
+def stand_in(spec: ValueSpec, samples: int, dtype: torch.dtype) -> Tensor:
+    """Some value of an op's input, for so many samples."""
+    shape = list(spec.shape)
+    if spec.batch_dim is not None:
+        shape[spec.batch_dim] = samples * spec.rows_per_sample
+    if not spec.dtype.is_floating_point:
+        return torch.zeros(shape, dtype=spec.dtype)
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(seed_of(spec.name)))
+
+
+class Values:
+    """Tensors in the place of what a task's ops hold, while they are checked.
+
+    Parameters are drawn by their names, at a scale that keeps activations and gradients of order one; nothing
+    is zero, as new layers often are, since that would hide what comes through them. Buffers are copies.
+    """
+
+    def __init__(
+        self, root: nn.Module, parameters: Iterable[str], buffers: Iterable[str], dtype: torch.dtype
+    ) -> None:
+        """`parameters`, `buffers`: by their dotted names in `root`."""
+        self._root = root
+        self._dtype = dtype
+        self._parameters = tuple(parameters)
+        self._buffers = tuple(buffers)
+        self._before = {name: buffer.detach().clone() for name, buffer in self.buffers().items()}
+
+    @classmethod
+    def of_op(cls, task: TaskGraph, op: Op, dtype: torch.dtype) -> Values:
+        """Of all that one op holds."""
+        return cls(task.root, op.parameters, op.buffers, dtype)
+
+    @classmethod
+    def of_task(cls, task: TaskGraph, dtype: torch.dtype) -> Values:
+        """Of all that a task holds, used or not."""
+        parameters = [name for name, _ in task.root.named_parameters()]
+        return cls(task.root, parameters, [name for name, _ in task.root.named_buffers()], dtype)
+
+    @contextmanager
+    def held(self) -> Iterator[dict[str, nn.Parameter]]:
+        """The modules hold the values inside; gives the parameters by name."""
+        made = {name: self._parameter(name) for name in self._parameters}
+        by_id = {id(self._root.get_parameter(name)): parameter for name, parameter in made.items()}
+        # By every name that a parameter has.
+        places = [
+            (module, name, parameter, by_id[id(parameter)])
+            for module in self._root.modules()
+            for name, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in by_id
+        ]
+        buffers = self.buffers()
+        try:
+            for module, name, _, ours in places:
+                setattr(module, name, ours)
+            self.start_anew()
+            yield made
+        finally:
+            for module, name, theirs, _ in places:
+                setattr(module, name, theirs)
+            for name, buffer in buffers.items():
+                self._hold(name, buffer)
+
+    def buffers(self) -> dict[str, Tensor]:
+        """What the modules hold now."""
+        return {name: self._root.get_buffer(name) for name in self._buffers}
+
+    def start_anew(self) -> None:
+        """Let the modules hold copies of their buffers as they were before anything has run."""
+        for name, before in self._before.items():
+            self._hold(name, before.to(self._dtype) if before.is_floating_point() else before.clone())
+
+    def _hold(self, name: str, buffer: Tensor) -> None:
+        owner, _, attribute = name.rpartition(".")
+        self._root.get_submodule(owner)._buffers[attribute] = buffer
+
+    def _parameter(self, name: str) -> nn.Parameter:
+        like = self._root.get_parameter(name)
+        generator = torch.Generator().manual_seed(seed_of(name))
+        values = torch.randn(like.shape, dtype=self._dtype, generator=generator)
+        if like.dim() < 2:
+            values = 0.5 + values / 4  # scales of norms and biases alike
+        else:
+            values *= like[0].numel() ** -0.5
+        return nn.Parameter(values, like.requires_grad)
