@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from graphlib import TopologicalSorter
 
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice
+from spindle_cli.profile.metagraph import producers_first
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
@@ -138,7 +138,7 @@ def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = Non
         (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
         for i, part in enumerate(parts)
     ]
-    order = topological_order(inputs)
+    order = producers_first(dict(enumerate(inputs)))
     level = [0] * len(inputs)
     consumers: list[list[int]] = [[] for _ in inputs]
     for i in order:
@@ -227,19 +227,3 @@ def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
     backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
-
-
-def topological_order(inputs: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """Indices with producers first, otherwise ascending.
-
-    Raises:
-        graphlib.CycleError: there is a cycle.
-    """
-    sorter: TopologicalSorter[int] = TopologicalSorter(dict(enumerate(inputs)))
-    sorter.prepare()
-    order: list[int] = []
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready())
-        order.extend(ready)
-        sorter.done(*ready)
-    return tuple(order)

@@ -1,13 +1,12 @@
-"""The MetaGraph as a graph: its validity, order and levels."""
+"""The MetaGraph as a graph: its validity and order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    import networkx as nx
+Node = TypeVar("Node", bound=Hashable)
 
 
 class GraphNode(Protocol):
@@ -17,16 +16,6 @@ class GraphNode(Protocol):
     def name(self) -> str: ...
     @property
     def inputs(self) -> tuple[str, ...]: ...
-
-
-def metagraph(metaops: Sequence[GraphNode]) -> nx.DiGraph[str]:
-    """A directed graph from producers to consumers; nodes in the given order."""
-    import networkx as nx  # here, as it takes longer to import than most plans to check
-
-    graph: nx.DiGraph[str] = nx.DiGraph()
-    graph.add_nodes_from(metaop.name for metaop in metaops)
-    graph.add_edges_from((producer, metaop.name) for metaop in metaops for producer in metaop.inputs)
-    return graph
 
 
 def check_metagraph(metaops: Sequence[GraphNode]) -> None:
@@ -59,25 +48,25 @@ def topological_order(metaops: Sequence[GraphNode]) -> tuple[str, ...]:
     Raises:
         ValueError: a cycle; names its MetaOps.
     """
-    sorter: TopologicalSorter[str] = TopologicalSorter({metaop.name: metaop.inputs for metaop in metaops})
     try:
-        sorter.prepare()
+        return producers_first({metaop.name: metaop.inputs for metaop in metaops})
     except CycleError as error:
         cycle: list[str] = error.args[1]
         raise ValueError("metaops: the inputs form a cycle: " + " -> ".join(cycle)) from error
-    place = {metaop.name: index for index, metaop in enumerate(metaops)}
-    order: list[str] = []
+
+
+def producers_first(inputs: Mapping[Node, Iterable[Node]]) -> tuple[Node, ...]:
+    """Nodes with all their inputs before them; of those that are ready together, in the mapping's order.
+
+    Raises:
+        CycleError: there is a cycle, which is the error's second argument.
+    """
+    sorter: TopologicalSorter[Node] = TopologicalSorter(inputs)
+    sorter.prepare()
+    place = {node: index for index, node in enumerate(inputs)}
+    order: list[Node] = []
     while sorter.is_active():
         ready = sorted(sorter.get_ready(), key=place.__getitem__)
         order.extend(ready)
         sorter.done(*ready)
     return tuple(order)
-
-
-def metalevels(metaops: Sequence[GraphNode]) -> dict[str, int]:
-    """MetaLevel of each MetaOp: the length of the longest path from a source."""
-    inputs = {metaop.name: metaop.inputs for metaop in metaops}
-    levels: dict[str, int] = {}
-    for name in topological_order(metaops):
-        levels[name] = max((levels[producer] + 1 for producer in inputs[name]), default=0)
-    return levels

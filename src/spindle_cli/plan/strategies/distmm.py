@@ -11,7 +11,7 @@ from functools import partial
 from graphlib import CycleError
 from math import inf
 
-from spindle_cli.plan.problem import Node, Problem, topological_order
+from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, Piece, whole_piece
 from spindle_cli.plan.strategies.lanes import (
     Devices,
@@ -20,6 +20,7 @@ from spindle_cli.plan.strategies.lanes import (
     first_of,
     split_evenly_in_time,
 )
+from spindle_cli.profile.metagraph import producers_first
 
 
 def distmm(problem: Problem) -> Draft:
@@ -62,17 +63,15 @@ def _seconds(node: Node, num_devices: int) -> float:
 
 def _groups(problem: Problem) -> list[list[Node]]:
     """Task by task, the MetaOps of each of its levels. Tasks that consume each other count as one."""
-    tasks = list(dict.fromkeys(node.metaop.task for node in problem.nodes))
-    number = {task: i for i, task in enumerate(tasks)}
-    inputs: list[set[int]] = [set() for _ in tasks]
+    inputs: dict[str, dict[str, None]] = {node.metaop.task: {} for node in problem.nodes}
     for node in problem.nodes:
-        own = number[node.metaop.task]
-        inputs[own] |= {number[problem.nodes[j].metaop.task] for j in node.inputs} - {own}
+        others = (problem.nodes[j].metaop.task for j in node.inputs)
+        inputs[node.metaop.task].update((task, None) for task in others if task != node.metaop.task)
     try:
-        unit_of = {task: place for place, task in enumerate(topological_order([sorted(i) for i in inputs]))}
+        unit_of = {task: place for place, task in enumerate(producers_first(inputs))}
     except CycleError:
-        unit_of = dict.fromkeys(range(len(tasks)), 0)
+        unit_of = dict.fromkeys(inputs, 0)
     groups: dict[tuple[int, int], list[Node]] = {}
     for node in problem.nodes:
-        groups.setdefault((unit_of[number[node.metaop.task]], node.level), []).append(node)
+        groups.setdefault((unit_of[node.metaop.task], node.level), []).append(node)
     return [groups[key] for key in sorted(groups)]
