@@ -279,11 +279,15 @@ class _Account:
                 for use in uses:
                     there = held.get(use.block)
                     if there is None:
-                        there = held[use.block] = Held(0.0, 0.0, num_ops + position)
-                    there.num_bytes = max(there.num_bytes, use.num_bytes)
-                    there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
-                    parts = part.tp if use.block[2] else 1
-                    there.shards.add((shard % parts / parts, (shard % parts + 1) / parts))
+                        there = Held(use.num_bytes, use.trained_bytes, num_ops + position)
+                        held[use.block] = there
+                    else:
+                        there.num_bytes = max(there.num_bytes, use.num_bytes)
+                        there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
+                    if part.tp > 1 and use.block[2]:
+                        there.shards.add((shard / part.tp, (shard + 1) / part.tp))
+                    else:
+                        there.is_whole = True
             num_ops += len(part.uses)
         for block, there in held.items():
             there.divide(self.setting.holders.of(block))

@@ -67,7 +67,8 @@ class Held:
     Attributes:
         num_bytes, trained_bytes: of the whole block.
         first_use: the first op on the device that uses it.
-        shards: of it that the device has, as intervals of [0, 1].
+        is_whole: whether the device has all of it.
+        shards: of it that the device has otherwise, as intervals of [0, 1].
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
         summed: share whose gradients it sums with other devices.
@@ -76,6 +77,7 @@ class Held:
     num_bytes: float
     trained_bytes: float
     first_use: int
+    is_whole: bool = False
     shards: set[tuple[float, float]] = field(default_factory=set)
     share: float = 0.0
     owned: float = 0.0
@@ -88,11 +90,15 @@ class Held:
 
     def divide(self, counts: Sequence[int]) -> None:
         """Set the shares from how many devices hold each of the block's equal fragments."""
-        held = [
-            count
-            for fragment, count in enumerate(counts)
-            if any(first <= (fragment + 0.5) / len(counts) < last for first, last in self.shards)
-        ]
+        held = (
+            counts
+            if self.is_whole
+            else [
+                count
+                for fragment, count in enumerate(counts)
+                if any(first <= (fragment + 0.5) / len(counts) < last for first, last in self.shards)
+            ]
+        )
         self.share = len(held) / len(counts)
         self.owned = sum(1 / count for count in held) / len(counts)
         self.summed = sum(count > 1 for count in held) / len(counts)
