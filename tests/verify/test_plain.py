@@ -66,7 +66,8 @@ def test_shared_parameters_are_named_once_and_take_the_gradients_of_weighted_los
     assert list(parameters) == ["plain.scale.by", "flow.scale_2.by"]
     move_to(workload, torch.device("cpu"), torch.float64)
     batches = {task.name: Batches(task, 0) for task in tasks}
-    losses = backward(workload, batches, 0, 1, Arithmetic(torch.device("cpu"), torch.float64))
+    arithmetic = Arithmetic(torch.device("cpu"), torch.float64)
+    losses = {task.name: backward(task, batches[task.name], range(1), arithmetic, None) for task in tasks}
     assert losses == {"plain": 35.0, "flow": 27.0}
     assert shared.by.grad is not None
     assert shared.by.grad.dtype == torch.float64

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor, nn
 
 from spindle_cli.verify.flow import run_flow
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
+from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task
 
 
@@ -24,24 +27,63 @@ def rows(tensor: Tensor, spec: ValueSpec, first: int, last: int) -> Tensor:
 
 
 def run_shares(task: TaskGraph, batch: dict[str, Tensor], dp: dict[int, int]) -> Tensor:
-    """The task's loss, op by op, op k in dp[k] shares of the batch (a coupled op always in one)."""
-    values: dict[str, Tensor] = {}
+    """The task's loss, op by op, op k in dp[k] equal shares of the batch (a coupled op always in one)."""
     size = task.task.batch_size
+    cuts = {op: [share * size // shares for share in range(shares + 1)] for op, shares in dp.items()}
+    return run_cut(task, [batch], cuts)
+
+
+def run_cut(task: TaskGraph, batches: list[dict[str, Tensor]], cuts: dict[int, list[int]]) -> Tensor:
+    """The loss of a step's batches together, op k in shares that end at cuts[k] (a coupled op always in
+    one).
+    """
+    size, loss = task.task.batch_size, task.ops[-1]
+    offsets = {op.index: [0, size] if op.coupled else cuts.get(op.index, [0, size]) for op in task.ops}
+    shares = list(itertools.pairwise(offsets[loss.index]))
+    counts: list[Tensor] = []
+    if loss.shares is not None and loss.shares.num_counts:
+        counter = LossCounter(task.root, loss.shares)
+        counts = list(
+            sum(
+                counter.count(
+                    {name: batch[name][first:last] for name in counter.fields},
+                    share_of_samples(last - first, size, len(batches)),
+                )
+                for batch in batches
+                for first, last in shares
+            )
+        )
+    return sum(_run_batch(task, batch, offsets, counts, len(batches)) for batch in batches)
+
+
+def _run_batch(
+    task: TaskGraph,
+    batch: dict[str, Tensor],
+    offsets: dict[int, list[int]],
+    counts: list[Tensor],
+    num_batches: int,
+) -> Tensor:
+    """What a batch adds to the step's loss."""
+    values: dict[str, Tensor] = {}
     for op in task.ops:
-        shares = 1 if op.coupled else dp.get(op.index, 1)
-        module = op_module(task, op)
+        shares = list(itertools.pairwise(offsets[op.index]))
+        module = share_module(task, op)
+        parts = [share_of_samples(last - first, task.task.batch_size, num_batches) for first, last in shares]
         results = [
-            run_share(task, op, module, batch, values, share * size // shares, (share + 1) * size // shares)
-            for share in range(shares)
+            run_share(
+                task, op, module, batch, values, first, last, () if op.shares is None else (part, *counts)
+            )
+            for (first, last), part in zip(shares, parts, strict=True)
         ]
         if op.is_loss:
-            weight = 1.0 if task.task.reduction == "sum" else 1 / shares
-            return sum(result * weight for result in results)
+            if op.shares is not None or task.task.reduction == "sum":
+                return sum(results)
+            return sum(result * part for result, part in zip(results, parts, strict=True))
         for position, name in enumerate(op.outputs):
             dim = task.values[name].batch_dim
-            assert dim is not None or shares == 1, f"{name} has no batch dimension, but its op is split"
-            parts = [result[position] for result in results]
-            values[name] = parts[0] if dim is None else torch.cat(parts, dim)
+            assert dim is not None or len(shares) == 1, f"{name} has no batch dimension, but its op is split"
+            found = [result[position] for result in results]
+            values[name] = found[0] if dim is None else torch.cat(found, dim)
     raise AssertionError("no op gives the loss")
 
 
@@ -53,10 +95,11 @@ def run_share(
     values: dict[str, Tensor],
     first: int,
     last: int,
+    more: tuple = (),
 ):
     fields = [rows(batch[name], task.fields[name], first, last) for name in op.fields]
     inputs = [rows(values[name], task.values[name], first, last) for name in op.inputs]
-    return module(*fields, *inputs)
+    return module(*fields, *inputs, *more)
 
 
 def gradients_of(loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:

@@ -75,7 +75,6 @@ COUPLED = {
     "summed": ["t/contrast", "t/loss"],
     "biased": ["t/first"],
     "convnet": ["t/blocks", "t/blocks-2", "t/tail"],
-    "masked": ["t/loss"],
     "across": ["t/attend-2", "t/loss"],
 }
 

@@ -65,6 +65,7 @@ class Trainer:
     iterations_s: list[float] = field(default_factory=list)
     _unread: deque[StepOutcome] = field(default_factory=deque)
     _stops: bool = False
+    _uncounted: tuple[str, ...] = ()  # tasks of which something counts nothing, in the next step to be read
 
     def train(self, steps: range) -> None:
         """Train the steps (counted from 0).
@@ -76,6 +77,8 @@ class Trainer:
             Exception: what the user's modules or datasets raised, with a note of where.
         """
         self._capture("initial")
+        if self.feed.counts_losses:
+            self._uncounted = self.board.begin(self.feed.counts(steps.start))
         try:
             for step in steps:
                 self.step(step, is_first=step == steps.start)
@@ -106,6 +109,8 @@ class Trainer:
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
             ends_step = number + 1 == (step + 1) * batches
+            if ends_step and self.feed.counts_losses:
+                self.board.count_next(self.feed.counts(step + 1))
             self.executor.run(batch, number, ends_step=ends_step)
             if not ends_step:
                 self.stopwatch.end_step(step)
@@ -157,6 +162,7 @@ class Trainer:
             read = self.board.read(outcome.losses)
             self._stops = self._stops or read.stops
             self._write_down(outcome.step, read.losses, outcome.seconds)
+            self._uncounted = read.uncounted_next
             norm = None if outcome.norm is None else outcome.norm.item()
             failure = step_failure(read.losses, norm, outcome.step + 1)
             if failure is not None:

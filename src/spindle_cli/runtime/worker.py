@@ -46,6 +46,7 @@ from spindle_cli.runtime.saving.restore import restore
 from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState, require_same_run
+from spindle_cli.runtime.step.counting import Counting, counted_shares
 from spindle_cli.runtime.step.data import Feed, portions
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard
@@ -240,7 +241,12 @@ def make_trainer(
     pool.watch_with(stopwatch.watch)
     exchange = Exchange(model.wiring, rank, device)
     batches_per_step = model.train.accumulate
-    board = LossBoard(model.graph.workload.tasks, device, batches_per_step)
+    shares = {name: task.ops[-1].shares for name, task in model.graph.tasks.items()}
+    board = LossBoard(model.graph.workload.tasks, device, batches_per_step, shares)
+    counting = None
+    if board.layout.size > 0:
+        counted = counted_shares(model.slices.values(), board.layout, batches_per_step)
+        counting = Counting(counted, board.layout)
     batches = {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks}
     return Trainer(
         rank=rank,
@@ -254,6 +260,7 @@ def make_trainer(
             device,
             dtype_of(request, model.train),
             batches_per_step,
+            counting,
         ),
         executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch, model.train),
         pool=pool,

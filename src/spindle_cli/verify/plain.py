@@ -21,6 +21,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.process.worker_session import worker_session
+from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.workload.building.load import LoadedWorkload, load
@@ -42,6 +43,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     loaded = load(request.workload)
     if loaded.train.float32_matmul is not None:
         torch.set_float32_matmul_precision(loaded.train.float32_matmul)
+    counted = counted_losses(loaded.workload)
     arithmetic = Arithmetic.of(request, loaded.train)
     move_to(loaded.workload, arithmetic.device, arithmetic.dtype)
     parameters = parameters_by_name(loaded.workload)
@@ -58,10 +60,11 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
         for step in range(request.steps):
             began = perf_counter()
             before = torch.get_rng_state()
-            losses = {task.name: 0.0 for task in loaded.workload.tasks}
-            for index in range(step * count, (step + 1) * count):
-                for name, loss in backward(loaded.workload, batches, index, count, arithmetic).items():
-                    losses[name] += loss
+            numbers = range(step * count, (step + 1) * count)
+            losses = {
+                task.name: backward(task, batches[task.name], numbers, arithmetic, counted.get(task.name))
+                for task in loaded.workload.tasks
+            }
             require_no_chance(loaded.workload, before)
             if step == 0:
                 gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
@@ -105,24 +108,39 @@ class Arithmetic:
 
 
 def backward(
-    workload: Workload, batches: Mapping[str, Batches], index: int, count: int, arithmetic: Arithmetic
-) -> dict[str, float]:
-    """Add the gradients of every task's weighted loss on its batch number `index`, one of `count` in a step.
+    task: Task | FlowTask,
+    batches: Batches,
+    numbers: range,
+    arithmetic: Arithmetic,
+    counted: CountedLoss | None,
+) -> float:
+    """Add the gradients of a task's weighted loss on a step's batches.
+
+    Args:
+        numbers: of the step's batches.
+        counted: where the loss is a mean over what counts, which is one mean for all of these.
 
     Returns:
-        What the batch adds to the step's losses, unweighted: of a mean, a share.
+        The loss, unweighted.
     """
     device, dtype = arithmetic.device, arithmetic.dtype
-    losses: dict[str, float] = {}
-    for task in workload.tasks:
-        batch = batches[task.name].rows(index, 0, task.batch_size)
+
+    def fields(number: int) -> dict[str, Tensor]:
+        batch = batches.rows(number, 0, task.batch_size)
+        return {name: convert(field, device, dtype) for name, field in batch.items()}
+
+    total = 0.0
+    for some in [numbers] if counted is not None else [[number] for number in numbers]:
         with torch.autocast(device.type, torch.bfloat16, enabled=arithmetic.autocast):
-            loss = loss_of(task, {name: convert(field, device, dtype) for name, field in batch.items()})
-        if task.reduction == "mean":
-            loss = loss / count
-        losses[task.name] = float(loss.detach())
+            if counted is not None:
+                loss = counted.of([fields(number) for number in some], lambda batch: loss_of(task, batch))
+            else:
+                loss = loss_of(task, fields(some[0]))
+        if counted is None and task.reduction == "mean":
+            loss = loss / len(numbers)
+        total += float(loss.detach())
         (loss * task.weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return losses
+    return total
 
 
 def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:

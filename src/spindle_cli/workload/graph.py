@@ -47,6 +47,23 @@ class ValueSpec:
 
 
 @dataclass(frozen=True)
+class LossShares:
+    """A loss as the sum of what its shares compute.
+
+    Attributes:
+        graph: placeholders are the op's fields and inputs, then the share of the samples (a number), then the
+            `num_counts` counts; the output is the share's part of the loss.
+        counts: placeholders are the fields `count_fields`, then the share of the samples; the output is the
+            tuple of what the share counts. None where the loss needs no counts.
+    """
+
+    graph: fx.Graph
+    counts: fx.Graph | None = None
+    count_fields: tuple[str, ...] = ()
+    num_counts: int = 0
+
+
+@dataclass(frozen=True)
 class Op:
     """One operator of one task, with its neighbouring glue.
 
@@ -63,6 +80,8 @@ class Op:
         layer_parameters: of `parameters`, those of the operator module itself.
         coupled: its samples depend on each other; it is never split over the batch.
         coupled_because: why, where the workload does not list it itself.
+        shares: of the task's last op: what shares of the loss compute, where it is known to be a sum or a
+            mean over what counts (then also where the op is coupled, for the several batches of a step).
     """
 
     index: int
@@ -78,6 +97,7 @@ class Op:
     coupled: bool
     is_loss: bool
     coupled_because: str | None = None
+    shares: LossShares | None = None
 
 
 @dataclass(frozen=True)

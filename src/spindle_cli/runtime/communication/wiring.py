@@ -14,7 +14,7 @@ from spindle_cli.account.rows import Layout
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Slice
 from spindle_cli.program.types import Program
-from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.graph import LossShares, Op, TaskGraph, ValueSpec, WorkloadGraph
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,14 @@ class WiredSlice:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """Batch fields that its ops read, each once."""
-        return tuple(dict.fromkeys(field for op in self.ops for field in op.fields))
+        """Batch fields that its ops read, each once, and those that its loss counts."""
+        counted = () if self.loss_shares is None else self.loss_shares.count_fields
+        return tuple(dict.fromkeys([*(field for op in self.ops for field in op.fields), *counted]))
+
+    @cached_property
+    def loss_shares(self) -> LossShares | None:
+        """Where it holds its task's loss: what its shares compute, if that is known."""
+        return next((op.shares for op in self.ops if op.is_loss), None)
 
     @cached_property
     def has_loss(self) -> bool:

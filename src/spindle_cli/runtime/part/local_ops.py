@@ -16,7 +16,7 @@ from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.shards import Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.graph import Op
-from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
 
 
@@ -90,7 +90,7 @@ class LocalOps:
             ranks = wired.layout.holders(wired.layout.share_of[rank])
             group = TensorGroup(ranks, wired.layout.member_of(rank), device)
         modules = tuple(
-            op_module(wired.task, op).to(device=device, dtype=self._place.dtype) for op in wired.ops
+            share_module(wired.task, op).to(device=device, dtype=self._place.dtype) for op in wired.ops
         )
         runnable = tuple(
             self._runnable(wired, position, op, module, group)

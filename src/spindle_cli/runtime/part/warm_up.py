@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from spindle_cli.operators.random_streams import RandomState
 from spindle_cli.runtime.communication.rows import share_shape
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
-from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.graph import LossShares, ValueSpec
 from spindle_cli.workload.training.precision import computing
 
 # As long as this a rank waits for others that compile.
@@ -58,6 +59,7 @@ def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
                 {spec.name: zeros(spec) for spec in wired.inputs},
                 {},
                 lambda _: None,
+                _loss_arguments(wired.loss_shares, device),
             )
         run_backward(run, {name: torch.zeros_like(value) for name, value in run.outputs.items()}, 1.0)
     except SpindleError:
@@ -70,6 +72,11 @@ def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
             hint="The worker's log has all of it. Put @torch.compiler.disable on the layer's forward, or "
             "leave train.compile out of the workload file.",
         ) from error
+
+
+def _loss_arguments(shares: LossShares | None, device: torch.device) -> list[Any]:
+    count = 0 if shares is None else shares.num_counts
+    return [1.0, *torch.ones(count, dtype=torch.float64, device=device)]
 
 
 @contextmanager

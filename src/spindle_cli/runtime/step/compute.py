@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -69,6 +69,7 @@ def run_forward(
     inputs: Mapping[str, Tensor],
     watched: Mapping[int, Callable[[], None]],
     before: Callable[[int], None],
+    loss_arguments: Sequence[Any] = (),
 ) -> ForwardRun:
     """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed.
 
@@ -79,6 +80,7 @@ def run_forward(
         after it
             in the slice are through (at the latest when the pass ends; then nothing is called).
         before: called with each op of the MetaOp before it runs.
+        loss_arguments: what a loss takes that is known how to compute by shares (`LossShares`).
     """
     leaves = {
         spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
@@ -91,7 +93,8 @@ def run_forward(
         taken = [values[name] for name in op.inputs]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
-        arguments = [*[fields[name] for name in op.fields], *taken]
+        more = loss_arguments if op.shares is not None else ()
+        arguments = [*[fields[name] for name in op.fields], *taken, *more]
         result = run_recomputed(module, arguments) if local.wired.piece.recompute else module(*arguments)
         if op.is_loss:
             loss = result
@@ -120,7 +123,7 @@ def run_backward(
     Args:
         run: the forward pass; its graph is used up.
         output_gradients: of outputs that a gradient comes back for, by name.
-        loss_seed: gradient of the total loss with respect to this share's loss.
+        loss_seed: gradient of the total loss with respect to this share's loss, or its part of the loss.
 
     Returns:
         A gradient for every input that requires one; zeros where the ops made no use of it.

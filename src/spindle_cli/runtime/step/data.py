@@ -18,6 +18,7 @@ import torch
 
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import DrawsError
 
@@ -26,15 +27,6 @@ if TYPE_CHECKING:
 
 # Steps that are loaded ahead of the one that runs.
 _STEPS_AHEAD = 2
-
-
-@dataclass(frozen=True)
-class Portion:
-    """The samples of one task's batch that this rank loads, and the fields that it keeps of them."""
-
-    task: str
-    samples: Samples
-    fields: tuple[str, ...]
 
 
 def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
@@ -66,11 +58,21 @@ class StepBatch:
         """Views of the rows of `samples` of the named fields; a field's first dimension is the sample."""
         if not names:
             return {}
-        for portion, tensors in self._loaded.items():
-            first, last = portion.samples
-            if portion.task == task and first <= samples[0] and samples[1] <= last:
-                return {name: tensors[name][samples[0] - first : samples[1] - first] for name in names}
-        raise AssertionError(f"samples {samples} of task {task} are part of no portion")
+        found = rows_of(self._loaded, task, samples, names)
+        assert found is not None, f"samples {samples} of task {task} are part of no portion"
+        return found
+
+
+@dataclass(frozen=True)
+class LoadedBatch:
+    """What was loaded of one batch, ready to be copied to the device, and what its losses count."""
+
+    portions: dict[Portion, dict[str, Tensor]]
+    counts: Tensor
+
+    def joined(self, other: LoadedBatch) -> LoadedBatch:
+        """This and other portions of the same batch."""
+        return LoadedBatch({**self.portions, **other.portions}, self.counts + other.counts)
 
 
 class Feed:
@@ -84,17 +86,22 @@ class Feed:
         device: torch.device,
         dtype: torch.dtype | None = None,
         batches_per_step: int = 1,
+        counting: Counting | None = None,
     ) -> None:
         """`batches`: by task. `steps`: counted from 0. `dtype`: what floating-point fields are converted to,
-        if given. `batches_per_step`: how many are taken for each step.
+        if given. `batches_per_step`: how many are taken for each step. `counting`: of what the losses count;
+        then batches are held one step longer, since they are counted before their step begins.
         """
+        self._counting = counting
         self._batches_per_step = batches_per_step
         self._batches = batches
         self._wanted = wanted
         self._device = device
         self._dtype = dtype
-        self._next = range(steps.start * batches_per_step, steps.stop * batches_per_step)
-        self._ready: queue.Queue[dict[Portion, dict[str, Tensor]] | BaseException] = queue.Queue(_STEPS_AHEAD)
+        self._numbers = range(steps.start * batches_per_step, steps.stop * batches_per_step)
+        self._taken = self._fetched = self._numbers.start
+        self._held: dict[int, LoadedBatch | BaseException] = {}
+        self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -104,41 +111,70 @@ class Feed:
         Raises:
             Exception: whatever the user's dataset raised, with a note of which samples were being loaded.
         """
-        index, self._next = self._next[0], self._next[1:]
-        loaded = self._loaded_ahead()
-        for portion in self._wanted:
-            if portion not in loaded:
-                loaded[portion] = self._load(portion, index)
-        if self._thread is None:
-            self._start(self._next)
+        ahead = 0 if self._counting is None else self._batches_per_step
+        self._fetch_up_to(self._taken + ahead)
+        loaded = self._held.pop(self._taken)
+        self._taken += 1
+        if isinstance(loaded, BaseException):
+            raise loaded
         return StepBatch(
             {
                 portion: {
                     name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()
                 }
-                for portion, tensors in loaded.items()
+                for portion, tensors in loaded.portions.items()
             }
         )
+
+    @property
+    def counts_losses(self) -> bool:
+        """Whether the run's losses count anything; the same on every rank."""
+        return self._counting is not None
+
+    def counts(self, step: int) -> Tensor:
+        """What this rank's shares of the losses count of a step's batches together, of which none was taken:
+        float64. Zeros for a batch that cannot be loaded (to take it raises why), and behind the last step.
+        """
+        assert self._counting is not None, "no loss counts anything"
+        numbers = range(step * self._batches_per_step, (step + 1) * self._batches_per_step)
+        self._fetch_up_to(numbers[-1])
+        held = [self._held.get(number) for number in numbers]
+        counts = [batch.counts for batch in held if isinstance(batch, LoadedBatch)]
+        return sum(counts, self._counting.nothing)
 
     def close(self) -> None:
         """Stop loading; the thread ends with the item that it is at."""
         self._stopped.set()
 
-    def _start(self, numbers: range) -> None:
-        """Load the batches of these numbers ahead. The first was loaded before, to see which tasks draw."""
-        self._thread = threading.Thread(target=self._load_all, args=(numbers,), name="input", daemon=True)
-        self._thread.start()
+    def _fetch_up_to(self, number: int) -> None:
+        """Hold every batch up to this one, or why it cannot be loaded."""
+        for fetched in range(self._fetched, min(number + 1, self._numbers.stop)):
+            self._held[fetched] = self._fetch(fetched)
+            self._fetched = fetched + 1
 
-    def _loaded_ahead(self) -> dict[Portion, dict[str, Tensor]]:
-        """What the thread has of the next batch: everything but what draws."""
-        if self._thread is None:
-            return {}
-        loaded = self._ready.get()
+    def _fetch(self, number: int) -> LoadedBatch | BaseException:
+        loaded = self._loaded_ahead()
         if isinstance(loaded, BaseException):
-            raise loaded
+            return loaded
+        try:
+            missing = [portion for portion in self._wanted if portion not in loaded.portions]
+            loaded = loaded.joined(self._load_all(missing, number))
+        except BaseException as error:  # sys.exit too: raised when the batch is taken
+            return error
+        if self._thread is None:
+            self._start(self._numbers[number + 1 - self._numbers.start :])
         return loaded
 
-    def _load_all(self, numbers: range) -> None:
+    def _start(self, numbers: range) -> None:
+        """Load the batches of these numbers ahead. The first was loaded before, to see which tasks draw."""
+        self._thread = threading.Thread(target=self._run, args=(numbers,), name="input", daemon=True)
+        self._thread.start()
+
+    def _loaded_ahead(self) -> LoadedBatch | BaseException:
+        """What the thread has of the next batch: everything but what draws."""
+        return self._load_all([], 0) if self._thread is None else self._ready.get()
+
+    def _run(self, numbers: range) -> None:
         try:
             for number in numbers:
                 if self._stopped.is_set():
@@ -147,19 +183,28 @@ class Feed:
         except BaseException as error:  # sys.exit too: handed to the training thread, which raises it
             self._hand_over(error)
 
-    def _load_ahead(self, number: int) -> dict[Portion, dict[str, Tensor]]:
-        loaded: dict[Portion, dict[str, Tensor]] = {}
+    def _load_ahead(self, number: int) -> LoadedBatch:
+        loaded = self._load_all([], number)
         for portion in self._wanted:
             if not self._batches[portion.task].draws:
                 with suppress(DrawsError):  # left to the main thread
-                    loaded[portion] = self._load(portion, number, is_ahead=True)
+                    loaded = loaded.joined(self._load_all([portion], number, is_ahead=True))
         return loaded
 
-    def _load(self, portion: Portion, number: int, *, is_ahead: bool = False) -> dict[str, Tensor]:
+    def _load_all(self, portions: Sequence[Portion], number: int, *, is_ahead: bool = False) -> LoadedBatch:
+        loaded = {portion: self._load(portion, number, is_ahead=is_ahead) for portion in portions}
+        counts = torch.zeros(0) if self._counting is None else self._counting.count(loaded)
+        prepared = {
+            portion: {name: self._prepare(tensor) for name, tensor in tensors.items()}
+            for portion, tensors in loaded.items()
+        }
+        return LoadedBatch(prepared, counts)
+
+    def _load(self, portion: Portion, number: int, *, is_ahead: bool) -> dict[str, Tensor]:
         batches = self._batches[portion.task]
         read = batches.rows_without_draws if is_ahead else batches.rows
         try:
-            rows = read(number, *portion.samples, portion.fields)
+            return read(number, *portion.samples, portion.fields)
         except Exception as error:
             first, last = portion.samples
             error.add_note(
@@ -167,14 +212,13 @@ class Feed:
                 f"step {number // self._batches_per_step + 1}"
             )
             raise
-        return {name: self._prepare(tensor) for name, tensor in rows.items()}
 
     def _prepare(self, tensor: Tensor) -> Tensor:
         if self._dtype is not None and tensor.is_floating_point():
             tensor = tensor.to(self._dtype)
         return tensor.pin_memory() if self._device.type == "cuda" else tensor
 
-    def _hand_over(self, item: dict[Portion, dict[str, Tensor]] | BaseException) -> None:
+    def _hand_over(self, item: LoadedBatch | BaseException) -> None:
         while not self._stopped.is_set():
             try:
                 self._ready.put(item, timeout=0.5)

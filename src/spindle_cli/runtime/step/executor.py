@@ -126,7 +126,9 @@ class Executor:
         stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
         with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
-            run = run_forward(local, fields, inputs, watched, partial(self._await_parameters, wired.index))
+            before = partial(self._await_parameters, wired.index)
+            arguments = self._board.arguments(task.name, local.samples)
+            run = run_forward(local, fields, inputs, watched, before, arguments)
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss, local.samples)
         self._runs[wired.index] = run

@@ -7,9 +7,9 @@ process.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,8 @@ import torch.distributed as dist
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.workload.graph import LossShares
+from spindle_cli.workload.losses.shares import share_of_samples
 from spindle_cli.workload.types import FlowTask, Reduction, Task
 
 if TYPE_CHECKING:
@@ -32,53 +34,118 @@ def share_of_loss(reduction: Reduction, samples: Samples, of_samples: int) -> fl
 
 @dataclass(frozen=True)
 class StepLosses:
-    """`losses`: of the tasks, unweighted. `stops`: a rank was asked to stop, so that all are to."""
+    """What a step's sum says.
+
+    Attributes:
+        losses: of the tasks, unweighted.
+        stops: a rank was asked to stop, so that all are to.
+        uncounted_next: tasks of which something counts nothing in the step after.
+    """
 
     losses: dict[str, float]
     stops: bool
+    uncounted_next: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class CountLayout:
+    """Which rows of one vector are what each task's loss counts."""
+
+    rows: Mapping[str, slice]
+    size: int
+
+    @classmethod
+    def of(cls, shares: Mapping[str, LossShares | None]) -> CountLayout:
+        """One task's counts after the other's."""
+        rows: dict[str, slice] = {}
+        size = 0
+        for task, share in shares.items():
+            begin, size = size, size + (0 if share is None else share.num_counts)
+            rows[task] = slice(begin, size)
+        return cls(rows, size)
+
+    def uncounted(self, counts: Sequence[float]) -> tuple[str, ...]:
+        """The tasks of which something counts nothing."""
+        return tuple(task for task, rows in self.rows.items() if 0.0 in counts[rows])
 
 
 class LossBoard:
-    """Every task's loss of one step, summed over its shares on all ranks and over the step's batches; and
-    whether one of the ranks was asked to stop, so that all stop after the same step.
+    """Every task's loss of one step, summed over its shares on all ranks and over the step's batches; with it
+    what the losses of the next step count, and whether one of the ranks was asked to stop, so that all stop
+    after the same step.
     """
 
     def __init__(
-        self, tasks: Sequence[Task | FlowTask], device: torch.device, batches_per_step: int = 1
+        self,
+        tasks: Sequence[Task | FlowTask],
+        device: torch.device,
+        batches_per_step: int = 1,
+        shares: Mapping[str, LossShares | None] | None = None,
     ) -> None:
+        """`shares`: by task, how its loss is computed by shares, where that is known."""
         self._batches_per_step = batches_per_step
         self._tasks = {task.name: task for task in tasks}
         self._row = {name: row for row, name in enumerate(self._tasks)}
-        self._losses = torch.zeros(len(self._tasks) + 1, dtype=torch.float64, device=device)
+        self._shares = {name: None if shares is None else shares.get(name) for name in self._tasks}
+        self.layout = CountLayout.of(self._shares)
+        # The tasks' losses, the next step's counts, whether to stop: [tasks + counts + 1].
+        self._sums = torch.zeros(len(self._tasks) + self.layout.size + 1, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(self.layout.size, dtype=torch.float64, device=device)  # of this step
         self._work: dist.Work | None = None
+
+    def begin(self, counts: Tensor) -> tuple[str, ...]:
+        """Take what this rank counts of the first step's batches; collective, before the first step.
+
+        Returns:
+            The tasks of which something counts nothing.
+        """
+        self._counts.copy_(counts)
+        dist.all_reduce(self._counts)
+        return self.layout.uncounted(self._counts.tolist())
+
+    def count_next(self, counts: Tensor) -> None:
+        """Take what this rank counts of the next step's batches; before this step's sum is started."""
+        self._sums[len(self._tasks) : -1].copy_(counts, non_blocking=True)
 
     def ask_to_stop(self) -> None:
         """All ranks are to stop after this step; before its sum was started."""
-        self._losses[-1] = 1
+        self._sums[-1] = 1
 
     @property
     def device(self) -> torch.device:
         """Of the collectives that every rank takes part in."""
-        return self._losses.device
+        return self._sums.device
 
     def add(self, task: str, loss: Tensor, samples: Samples) -> None:
-        """Count the loss over `samples` of one of a task's batches."""
-        self._losses[self._row[task]] += loss.detach().to(torch.float64).reshape(()) * self._share(
-            task, samples
-        )
+        """Count what was computed of the loss over `samples` of one of a task's batches."""
+        value = loss.detach().to(torch.float64).reshape(())
+        self._sums[self._row[task]] += value * self._scale(task, samples)
 
     def seed(self, task: str, samples: Samples) -> float:
-        """d(total loss) / d(loss over `samples`): where this share's backward pass starts."""
-        return self._tasks[task].weight * self._share(task, samples)
+        """d(total loss) / d(what is computed of the loss over `samples`): where this share's backward pass
+        starts.
+        """
+        return self._tasks[task].weight * self._scale(task, samples)
 
-    def _share(self, task: str, samples: Samples) -> float:
+    def arguments(self, task: str, samples: Samples) -> tuple[Any, ...]:
+        """What a loss takes that is computed by shares: the share of the samples, and this step's counts,
+        each a float64 scalar on the device.
+        """
+        entry = self._tasks[task]
+        share = share_of_samples(samples[1] - samples[0], entry.batch_size, self._batches_per_step)
+        return (share, *self._counts[self.layout.rows[task]].unbind())
+
+    def _scale(self, task: str, samples: Samples) -> float:
+        """What the value that is computed for `samples` counts in the task's loss."""
+        if self._shares[task] is not None:
+            return 1.0
         entry = self._tasks[task]
         return share_of_loss(entry.reduction, samples, entry.batch_size * self._batches_per_step)
 
     def start_sum(self) -> None:
         """Start summing over all ranks: once in a step, on every rank, before any gradient sum."""
         assert self._work is None, "losses are summed once in a step"
-        self._work = dist.all_reduce(self._losses, async_op=True)
+        self._work = dist.all_reduce(self._sums, async_op=True)
 
     @property
     def is_summing(self) -> bool:
@@ -86,17 +153,23 @@ class LossBoard:
         return self._work is not None
 
     def take(self) -> Tensor:
-        """The sums over all ranks, [tasks + 1] on the device, for `read`; the next step starts from zero."""
+        """The sums over all ranks, on the device, for `read`; the next step starts from zero, with the counts
+        that came with them.
+        """
         assert self._work is not None, "losses are taken after their sum was started"
         wait_for(self._work)
         self._work = None
-        taken, self._losses = self._losses, torch.zeros_like(self._losses)
+        taken, self._sums = self._sums, torch.zeros_like(self._sums)
+        self._counts = taken[len(self._tasks) : -1]
         return taken
 
     def read(self, taken: Tensor) -> StepLosses:
         """What `take` has given, once it is on the host; the same on every rank."""
         *values, stops = taken.tolist()
-        return StepLosses(dict(zip(self._tasks, values, strict=True)), stops > 0)
+        losses, counts = values[: len(self._tasks)], values[len(self._tasks) :]
+        return StepLosses(
+            dict(zip(self._tasks, losses, strict=True)), stops > 0, self.layout.uncounted(counts)
+        )
 
     def total(self, losses: dict[str, float]) -> float:
         """The weighted total."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def run_recomputed(module: nn.Module, arguments: Sequence[Tensor]) -> Any:
+def run_recomputed(module: nn.Module, arguments: Sequence[Any]) -> Any:
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
     The second forward pass draws the random numbers of the first, and sees the buffers that the first saw;

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, fx, nn
 
-from spindle_cli.workload.graph import Op, ValueSpec
+from spindle_cli.workload.graph import LossShares, Op, ValueSpec
+from spindle_cli.workload.losses.counts import SHARE
+from spindle_cli.workload.losses.expressions import Count, Writer, parts_of
 from spindle_cli.workload.metaops.glue import Homes
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import LISTED, Trace
@@ -106,11 +108,30 @@ class Cutter:
         """
         own, taken = self._needs(index)
         fields = [node for node in own if node.op == "placeholder"]
-        graph, copies = fx.Graph(), {}
-        for node in (*fields, *taken):
-            copies[node] = graph.placeholder(node.name)
+        graph, copies = self._copied(own, fields, taken)
+        outputs = [] if self._is_loss(index) else self._handed_on.get(index, [])
+        result: Any = (
+            copies[self._trace.loss] if self._is_loss(index) else tuple(copies[node] for node in outputs)
+        )
+        graph.output(result)
+        operators = self._trace.operators
+        target = str(operators[index].target) if index < len(operators) else None
+        shares = self._loss_shares(own, fields, taken) if self._is_loss(index) else None
+        return self._describe(index, target, graph, fields, taken, outputs, shares)
+
+    def _copied(
+        self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node], *more: str
+    ) -> tuple[fx.Graph, dict[fx.Node | str, fx.Node]]:
+        """A graph with placeholders for fields, values of other ops and `more`, and copies of an op's nodes;
+        and what stands for each.
+        """
+        graph = fx.Graph()
+        copies: dict[fx.Node | str, fx.Node] = {
+            node: graph.placeholder(node.name) for node in (*fields, *taken)
+        }
+        copies.update((name, graph.placeholder(name)) for name in more)
         for node in own:
-            if node.op == "placeholder":
+            if node in copies:
                 continue
             asked = (
                 self._asked(node, own, taken) if question_of(node, self._trace.shapes) is not None else None
@@ -119,14 +140,25 @@ class Cutter:
                 copies[node] = ask(graph, node, copies[asked], asked, self._trace.shapes)
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
-        outputs = [] if self._is_loss(index) else self._handed_on.get(index, [])
-        result: Any = (
-            copies[self._trace.loss] if self._is_loss(index) else tuple(copies[node] for node in outputs)
-        )
-        graph.output(result)
-        operators = self._trace.operators
-        target = str(operators[index].target) if index < len(operators) else None
-        return self._describe(index, target, graph, fields, taken, outputs)
+        return graph, copies
+
+    def _loss_shares(
+        self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
+    ) -> LossShares | None:
+        """The loss op as its shares compute it; None where nothing is known of its loss."""
+        loss = self._homes.loss
+        if loss is None:
+            return None
+        used = sorted({part.index for part in parts_of(loss.part) if isinstance(part, Count)})
+        names = {index: f"spindle_count_{index}" for index in used}
+        graph, copies = self._copied(own, fields, taken, SHARE, *names.values())
+        counts = {index: copies[name] for index, name in names.items()}
+        graph.output(Writer(graph, copies.__getitem__, copies[SHARE], counts).write(loss.part))
+        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        if not used:
+            return LossShares(graph)
+        counting, read = loss.counts.graph(used)
+        return LossShares(graph, counting, tuple(str(node.target) for node in read), len(used))
 
     def _describe(
         self,
@@ -136,6 +168,7 @@ class Cutter:
         fields: list[fx.Node],
         taken: list[fx.Node],
         outputs: list[fx.Node],
+        shares: LossShares | None,
     ) -> Op:
         root = self._trace.root
         parameters, buffers = names_used(root, graph)
@@ -158,6 +191,7 @@ class Cutter:
             coupled=reason is not None,
             coupled_because=None if reason == LISTED else reason,
             is_loss=self._is_loss(index),
+            shares=shares,
         )
 
 

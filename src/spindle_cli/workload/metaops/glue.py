@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import builtins
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import fx
 
+from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_whole
+from spindle_cli.workload.losses.forms import NotKnownError
+from spindle_cli.workload.losses.reduction import ARITHMETIC
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,
@@ -30,7 +33,6 @@ from spindle_cli.workload.splitting.coupling import (
     why_mixing,
 )
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
-from spindle_cli.workload.splitting.reduction import ARITHMETIC, Degrees
 from spindle_cli.workload.tracing.questions import question_of
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import Workload
@@ -41,12 +43,14 @@ class Homes:
     """The op of each node; nodes that are not in `op` are computed again wherever they are used.
 
     `coupled`: ops that must not be split over the batch, with the reason. `num_ops` is one more than the
-    number of operators if the loss is an op of its own.
+    number of operators if the loss is an op of its own. `loss`: what a share of the loss computes, if
+    anything is known of it.
     """
 
     op: dict[fx.Node, int]
     coupled: dict[int, str]
     num_ops: int
+    loss: LossPart | None = None
 
 
 def find_homes(trace: Trace, workload: Workload) -> Homes:
@@ -60,13 +64,15 @@ def find_homes(trace: Trace, workload: Workload) -> Homes:
         reason = why_coupled(trace, node, workload)
         if reason is not None:
             coupled[index] = reason
-    homes = _Placement(trace, dict(coupled)).place()
+    placement = _Placement(trace, dict(coupled))
+    homes = placement.place()
     last = len(trace.operators) - 1
     own_loss = homes.num_ops > len(trace.operators)
     if own_loss and last >= 0 and last not in coupled and hands_on_whole(trace, trace.operators[last]):
         # The last operator turned out not to hold the loss: what it hands on must then be one per sample.
-        homes = _Placement(trace, {**coupled, last: WHOLE}).place()
-    return homes
+        placement = _Placement(trace, {**coupled, last: WHOLE})
+        homes = placement.place()
+    return replace(homes, loss=placement.loss_part(homes))
 
 
 class _Placement:
@@ -82,6 +88,7 @@ class _Placement:
         self._taken: dict[int, set[fx.Node]] = {}  # values of other ops that an op's glue takes
         self._mixed: set[fx.Node] = set()  # not one per sample, and in no coupled op: must join the loss
         self._reordering: set[fx.Node] = set()  # of those, rows that depend on other samples'
+        self._taken_out: set[fx.Node] = set()  # losses that the last operator gives among other things
         self._loss_home = len(trace.operators)  # the loss as an op of its own
 
     def place(self) -> Homes:
@@ -151,6 +158,7 @@ class _Placement:
             batch = self._shapes.batch_dim(node)
             if batch.dim is None or batch.mixes:
                 self._mixed.add(node)
+                self._taken_out.add(node)
 
     def _mixes(self, node: fx.Node) -> bool:
         """Whether a glue node's value depends on which samples are in the batch with it."""
@@ -220,39 +228,48 @@ class _Placement:
         mixed = sorted((n for n in self._mixed if n not in self._home), key=self._order.__getitem__)
         if not mixed and self._trace.loss in self._home:
             loss_op = self._home[self._trace.loss]
-            if (
-                self._trace.task.reduction == "sum"
-                and loss_op not in self._coupled
-                and self._takes_whole(loss_op)
-            ):
-                self._coupled[loss_op] = WHOLE_IN_SUM
+            reason = self._why_whole() or self._why_whole_in_sum(loss_op)
+            if reason is not None:
+                self._coupled.setdefault(loss_op, reason)
             return
         producers = {self._home[source] for node in mixed for source in self._homed_inputs(node)}
         own = self._loss_home
         home = max(producers, default=own)
         if home != own and (len(producers) > 1 and not self._has_all(home, mixed)):
             home = own
-        splits = self._loss_splits(mixed)
-        if not splits and home not in self._coupled:
+        reason = self._why_whole()
+        if reason is not None and home not in self._coupled:
             home = own
         for node in mixed or [self._trace.loss]:
             self._home[node] = home
-        if not splits:
-            self._coupled.setdefault(home, NO_MEAN.format(reduction=self._trace.task.reduction))
-        elif self._trace.task.reduction == "sum" and self._takes_whole(home):
-            self._coupled.setdefault(home, WHOLE_IN_SUM)
+        reason = reason or self._why_whole_in_sum(home)
+        if reason is not None:
+            self._coupled.setdefault(home, reason)
 
-    def _loss_splits(self, mixed: list[fx.Node]) -> bool:
-        expected = 1 if self._trace.task.reduction == "sum" else 0
-        if any(self._shapes.is_tensor(node) and self._shapes.batch_dim(node).mixes for node in mixed):
-            return False
-        degrees = Degrees(
-            self._shapes, self._trace.root, self._mixed | self._own_losses(), self._reordering, expected
-        )
-        return degrees.of(self._trace.loss) == expected
+    def _why_whole(self) -> str | None:
+        """Why the loss can only be computed for the whole batch; None: it is known how its shares add up."""
+        try:
+            self._find_part()
+        except NotKnownError as error:
+            return f"{NO_MEAN.format(reduction=self._trace.task.reduction)}: {error.reason}"
+        return None
+
+    def _why_whole_in_sum(self, op: int) -> str | None:
+        return WHOLE_IN_SUM if self._trace.task.reduction == "sum" and self._takes_whole(op) else None
+
+    def _find_part(self) -> LossPart:
+        own = self._own_losses()
+        return find_part(self._trace, self._mixed | own, self._reordering, own)
+
+    def loss_part(self, homes: Homes) -> LossPart:
+        """What a share of the loss computes, once all nodes have their homes."""
+        op = homes.num_ops - 1
+        if op not in homes.coupled:
+            return self._find_part()
+        return find_part_of_whole(self._trace, {node for node, home in homes.op.items() if home == op})
 
     def _own_losses(self) -> set[fx.Node]:
-        return {node for node in self._trace.operators if self._is_own_loss(node)}
+        return {node for node in self._trace.operators if self._is_own_loss(node)} | self._taken_out
 
     def _takes_whole(self, op: int) -> bool:
         """Whether an op takes a value without a batch from another op."""

@@ -82,3 +82,10 @@ def op_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
     instead.
     """
     return fx.GraphModule(task_graph.root, op.graph)
+
+
+def share_module(task_graph: TaskGraph, op: Op) -> fx.GraphModule:
+    """An op as a share of its batch computes it: `op_module`, but a loss that is known to be a sum or a mean
+    over what counts takes two more kinds of arguments (`LossShares`), and gives the share's part of the loss.
+    """
+    return fx.GraphModule(task_graph.root, op.graph if op.shares is None else op.shares.graph)
