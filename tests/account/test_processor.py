@@ -61,6 +61,15 @@ def test_a_slice_reads_its_share_where_one_of_its_ops_has_fields() -> None:
     assert found == pytest.approx((1 + 4 * 0.01 / 0.5, 1.0)), "half of 8 samples, and none"
 
 
+def test_sums_of_a_step_count_once_for_all_of_its_batches() -> None:
+    """A sum of 2 MB over 2 devices takes 4 ends of 1 MB: 4 s of a step, 1 s of each of 4 batches of 10 s."""
+    a = metaop_of("t/a", 1, {2: 10.0})
+    slices = [slice_of(a, (0, 1), (0, 1), 0.0)]
+    costs = ProcessorCosts(s_per_byte=1e-6)
+    found = slice_stretches(costs, 2, slices, [10.0], {"t/a": a}, [], [((0, 1), 2 * MB)], 4)
+    assert found == pytest.approx((1.1,))
+
+
 def test_planner_and_simulator_add_the_same_to_a_chain_over_two_devices() -> None:
     """Each device runs 3 s and takes part in an activation, its gradient, and the losses' sum."""
     metaops = (

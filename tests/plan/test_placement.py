@@ -17,7 +17,7 @@ from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Piece, Placed, placed_slices
 from spindle_cli.plan.search.judge import best_of, measure
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ProcessorCosts
 from spindle_cli.simulate.run import simulate
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
@@ -204,6 +204,18 @@ def test_a_transfer_delays_its_consumer_both_ways() -> None:
     moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0)
     assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
     assert predicted(problem, Placed(draft, ((0,), (0,))), 6.0).transfer_s == pytest.approx(0.0)
+
+
+def test_messages_and_the_losses_sum_take_time_of_processors_that_send_them() -> None:
+    """Each device computes 3 s; 1 ms for each of 2 messages (there and back) and of the 4 ends of the losses'
+    sum is spread over it.
+    """
+    profile = profile_of(metaop_of("a/m", 1, {1: 3.0}), metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",)))
+    costs = ProcessorCosts(message_s=0.001)
+    problem = make_problem(profile.model_copy(update={"processor": costs}), cluster_of(2))
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
+    moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0)
+    assert moved.transfer_s == pytest.approx(2 * 0.006 + 2 * (10e-6 + 2**16 / 5e9))
 
 
 def split_metaop(name: str, op_s: float, *, dp: int, tp: int, **more: object) -> MetaOpProfile:

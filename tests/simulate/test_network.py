@@ -74,6 +74,14 @@ def test_devices_behind_one_card_share_it_and_neighbours_behind_two_share_theirs
     assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0]), "one card takes both in"
 
 
+def test_cards_of_a_node_share_what_a_sum_passes_on() -> None:
+    """1 GB over 2 nodes of 4 devices: each node passes 1 GB on, a half on each of its two cards."""
+    network = Network(cluster(nics=2, devices=4))
+    total = network.all_reduce(range(8), GB)
+    cards = [use.demand for use in total.uses if use.port % 4 < 2]
+    assert cards == [pytest.approx(0.5 * GB / total.left_s / (0.5 * GB))] * 8, "2 nodes, 2 cards, both ways"
+
+
 def test_a_sum_and_a_transfer_share_the_cards_that_the_sum_uses() -> None:
     """The sum over both nodes passes 1 GB through the one card in 2 s; alone a transfer takes 2 s as well."""
     network = Network(cluster(nics=1))
