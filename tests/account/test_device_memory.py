@@ -14,6 +14,7 @@ from spindle_cli.account.device_memory import (
     UNCOUNTED_SHARE,
     DeviceMemory,
     device_memory,
+    memory_by_pass,
 )
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Slice
@@ -330,3 +331,20 @@ def test_the_reserve_is_what_the_file_says_or_what_such_a_device_usually_loses()
     assert cluster_of(2, memory_gib=4).usable_bytes == (4 * GIB, 4 * GIB)
     with pytest.raises(ValueError, match="reserve_gib: 8 of 8 GiB"):
         NodeGroup(devices=1, device="h100", memory_gib=8, reserve_gib=8)
+
+
+def test_between_its_passes_a_slice_holds_what_it_keeps_and_what_it_received() -> None:
+    """Device 1 runs one op that keeps 1 MiB and takes 3 MiB while it runs; its input of 4 MiB comes from
+    device 0. After the backward pass the input's gradient, as large, stays to the iteration's end.
+    """
+    maker = model("a/m", 1).model_copy(update={"output_bytes": 4 * MIB})
+    taker = model("a/n", 1, op(kept=1, forward=3), inputs=("a/m",), trainable_fraction=0.0)
+    slices = [slice_of("a/m", (0, 1), [0], 1), slice_of("a/n", (0, 1), [1], 1, start_s=1)]
+    memory = memory_by_pass([maker, taker], slices, cluster_of(2), Optimizer())[1]
+
+    def held(passing: float) -> int:
+        return round((1 + UNCOUNTED_SHARE) * (MIB + passing * MIB))
+
+    assert memory.idle_bytes == held(0)
+    assert memory.passes[1, False] == pytest.approx((held(4 + 3), held(4 + 1)), abs=1)
+    assert memory.passes[1, True][1] == pytest.approx(held(4), abs=1)

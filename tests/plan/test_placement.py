@@ -11,6 +11,7 @@ from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
 from spindle_cli.plan.placing.arrange import arrange, bound_together
+from spindle_cli.plan.placing.calendar import Calendar
 from spindle_cli.plan.placing.placement import Taste, place, place_in_sequence
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
@@ -254,6 +255,31 @@ def test_a_split_slice_waits_until_a_whole_node_is_free() -> None:
     ends = {piece.metaop: piece.end_s for piece in exact_slices(problem, placed)}
     assert ends["c/m"] == pytest.approx(5.0)
     assert ends["c/n"] == pytest.approx(6.0)
+
+
+def test_what_comes_after_a_late_slice_is_late_too() -> None:
+    """As above, c runs from 4 s to 5 s on node 1, not from 2 s. The next slice, on three devices, then has
+    its devices at 5 s, and whoever comes at 4 s finds all four free at 6 s only.
+    """
+    problem = problem_of(
+        cluster_of(4, devices_per_node=2),
+        metaop_of("a/m", 1, {1: 6.0}),
+        metaop_of("b/m", 1, {1: 4.0}),
+        split_metaop("c/m", 1.0, dp=1, tp=2),
+        metaop_of("d/m", 1, {3: 1.0}, batch_size=6),
+        metaop_of("e/m", 1, {1: 1.0}),
+    )
+    jobs = ((0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (2, 0, 1, 2, 2.0), (3, 0, 1, 3, 3.0), (4, 0, 1, 1, 4.0))
+    draft = draft_of(problem, *jobs)
+    calendar = Calendar(problem, draft)
+    a, b, c, d, e = draft.pieces
+    calendar.take(a, (0,))
+    calendar.take(b, (2,))
+    assert calendar.available(c, list) == [1, 2, 3]
+    calendar.take(c, (2, 3))
+    assert calendar.available(d, list) == [1, 2, 3]
+    calendar.take(d, (1, 2, 3))
+    assert calendar.available(e, list) == [0, 1, 2, 3]
 
 
 def test_whole_groups_are_taken_of_each_node() -> None:
