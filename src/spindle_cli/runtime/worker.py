@@ -46,7 +46,7 @@ from spindle_cli.runtime.saving.restore import restore
 from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState, require_same_run
-from spindle_cli.runtime.step.counting import Counting, counted_shares
+from spindle_cli.runtime.step.counting import Counting, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, portions
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard
@@ -261,6 +261,7 @@ def make_trainer(
             dtype_of(request, model.train),
             batches_per_step,
             counting,
+            labels_that_must_count(model.slices.values(), batches_per_step),
         ),
         executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch, model.train),
         pool=pool,

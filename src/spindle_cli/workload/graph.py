@@ -53,6 +53,8 @@ class LossShares:
     Attributes:
         graph: placeholders are the op's fields and inputs, then the share of the samples (a number), then the
             `num_counts` counts; the output is the share's part of the loss.
+        all_must_count: fields with labels of a mean inside an operator, of which shares know nothing: none
+            may be ignored (-100) where the batch is split.
         counts: placeholders are the fields `count_fields`, then the share of the samples; the output is the
             tuple of what the share counts. None where the loss needs no counts.
     """
@@ -61,6 +63,7 @@ class LossShares:
     counts: fx.Graph | None = None
     count_fields: tuple[str, ...] = ()
     num_counts: int = 0
+    all_must_count: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,16 @@ def counted_shares(
     return tuple(found)
 
 
+def labels_that_must_count(slices: Iterable[LocalSlice], batches_per_step: int) -> dict[str, tuple[str, ...]]:
+    """By task, the fields in which no label may be ignored, as an operator's own mean over them is split."""
+    return {
+        local.wired.task.task.name: shares.all_must_count
+        for local in slices
+        if (shares := local.wired.loss_shares) is not None
+        and (batches_per_step > 1 or local.samples != (0, local.wired.task.task.batch_size))
+    }
+
+
 class Counting:
     """Counts batches for the shares of losses that this rank speaks for."""
 

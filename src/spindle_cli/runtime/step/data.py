@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
@@ -25,6 +26,7 @@ from spindle_cli.workload.training.item_draws import DrawsError
 if TYPE_CHECKING:
     from torch import Tensor
 
+_IGNORED = -100  # torch's default of ignore_index
 # Steps that are loaded ahead of the one that runs.
 _STEPS_AHEAD = 2
 
@@ -87,11 +89,14 @@ class Feed:
         dtype: torch.dtype | None = None,
         batches_per_step: int = 1,
         counting: Counting | None = None,
+        all_must_count: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         """`batches`: by task. `steps`: counted from 0. `dtype`: what floating-point fields are converted to,
         if given. `batches_per_step`: how many are taken for each step. `counting`: of what the losses count;
         then batches are held one step longer, since they are counted before their step begins.
+        `all_must_count`: by task, fields in which no label may be ignored.
         """
+        self._all_must_count = all_must_count or {}
         self._counting = counting
         self._batches_per_step = batches_per_step
         self._batches = batches
@@ -204,7 +209,9 @@ class Feed:
         batches = self._batches[portion.task]
         read = batches.rows_without_draws if is_ahead else batches.rows
         try:
-            return read(number, *portion.samples, portion.fields)
+            loaded = read(number, *portion.samples, portion.fields)
+            self._require_labels(portion.task, loaded)
+            return loaded
         except Exception as error:
             first, last = portion.samples
             error.add_note(
@@ -212,6 +219,15 @@ class Feed:
                 f"step {number // self._batches_per_step + 1}"
             )
             raise
+
+    def _require_labels(self, task: str, loaded: Mapping[str, Tensor]) -> None:
+        for name in self._all_must_count.get(task, ()):
+            if name in loaded and bool((loaded[name] == _IGNORED).any()):
+                raise WorkloadError(
+                    f"task {task!r}: field {name!r} has labels of {_IGNORED}, which a mean inside an "
+                    "operator ignores, so that its shares do not add up",
+                    hint="Compute the loss in the task's own forward, or list its operator in `coupled`.",
+                )
 
     def _prepare(self, tensor: Tensor) -> Tensor:
         if self._dtype is not None and tensor.is_floating_point():

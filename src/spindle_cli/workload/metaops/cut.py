@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.graph import LossShares, Op, ValueSpec
@@ -155,10 +156,18 @@ class Cutter:
         counts = {index: copies[name] for index, name in names.items()}
         graph.output(Writer(graph, copies.__getitem__, copies[SHARE], counts).write(loss.part))
         graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        trusted = self._labels_inside(own, fields)
         if not used:
-            return LossShares(graph)
+            return LossShares(graph, all_must_count=trusted)
         counting, read = loss.counts.graph(used)
-        return LossShares(graph, counting, tuple(str(node.target) for node in read), len(used))
+        return LossShares(graph, counting, tuple(str(node.target) for node in read), len(used), trusted)
+
+    def _labels_inside(self, own: Sequence[fx.Node], fields: Sequence[fx.Node]) -> tuple[str, ...]:
+        """The whole-numbered fields of an operator that gives a mean over the labels that count."""
+        if not any(self._trace.samples.counts(node) for node in own if node in self._trace.operators):
+            return ()
+        values = self._trace.shapes.values
+        return tuple(str(node.target) for node in fields if values[node].dtype == torch.int64)
 
     def _describe(
         self,

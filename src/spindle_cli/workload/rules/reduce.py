@@ -87,6 +87,9 @@ def _row_loss(call: Call) -> list[State]:
     return [_by_reduction(call, state)] * len(call.results)
 
 
+_IGNORED_BY_DEFAULT = -100
+
+
 def _nll(call: Call) -> list[State]:
     """nll_loss_forward: of (N, classes) or (N, classes, ...); its second result is what the labels count."""
     state = joined([call["self"].state, call["target"].state])
@@ -99,6 +102,10 @@ def _nll(call: Call) -> list[State]:
         return [state, WHOLE]
     if call["reduction"] == _SUM:
         return [Reduced(1), Reduced(1)]
+    if call["weight"] is not None or call["ignore_index"] != _IGNORED_BY_DEFAULT:
+        raise MixesError(
+            "a mean over labels that count, by class weights or ignore_index, inside an operator"
+        )
     return [Reduced(0, counted=True), Reduced(1)]
 
 

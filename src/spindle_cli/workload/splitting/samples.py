@@ -114,6 +114,10 @@ class Samples:
         """What a node gives without a batch: sums (1) and means (0) over the samples."""
         return {state.degree for state in self._states[node] if isinstance(state, Reduced)}
 
+    def counts(self, node: fx.Node) -> bool:
+        """Whether a node gives a mean over the labels that count."""
+        return any(state.counted for state in self._states[node] if isinstance(state, Reduced))
+
     def _visit(self, node: fx.Node) -> None:
         if node.op == "placeholder":
             field = self._shapes.values[node]
