@@ -35,9 +35,11 @@ def test_account_program_and_simulation_move_and_sum_the_same_bytes(plan: Plan) 
     for passage in simulation.passages:
         passed[passage.source, passage.destination] += passage.num_bytes
     assert account.bytes_by_pair() == sent == passed
-    in_account = {group.index: (set(group.devices), group.num_bytes) for group in account.sums}
-    in_program = {index: (devices, program.groups[index].num_bytes) for index, devices in summing.items()}
-    in_simulation = {done.group: (set(done.devices), done.num_bytes) for done in simulation.sums}
+    in_account = Counter((group.devices, group.num_bytes) for group in account.sums)
+    in_program = Counter(
+        (tuple(sorted(devices)), program.groups[index].num_bytes) for index, devices in summing.items()
+    )
+    in_simulation = Counter((done.devices, done.num_bytes) for done in simulation.sums)
     assert in_account == in_program == in_simulation
 
 
