@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
@@ -14,7 +15,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.text import format_action
-from spindle_cli.program.types import Kind, Program
+from spindle_cli.program.types import Kind, Program, StepSettings
 
 
 def texts(program: Program, device: int) -> list[str]:
@@ -24,30 +25,30 @@ def texts(program: Program, device: int) -> list[str]:
 def test_one_slice_on_one_device_is_forward_backward_step() -> None:
     whole = metaop_of("task/net", 2, {1: 1.0})
     program = link(plan_of(profile_of(whole), cluster_of(1), [[slice_of(whole, (0, 2), (0,), 0.0)]]))
-    assert texts(program, 0) == ["F 0", "B 0", "STEP"]
+    assert texts(program, 0) == ["F 0", "LOSSES on 0", "B 0", "STEP"]
 
 
 def test_two_slices_on_two_devices_hand_over_and_back() -> None:
     net = metaop_of("task/net", 2, {1: 1.0})
     waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
     program = link(plan_of(profile_of(net), cluster_of(2), waves))
-    there = "#0 0->1 slice 0>1 rows 0:8 65536 B"
-    back = "#1 1->0 slice 0>1 rows 0:8 65536 B"
-    assert texts(program, 0) == ["F 0", f"SEND {there}", f"RECV_GRAD {back}", "B 0", "STEP"]
-    assert texts(program, 1) == [f"RECV {there}", "F 1", "B 1", f"SEND_GRAD {back}", "STEP"]
+    there = "#0 0->1 slice 0>1 rows 0:8 65536 B on 1"
+    back = "#1 1->0 slice 0>1 rows 0:8 65536 B on 2"
+    assert texts(program, 0) == ["F 0", f"SEND {there}", "LOSSES on 0", f"RECV_GRAD {back}", "B 0", "STEP"]
+    assert texts(program, 1) == [f"RECV {there}", "F 1", "LOSSES on 0", "B 1", f"SEND_GRAD {back}", "STEP"]
 
 
 def test_data_parallel_slices_sum_their_shared_parameters_once() -> None:
     net = metaop_of("task/net", 1, {2: 1.0})
     program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]]))
-    assert texts(program, 0) == texts(program, 1) == ["F 0", "B 0", "SUM 0 op 0", "STEP"]
+    assert texts(program, 0) == texts(program, 1) == ["F 0", "LOSSES on 0", "B 0", "SUM 0 op 0 on 0", "STEP"]
     assert program.groups[0].num_bytes == 2**20
 
 
-def test_an_idle_device_only_steps() -> None:
+def test_an_idle_device_takes_part_in_what_all_sum() -> None:
     net = metaop_of("task/net", 1, {1: 1.0})
     program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0,), 0.0)]]))
-    assert texts(program, 1) == ["STEP"]
+    assert texts(program, 1) == ["LOSSES on 0", "STEP"]
 
 
 def test_two_towers_have_the_edges_that_the_metagraph_asks_for() -> None:
@@ -81,20 +82,21 @@ def test_slices_that_start_together_run_producers_first() -> None:
 
 
 def test_a_receive_is_posted_one_compute_ahead() -> None:
-    """Device 0 posts what its second slice takes before it runs its first, so that the data comes
-    meanwhile.
+    """Device 0 posts what its second slice takes before it runs its first, in which time it is made, so that
+    the data comes meanwhile.
     """
-    own = metaop_of("a/own", 1, {1: 1.0})
+    own = metaop_of("a/own", 1, {1: 1.5})
     net = metaop_of("b/net", 2, {1: 1.0})
     waves = [
         [slice_of(own, (0, 1), (0,), 0.0), slice_of(net, (0, 1), (1,), 0.0)],
-        [slice_of(net, (1, 2), (0,), 1.0)],
+        [slice_of(net, (1, 2), (0,), 1.5)],
     ]
     program = link(plan_of(profile_of(own, net), cluster_of(2), waves))
     assert [text.split(" ")[0] for text in texts(program, 0)] == [
         "RECV",
         "F",
         "F",
+        "LOSSES",
         "B",
         "SEND_GRAD",
         "B",
@@ -103,9 +105,9 @@ def test_a_receive_is_posted_one_compute_ahead() -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(plans())
-def test_every_linked_program_is_proved(plan: Plan) -> None:
-    program = link(plan)
+@given(plans(), st.booleans(), st.booleans())
+def test_every_linked_program_is_proved(plan: Plan, sharded: bool, clips: bool) -> None:
+    program = link(plan, settings=StepSettings(sharded=sharded, clips=clips))
     prove(program)
     keys = [
         action.transfer.key

@@ -17,7 +17,7 @@ from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.types import Action, Kind, Program
+from spindle_cli.program.types import Action, Kind, Program, StepSettings
 
 
 def changed(program: Program, device: int, change: Callable[[list[Action]], object]) -> Program:
@@ -48,7 +48,7 @@ def swap(first: int, second: int) -> Callable[[list[Action]], None]:
 @settings(max_examples=100, deadline=None)
 @given(plans(), st.data())
 def test_any_action_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
-    program = link(plan)
+    program = link(plan, settings=StepSettings(sharded=data.draw(st.booleans()), clips=True))
     device = data.draw(
         st.sampled_from([device for device, actions in program.actions.items() if len(actions) > 1])
     )
@@ -163,8 +163,8 @@ def test_devices_that_wait_for_ever_are_shown_where_they_stand() -> None:
     with pytest.raises(ProgramError, match="2 of 2 devices wait for ever") as raised:
         prove(changed(program, 1, swap(0, 1)))
     assert raised.value.exit_code == ExitCode.FAILED
-    assert "device 0, from step 0: F 0  SEND#0>1  RECV_GRAD#1<1  >>B 0<<  STEP" in str(raised.value)
-    assert "device 1, from step 0: >>F 1<<  RECV#0<0  B 1" in str(raised.value)
+    assert "device 0, from step 0: F 0  SEND#0>1  LOSSES  RECV_GRAD#1<1  >>B 0<<  STEP" in str(raised.value)
+    assert "device 1, from step 0: >>F 1<<  RECV#0<0  LOSSES  B 1" in str(raised.value)
 
 
 def test_devices_that_run_split_slices_in_different_orders_are_caught() -> None:
@@ -179,5 +179,38 @@ def test_devices_that_run_split_slices_in_different_orders_are_caught() -> None:
     prove(program)
     forward, backward = (steps_of(program, 1, kind) for kind in (Kind.FORWARD, Kind.BACKWARD))
     turned = changed(changed(program, 1, swap(*forward)), 1, swap(*backward))
-    with pytest.raises(ProgramError, match="2 of 2 devices wait for ever"):
+    with pytest.raises(ProgramError, match="devices 0 and 1 post in different orders"):
         prove(turned)
+
+
+def test_a_chain_that_posts_a_receive_before_the_losses_of_all_is_refused() -> None:
+    """Device 0 waits for the gradient before it sums the losses, device 1 for the sum before it sends the
+    gradient: where all goes one after another, for ever.
+    """
+    net = metaop_of("task/net", 2, {1: 1.0})
+    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
+    program = link(plan_of(profile_of(net), cluster_of(2), waves))
+    prove(program)
+    losses, receive = steps_of(program, 0, Kind.LOSSES, Kind.RECV_GRAD)
+    with pytest.raises(ProgramError, match="over different communicators in different orders") as raised:
+        prove(changed(program, 0, swap(losses, receive)))
+    assert ">>B 0<<" in str(raised.value)
+
+
+def test_a_cycle_of_three_devices_that_receive_before_they_send_is_refused() -> None:
+    """Three chains, 0 -> 1, 1 -> 2 and 2 -> 0: each device hands on what it has made, and takes the next
+    one's. With every receive ahead of the device's own send no first message is left.
+    """
+    nets = [metaop_of(f"task{number}/net", 2, {1: 1.0}) for number in range(3)]
+    waves = [
+        [slice_of(net, (0, 1), (number,), 0.0) for number, net in enumerate(nets)],
+        [slice_of(net, (1, 2), ((number + 1) % 3,), 1.0) for number, net in enumerate(nets)],
+    ]
+    program = link(plan_of(profile_of(*nets), cluster_of(3), waves))
+    prove(program)
+    for device in range(3):
+        (send,), (receive,) = steps_of(program, device, Kind.SEND), steps_of(program, device, Kind.RECV)
+        if receive > send:
+            program = changed(program, device, lambda actions, at=receive: actions.insert(0, actions.pop(at)))
+    with pytest.raises(ProgramError, match="3 of 3 devices wait for ever"):
+        prove(program)

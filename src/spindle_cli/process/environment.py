@@ -11,7 +11,10 @@ from spindle_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class WorkerEnvironment:
-    """What torchrun tells a worker: its rank among all, its rank on its node, and where the workers meet."""
+    """What torchrun tells a worker: its rank among all, its rank on its node, and where the workers meet.
+
+    `backend`: of torch.distributed in place of the request's, for tests (docs/strict-backend.md).
+    """
 
     rank: int
     local_rank: int
@@ -19,6 +22,7 @@ class WorkerEnvironment:
     local_world_size: int
     master_address: str
     master_port: int
+    backend: str | None = None
 
     @classmethod
     def read(cls) -> WorkerEnvironment:
@@ -40,6 +44,7 @@ class WorkerEnvironment:
             local_world_size=int(os.environ["LOCAL_WORLD_SIZE"]),
             master_address=os.environ["MASTER_ADDR"],
             master_port=int(os.environ["MASTER_PORT"]),
+            backend=os.environ.get("SPINDLE_BACKEND") or None,
         )
 
 

@@ -1,59 +1,70 @@
 """Derive every device's program from a plan.
 
 1. edges: which slice takes whose output; one order of all slices           (account/edges.py)
-2. transfers: the chunks that cross devices, forward and back, in one order  (transfers.py)
-3. groups: parameters summed together, in the order they are complete        (account/groups.py)
-4. actions: each device's own slices, with its posts and sums between them   (here)
+2. clock: when each pass would run                                           (clock.py)
+3. transfers: the chunks that cross devices, forward and back, in one order  (transfers.py)
+4. groups: parameters summed together, in the order they are complete        (account/groups.py)
+5. communicators: what all of it goes over                                   (communicators.py)
+6. actions: each device's own passes, with its posts between them            (here)
+
+Everything that is communicated has a time of the clock, and so a place in one order of all of it. A device
+posts its own in that order, each before the first of its passes that ends later. So what a pass takes is
+posted before it, what it makes after it, and no device posts two things the other way round than another.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from spindle_cli.account.edges import execution_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.account.rows import Layout
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.plan.types import Plan
-from spindle_cli.program.transfers import plan_transfers
-from spindle_cli.program.types import Action, Kind, Program, Transfer
-from spindle_cli.units import KIB
-
-Compute = tuple[Kind, int]  # F or B, and the slice
-
-# Receives up to this many bytes together are posted as early as they can be: they cost next to no memory, and
-# what is posted before its sender sends arrives in one message where gloo would else need three.
-EARLY_BYTES = 64 * KIB
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.clock import Compute, PassClock
+from spindle_cli.program.communicators import Directory, find_communicators
+from spindle_cli.program.transfers import TimedTransfer, plan_transfers
+from spindle_cli.program.types import Action, Kind, Program, StepSettings
 
 
-def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
+def link(
+    plan: Plan, parameters: ParameterUses | None = None, settings: StepSettings | None = None
+) -> Program:
     """Every device's actions for one iteration.
 
     Args:
         plan: a plan that passes `check`.
         parameters: the trained parameters of each op, from who knows them exactly; every rank must give the
             same. Without them, what the plan says (`planned_parameters`).
+        settings: of the training; without them, what the plan knows of it.
     """
+    settings = settings or StepSettings(sharded=plan.optimizer_state_sharded)
     layouts = slice_layouts(plan)
     edges = slice_edges(plan)
     order = execution_order(plan, edges)
-    transfers = plan_transfers(plan, layouts, order, edges)
+    clock = PassClock.of(plan, order, edges)
+    computes = _computes(plan, order)
+    transfers = plan_transfers(plan, layouts, edges, clock, computes)
     uses = planned_parameters(plan.metaops) if parameters is None else parameters
-    groups = parameter_groups(plan.slices, order, uses, plan.cluster)
-
-    drafts = {device: _Draft(device) for device in range(plan.cluster.num_devices)}
-    for index in order:
-        for device in plan.slices[index].devices:
-            drafts[device].computes.append((Kind.FORWARD, index))
-    for index in reversed(order):
-        for device in plan.slices[index].devices:
-            drafts[device].computes.append((Kind.BACKWARD, index))
-    for transfer in transfers:
-        drafts[transfer.source].add(transfer)
-        drafts[transfer.destination].add(transfer)
-    for group in groups:
-        for device in group.devices if len(group.devices) > 1 else ():
-            drafts[device].add_sum(group)
+    groups = _in_order(parameter_groups(plan.slices, order, uses, plan.cluster), clock)
+    communicators = find_communicators(
+        plan.cluster.num_devices, [timed.transfer for timed in transfers], groups, layouts
+    )
+    directory = Directory(communicators)
+    drafts = {
+        device: _Draft(device, own, plan.slices, layouts, clock, directory)
+        for device, own in computes.items()
+    }
+    for timed in transfers:
+        drafts[timed.transfer.source].add_transfer(timed)
+        drafts[timed.transfer.destination].add_transfer(timed)
+    for draft in drafts.values():
+        draft.add(
+            _Post(clock.forward_ended, _OTHERS, 0, Action(Kind.LOSSES, communicator=directory.of_all()))
+        )
+        draft.add_sums(groups, settings)
     return Program(
         plan=plan,
         slices=plan.slices,
@@ -61,123 +72,158 @@ def link(plan: Plan, parameters: ParameterUses | None = None) -> Program:
         order=order,
         edges=edges,
         groups=groups,
-        actions={device: tuple(draft.write()) for device, draft in drafts.items()},
+        communicators=communicators,
+        settings=settings,
+        actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
     )
 
 
-@dataclass
-class _Ahead:
-    """Computes by their position: `takers`, what they take is not posted; `posted`, it is, with its bytes."""
+def _computes(plan: Plan, order: Sequence[int]) -> dict[int, list[Compute]]:
+    """Each device's passes in the order in which it runs them."""
+    computes: dict[int, list[Compute]] = {device: [] for device in range(plan.cluster.num_devices)}
+    for kind, indices in ((Kind.FORWARD, order), (Kind.BACKWARD, tuple(reversed(order)))):
+        for index in indices:
+            for device in plan.slices[index].devices:
+                computes[device].append((kind, index))
+    return computes
 
-    takers: deque[int]
-    posted: deque[tuple[int, int]] = field(default_factory=deque)
-    num_bytes: int = 0  # of all `posted`
 
-    def pass_by(self, place: int) -> None:
-        """The computes up to `place` are reached."""
-        while self.takers and self.takers[0] <= place:
-            self.takers.popleft()
-        while self.posted and self.posted[0][0] <= place:
-            self.num_bytes -= self.posted.popleft()[1]
+class _Completion(NamedTuple):
+    """With which slice's backward pass, and after which of its ops, a group's gradients are complete on all
+    devices; in the order of time.
+    """
 
-    def post(self, num_bytes: int) -> None:
-        """What the first taker takes is posted."""
-        self.posted.append((self.takers.popleft(), num_bytes))
-        self.num_bytes += num_bytes
+    time: int
+    minus_op: int
+    piece: int
+
+    @classmethod
+    def of(cls, group: ParameterGroup, clock: PassClock) -> _Completion:
+        return max(
+            cls(clock.end((Kind.BACKWARD, piece)), -op, piece)
+            for piece, op in zip(group.slices, group.first_ops, strict=True)
+        )
+
+
+def _in_order(groups: Iterable[ParameterGroup], clock: PassClock) -> tuple[ParameterGroup, ...]:
+    """The groups by when they are complete, numbered anew."""
+    ordered = sorted(groups, key=lambda group: (_Completion.of(group, clock), group.index))
+    return tuple(replace(group, index=index) for index, group in enumerate(ordered))
+
+
+# Of what has the same time, the sums come first: they may start while the pass that ends then still runs.
+_SUMS, _OTHERS, _FLAGS = 0, 1, 2
+
+
+class _Post(NamedTuple):
+    """Something to post, in the order of all devices: by time, then what is summed, then the rest."""
+
+    time: int
+    rank: int
+    number: int
+    action: Action
 
 
 @dataclass
 class _Draft:
-    """A device's program in the making: `write` merges its computes with its posts and sums."""
+    """A device's program in the making: `write` merges its passes with its posts.
+
+    `completing`: the first op of each of its slices that completes a group with it.
+    """
 
     device: int
-    computes: list[Compute] = field(default_factory=list)  # in program order
-    incoming: dict[Compute, list[Transfer]] = field(default_factory=dict)  # what a compute waits for
-    outgoing: dict[Compute, list[Transfer]] = field(default_factory=dict)  # what it makes
-    unposted: dict[int, deque[Transfer]] = field(default_factory=dict)  # by peer, in the order of keys
-    sums_after: dict[int, list[Action]] = field(default_factory=dict)  # by position in `computes`
-    last_sum: tuple[int, int] = (0, 0)  # of the latest sum: position in `computes`, and minus the op
-    backward_place: dict[int, int] = field(default_factory=dict)  # slice -> position of its B in `computes`
+    computes: Sequence[Compute]
+    slices: Sequence[Slice]
+    layouts: Sequence[Layout]
+    clock: PassClock
+    directory: Directory
+    posts: list[_Post] = field(default_factory=list)
+    completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
 
-    def add(self, transfer: Transfer) -> None:
-        """Register a transfer of which this device is one end; to be called in the order of keys."""
-        kind = Kind.BACKWARD if transfer.is_gradient else Kind.FORWARD
+    def add(self, post: _Post) -> None:
+        """Register what this device posts."""
+        self.posts.append(post)
+
+    def add_transfer(self, timed: TimedTransfer) -> None:
+        """Register a transfer of which this device is one end."""
+        transfer = timed.transfer
         if transfer.source == self.device:
-            maker = transfer.consumer if transfer.is_gradient else transfer.producer
-            self.outgoing.setdefault((kind, maker), []).append(transfer)
-            peer = transfer.destination
+            kind = Kind.SEND_GRAD if transfer.is_gradient else Kind.SEND
         else:
-            taker = transfer.producer if transfer.is_gradient else transfer.consumer
-            self.incoming.setdefault((kind, taker), []).append(transfer)
-            peer = transfer.source
-        self.unposted.setdefault(peer, deque()).append(transfer)
+            kind = Kind.RECV_GRAD if transfer.is_gradient else Kind.RECV
+        action = Action(kind, transfer=transfer, communicator=self.directory.of_transfer(transfer))
+        self.add(_Post(timed.time, _OTHERS, transfer.key + 1, action))
 
-    def add_sum(self, group: ParameterGroup) -> None:
-        """Register a sum: after the device's last backward slice that adds to it, ready from the first op
-        there that does, but never before the sum of an earlier group. To be called in the order of groups,
-        when all computes are there.
+    def add_sums(self, groups: Iterable[ParameterGroup], settings: StepSettings) -> None:
+        """Register the sums of the groups that this device shares with others, and behind the last one over
+        each set of devices its flags.
         """
-        if not self.backward_place:
-            self.backward_place = {slice_: place for place, (_, slice_) in enumerate(self.computes)}
-        own = max(
-            (self.backward_place[index], -op)
-            for index, op in zip(group.slices, group.first_ops, strict=True)
-            if index in self.backward_place
-        )
-        self.last_sum = max(self.last_sum, own)
-        place, minus_op = self.last_sum
-        self.sums_after.setdefault(place, []).append(Action(Kind.SUM, group=group.index, op=-minus_op))
+        last: dict[int, _Post] = {}
+        for group in groups:
+            if self.device not in group.devices or len(group.devices) < 2:
+                continue
+            completion = _Completion.of(group, self.clock)
+            communicator = self.directory.of_sum(group.devices)
+            action = Action(Kind.SUM, group=group.index, communicator=communicator)
+            self.add(_Post(completion.time, _SUMS, group.index, action))
+            self.completing[completion.piece, group.index] = -completion.minus_op
+            flags = Action(Kind.FLAGS, communicator=communicator)
+            last[communicator] = _Post(completion.time, _FLAGS, communicator, flags)
+        if settings.sharded:
+            self.posts.extend(last.values())
 
-    def write(self) -> list[Action]:
-        """The device's actions. Receives are posted one compute ahead of the one that waits for them, so that
-        the data can come while that one runs, yet few buffers are held at a time; small ones as early as they
-        can be (`EARLY_BYTES`).
-        """
+    def write(self, settings: StepSettings) -> list[Action]:
+        """The device's actions: each post before the first pass that ends later than its time."""
+        self.posts.sort(key=lambda post: post[:3])
         actions: list[Action] = []
-        ahead = _Ahead(
-            deque(place for place, compute in enumerate(self.computes) if compute in self.incoming)
-        )
-        for place, compute in enumerate(self.computes):
-            for transfer in self.incoming.get(compute, ()):
-                self._post_through(transfer, actions, must=True)
-            self._post_ahead(place, ahead, actions)
-            actions.append(Action(compute[0], piece=compute[1]))
-            for transfer in self.outgoing.get(compute, ()):
-                self._post_through(transfer, actions, must=True)
-            actions.extend(self.sums_after.get(place, ()))
+        posted = 0
+        for compute in self.computes:
+            end = self.clock.end(compute)
+            while posted < len(self.posts) and self.posts[posted].time < end:
+                actions.append(self.posts[posted].action)
+                posted += 1
+            actions.append(self._compute(compute))
+        actions.extend(post.action for post in self.posts[posted:])
+        actions = self._with_ops(actions)
+        everyone = self.directory.of_all()
+        if settings.clips:
+            actions.append(Action(Kind.NORM, communicator=everyone))
         actions.append(Action(Kind.STEP))
+        if settings.sharded:
+            actions.extend(self._gathers(actions))
         return actions
 
-    def _post_ahead(self, place: int, ahead: _Ahead, actions: list[Action]) -> None:
-        """Post what the computes behind `place` take, as far as it may be posted now."""
-        ahead.pass_by(place)
-        while ahead.takers:
-            taker = ahead.takers[0]
-            transfers = self.incoming[self.computes[taker]]
-            num_bytes = sum(transfer.num_bytes for transfer in transfers)
-            if taker > place + 1 and ahead.num_bytes + num_bytes > EARLY_BYTES:
-                return
-            posted = [self._post_through(transfer, actions, must=False) for transfer in transfers]
-            if not all(posted):
-                return
-            ahead.post(num_bytes)
+    def _compute(self, compute: Compute) -> Action:
+        kind, index = compute
+        layout = self.layouts[index]
+        communicator = self.directory.of_share(layout, layout.share_of[self.device])
+        return Action(kind, piece=index, communicator=communicator)
 
-    def _post_through(self, transfer: Transfer, actions: list[Action], *, must: bool) -> bool:
-        """Post everything between this device and the transfer's peer up to and including it; whether that
-        is done.
-
-        Without `must`, stop at a send whose data is not computed yet.
+    def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
+        """Give each sum the op of the slice before it with which it may start: the one that completes it,
+        where that slice does, else the slice's first; never before an earlier sum.
         """
-        peer = transfer.destination if transfer.source == self.device else transfer.source
-        queue = self.unposted[peer]
-        while queue and queue[0].key <= transfer.key:
-            head = queue[0]
-            if head.source == self.device:
-                if head is not transfer:
-                    assert not must, "a sender has run everything that comes before its transfer"
-                    return False
-                kind = Kind.SEND_GRAD if head.is_gradient else Kind.SEND
+        written: list[Action] = []
+        first_op, least = 0, 0
+        for action in actions:
+            if action.kind is Kind.BACKWARD:
+                assert action.piece is not None, "a B has a slice"
+                piece = action.piece
+                first_op, last_op = self.slices[piece].ops
+                least = last_op - 1
+            elif action.kind is Kind.SUM:
+                assert action.group is not None, "a SUM has a group"
+                least = min(least, self.completing.get((piece, action.group), first_op))
+                action = replace(action, op=least)
             else:
-                kind = Kind.RECV_GRAD if head.is_gradient else Kind.RECV
-            actions.append(Action(kind, transfer=queue.popleft()))
-        return True
+                least = first_op  # what is posted when the pass is through keeps those behind it waiting
+            written.append(action)
+        return written
+
+    def _gathers(self, actions: Iterable[Action]) -> list[Action]:
+        """Hand on what was summed; first the parameters of the first slices, whose sums were the last."""
+        sums = [action for action in actions if action.kind is Kind.SUM]
+        return [
+            Action(Kind.GATHER, group=action.group, communicator=action.communicator)
+            for action in reversed(sums)
+        ]

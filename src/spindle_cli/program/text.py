@@ -1,9 +1,14 @@
 """Actions as text and back, and one rank's program for people.
 
-    F 4                                        run slice 4 forward
-    SEND #12 2->5 slice 4>6 rows 0:8 4096 B    post transfer 12, device 2 to 5, from slice 4 to slice 6
-    SUM 3 op 2                                 sum parameter group 3; complete with op 2's backward
+    F 4                                             run slice 4 forward
+    F 4 on 6                                        the same, with its sums over communicator 6
+    SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1    post transfer 12, device 2 to 5, from slice 4 to slice 6
+    LOSSES on 0                                     sum the losses
+    SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
+    FLAGS on 4                                      which parameters any device has reached
+    NORM on 0                                       sum the gradients' norm
     STEP
+    GATHER 3 on 4                                   hand on the new parameters of group 3
 
 A gradient's transfer keeps the forward direction of its slices: `SEND_GRAD #40 5->2 slice 4>6` goes from
 slice 6 back to 4.
@@ -12,8 +17,10 @@ slice 6 back to 4.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
-from spindle_cli.program.types import Action, Kind, Program, Transfer
+from spindle_cli.plan.types import format_devices
+from spindle_cli.program.types import TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.units import format_bytes, format_seconds
 
 _TRANSFER = re.compile(
@@ -22,10 +29,19 @@ _TRANSFER = re.compile(
 )
 _COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
 _SUM = re.compile(r"SUM (?P<group>\d+) op (?P<op>\d+)")
+_GATHER = re.compile(r"GATHER (?P<group>\d+)")
+_ALONE = re.compile(r"(?P<kind>LOSSES|FLAGS|NORM|STEP)")
+_ON = re.compile(r"(?P<what>.*?)(?: on (?P<communicator>\d+))?")
+_POSTED = (*TRANSFERS, Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.GATHER)
 
 
 def format_action(action: Action) -> str:
     """The text form; `parse_action` is its inverse."""
+    text = _format_what(action)
+    return text if action.communicator is None else f"{text} on {action.communicator}"
+
+
+def _format_what(action: Action) -> str:
     if action.transfer is not None:
         transfer = action.transfer
         return (
@@ -33,11 +49,10 @@ def format_action(action: Action) -> str:
             f" slice {transfer.producer}>{transfer.consumer} rows {transfer.first}:{transfer.last}"
             f" {transfer.num_bytes} B"
         )
-    if action.kind is Kind.STEP:
-        return str(action.kind)
     if action.kind is Kind.SUM:
         return f"{action.kind} {action.group} op {action.op}"
-    return f"{action.kind} {action.piece}"
+    number = action.piece if action.group is None else action.group
+    return str(action.kind) if number is None else f"{action.kind} {number}"
 
 
 def parse_action(text: str) -> Action:
@@ -46,23 +61,36 @@ def parse_action(text: str) -> Action:
     Raises:
         ValueError: not the text form of an action.
     """
-    if text == Kind.STEP:
-        return Action(Kind.STEP)
+    on = _ON.fullmatch(text)
+    action = _parse_what(on["what"]) if on else None
+    number = on["communicator"] if on else None
+    if action is None or (action.kind in _POSTED and number is None) or (action.kind is Kind.STEP and number):
+        example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1'"
+        raise ValueError(f"expected an action such as {example}, found {text!r}")
+    return action if number is None else replace(action, communicator=int(number))
+
+
+def _parse_what(text: str) -> Action | None:
+    if match := _ALONE.fullmatch(text):
+        return Action(Kind(match["kind"]))
     if match := _COMPUTE.fullmatch(text):
         return Action(Kind(match["kind"]), piece=int(match["piece"]))
     if match := _SUM.fullmatch(text):
         return Action(Kind.SUM, group=int(match["group"]), op=int(match["op"]))
-    match = _TRANSFER.fullmatch(text)
-    if match is None:
-        example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B'"
-        raise ValueError(f"expected an action such as {example}, found {text!r}")
-    kind = Kind(match["kind"])
-    numbers = {name: int(value) for name, value in match.groupdict().items() if name != "kind"}
-    return Action(kind, transfer=Transfer(**numbers, is_gradient=kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)))
+    if match := _GATHER.fullmatch(text):
+        return Action(Kind.GATHER, group=int(match["group"]))
+    if match := _TRANSFER.fullmatch(text):
+        kind = Kind(match["kind"])
+        numbers = {name: int(value) for name, value in match.groupdict().items() if name != "kind"}
+        return Action(
+            kind, transfer=Transfer(**numbers, is_gradient=kind in (Kind.SEND_GRAD, Kind.RECV_GRAD))
+        )
+    return None
 
 
 def format_rank(program: Program, rank: int) -> str:
-    """One device's program, an action a line, with what each one means; ends with a newline.
+    """One device's program, an action a line, with what each one means, and its communicators; ends with a
+    newline.
 
     Raises:
         ValueError: the cluster has no such device.
@@ -77,7 +105,17 @@ def format_rank(program: Program, rank: int) -> str:
         f"{step:>{width}}  {text:<{column}}  {_explain(program, rank, action)}".rstrip()
         for step, (text, action) in enumerate(zip(texts, actions, strict=True))
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_communicator_lines(program, rank)]) + "\n"
+
+
+def _communicator_lines(program: Program, rank: int) -> list[str]:
+    own = [each for each in program.communicators if rank in each.ranks]
+    lines = [f"communicators of device {rank}: {len(own)}"]
+    width = max((len(each.purpose) for each in own), default=0)
+    for each in own:
+        devices = format_devices(each.ranks)
+        lines.append(f"  on {each.index}  {each.purpose:<{width}}  devices {', '.join(map(str, devices))}")
+    return lines
 
 
 def _explain(program: Program, rank: int, action: Action) -> str:
@@ -93,10 +131,23 @@ def _explain(program: Program, rank: int, action: Action) -> str:
         what = "gradient of " if transfer.is_gradient else ""
         return f"{what}{ends[0]}, for {ends[1]}, {format_bytes(transfer.num_bytes)}"
     if action.group is not None:
-        group = program.groups[action.group]
-        keys = dict.fromkeys(key for key, _ in group.blocks)
-        names = ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-        size = format_bytes(group.num_bytes)
-        blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
-        return f"{names}: {blocks}, {size}, over {len(group.devices)} devices"
-    return "wait for all sums, then the optimizer"
+        return _explain_group(program, action)
+    return _MEANINGS[action.kind]
+
+
+_MEANINGS = {
+    Kind.LOSSES: "the losses of all devices",
+    Kind.FLAGS: "which parameters any of these devices has reached",
+    Kind.NORM: "wait for all sums, then the norm of all gradients",
+    Kind.STEP: "wait for everything, then the optimizer",
+}
+
+
+def _explain_group(program: Program, action: Action) -> str:
+    assert action.group is not None, "a SUM or GATHER has a group"
+    group = program.groups[action.group]
+    keys = dict.fromkeys(key for key, _ in group.blocks)
+    names = ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+    size = format_bytes(group.num_bytes)
+    blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
+    return f"{names}: {blocks}, {size}, over {len(group.devices)} devices"

@@ -1,67 +1,133 @@
-"""Every chunk that one device sends to another in an iteration, in the one order that all devices follow."""
+"""Every chunk that one device sends to another in an iteration, in the one order that all devices follow.
+
+A transfer has a time: when its data is made, but no earlier than one pass before the one that takes it on its
+receiver, so that few buffers are held; small ones may come as early as they are made. Times order them.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from spindle_cli.account.edges import edge_bytes
 from spindle_cli.account.rows import Layout, route
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.types import Transfer
+from spindle_cli.program.clock import Compute, PassClock
+from spindle_cli.program.types import Kind, Transfer
+from spindle_cli.units import KIB
+
+# Receives up to this many bytes together are posted as early as their data is made: they cost next to no
+# memory, and what is posted before its sender sends arrives in one message where gloo would else need three.
+EARLY_BYTES = 64 * KIB
 
 
-class _Step(NamedTuple):
-    """An edge in one direction; steps sort by when they happen: `sender` and `receiver` are positions in that
-    phase's order.
-    """
+@dataclass(frozen=True)
+class TimedTransfer:
+    """A transfer and when both of its ends post it, in ticks of the program's clock."""
 
-    is_gradient: bool
-    sender: int
-    receiver: int
-    edge: Edge
+    time: int
+    transfer: Transfer
 
 
 def plan_transfers(
-    plan: Plan, layouts: tuple[Layout, ...], order: tuple[int, ...], edges: tuple[Edge, ...]
-) -> tuple[Transfer, ...]:
-    """All transfers of an iteration, `key` ascending: activations by the order of their producer, then of
-    their consumer; then gradients, by the reverse order of their consumer, then of their producer.
+    plan: Plan,
+    layouts: tuple[Layout, ...],
+    edges: tuple[Edge, ...],
+    clock: PassClock,
+    computes: Mapping[int, Sequence[Compute]],
+) -> tuple[TimedTransfer, ...]:
+    """All transfers of an iteration in the order of their times, `key` ascending.
 
-    A sender has thus run everything that comes before its transfer, and posts are possible in the order of
-    `key` everywhere.
+    Args:
+        plan: what is planned.
+        layouts: of the plan's slices.
+        edges: between them.
+        clock: of their passes.
+        computes: by device, in the order in which it runs them.
     """
-    position = {index: place for place, index in enumerate(order)}
-    last = len(order)
-    steps = [_Step(False, position[edge.producer], position[edge.consumer], edge) for edge in edges]
-    steps += [
-        _Step(True, last - position[edge.consumer], last - position[edge.producer], edge) for edge in edges
+    found = [
+        transfer
+        for is_gradient in (False, True)
+        for edge in edges
+        for transfer in _of_edge(plan, layouts, edge, is_gradient=is_gradient)
     ]
-    steps.sort()
+    times = _receive_times(found, clock, computes)
+    timed = sorted(
+        zip(times, found, strict=True),
+        key=lambda each: (each[0], each[1].is_gradient, clock.start(taker_of(each[1]))),
+    )
+    return tuple(TimedTransfer(time, replace(each, key=key)) for key, (time, each) in enumerate(timed))
 
-    transfers: list[Transfer] = []
-    for step in steps:
-        edge = step.edge
-        source, destination = layouts[edge.producer], layouts[edge.consumer]
-        if source == destination:
-            continue  # every device keeps its own rows
-        if step.is_gradient:
-            source, destination = destination, source
-        whole_bytes = edge_bytes(plan, edge)
-        for chunk in route(source, destination):
-            if chunk.source == chunk.destination:
-                continue
-            transfers.append(
-                Transfer(
-                    key=len(transfers),
-                    producer=edge.producer,
-                    consumer=edge.consumer,
-                    source=chunk.source,
-                    destination=chunk.destination,
-                    first=chunk.first,
-                    last=chunk.last,
-                    is_gradient=step.is_gradient,
-                    num_bytes=whole_bytes * (chunk.last - chunk.first) // source.batch_size,
-                )
-            )
-    return tuple(transfers)
+
+def maker_of(transfer: Transfer) -> Compute:
+    """The pass that makes what is transferred."""
+    if transfer.is_gradient:
+        return Kind.BACKWARD, transfer.consumer
+    return Kind.FORWARD, transfer.producer
+
+
+def taker_of(transfer: Transfer) -> Compute:
+    """The pass that takes it."""
+    if transfer.is_gradient:
+        return Kind.BACKWARD, transfer.producer
+    return Kind.FORWARD, transfer.consumer
+
+
+def _of_edge(plan: Plan, layouts: tuple[Layout, ...], edge: Edge, *, is_gradient: bool) -> list[Transfer]:
+    """The chunks that cross devices in one direction, without their keys."""
+    source, destination = layouts[edge.producer], layouts[edge.consumer]
+    if source == destination:
+        return []  # every device keeps its own rows
+    if is_gradient:
+        source, destination = destination, source
+    whole_bytes = edge_bytes(plan, edge)
+    return [
+        Transfer(
+            key=0,
+            producer=edge.producer,
+            consumer=edge.consumer,
+            source=chunk.source,
+            destination=chunk.destination,
+            first=chunk.first,
+            last=chunk.last,
+            is_gradient=is_gradient,
+            num_bytes=whole_bytes * (chunk.last - chunk.first) // source.batch_size,
+        )
+        for chunk in route(source, destination)
+        if chunk.source != chunk.destination
+    ]
+
+
+def _receive_times(
+    transfers: Sequence[Transfer], clock: PassClock, computes: Mapping[int, Sequence[Compute]]
+) -> list[int]:
+    """When each transfer is made, or when its receiver may post it, whichever is later."""
+    taken: dict[int, dict[Compute, int]] = {}  # bytes by receiver and taker
+    for transfer in transfers:
+        by_taker = taken.setdefault(transfer.destination, {})
+        taker = taker_of(transfer)
+        by_taker[taker] = by_taker.get(taker, 0) + transfer.num_bytes
+    opens = {device: _opening_times(computes[device], taken[device], clock) for device in taken}
+    return [
+        max(clock.end(maker_of(transfer)), opens[transfer.destination][taker_of(transfer)])
+        for transfer in transfers
+    ]
+
+
+def _opening_times(
+    computes: Sequence[Compute], taken: Mapping[Compute, int], clock: PassClock
+) -> dict[Compute, int]:
+    """From when on a device may hold buffers for what each of its passes takes: from the start of the pass
+    before it, or of an earlier one while all that is taken after that one is small.
+    """
+    opening: dict[Compute, int] = {}
+    first, ahead = 0, 0  # what passes first + 1 to place take
+    for place, compute in enumerate(computes):
+        ahead += taken.get(compute, 0) if place else 0
+        while first < place - 1 and ahead > EARLY_BYTES:
+            first += 1
+            ahead -= taken.get(computes[first], 0)
+        if compute in taken:
+            opening[compute] = clock.start(computes[min(first, place - 1)]) if place else 0
+    return opening

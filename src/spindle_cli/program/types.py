@@ -15,8 +15,8 @@ from spindle_cli.plan.types import Plan, Slice
 
 
 class Kind(StrEnum):
-    """What an action does. Sends and receives are posted without waiting; compute waits for the receives it
-    needs.
+    """What an action does. Messages and collectives are posted without waiting; compute waits for the
+    receives it needs, and STEP for everything.
     """
 
     RECV = "RECV"  # post the receive of an activation chunk
@@ -25,17 +25,65 @@ class Kind(StrEnum):
     RECV_GRAD = "RECV_GRAD"  # post the receive of a gradient chunk
     BACKWARD = "B"  # wait for the gradient chunks of every output, run the slice backward
     SEND_GRAD = "SEND_GRAD"  # post the send of a gradient chunk
+    LOSSES = "LOSSES"  # start the sum of the tasks' losses over all devices
     SUM = "SUM"  # start the gradient sum of a parameter group
-    STEP = "STEP"  # wait for all sums, step the optimizer
+    FLAGS = "FLAGS"  # start telling which parameters of shared optimizer state any device has reached
+    NORM = "NORM"  # wait for all sums, sum the gradients' norm over all devices
+    STEP = "STEP"  # wait for everything posted, step the optimizer
+    GATHER = "GATHER"  # start handing on the parameters of a group, of which each device has stepped a range
+
+
+TRANSFERS = (Kind.RECV, Kind.SEND, Kind.RECV_GRAD, Kind.SEND_GRAD)
+RECEIVES = (Kind.RECV, Kind.RECV_GRAD)
+COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
+# What a step takes once, however many batches it adds up.
+ONCE_A_STEP = (Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.STEP, Kind.GATHER)
+
+
+class Purpose(StrEnum):
+    """What a communicator is for."""
+
+    EVERYONE = "everyone"  # losses, norm, and the sums of groups that are on all devices
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    SUMS = "sums"  # of gradients, with their flags and gathers
+    TENSOR = "tensor parallelism"
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """Devices that exchange messages, or take part in collectives, one after another in the order in which
+    they post them.
+
+    `index`: position in `Program.communicators`, in which order they are made. `ranks`: ascending.
+    """
+
+    index: int
+    ranks: tuple[int, ...]
+    purpose: Purpose
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """What of the train settings changes a step's communication.
+
+    Attributes:
+        sharded: devices that hold the same parameters share their optimizer state: sums come with flags, and
+            new values are gathered.
+        clips: gradients are clipped by their norm.
+    """
+
+    sharded: bool = False
+    clips: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A chunk that one slice hands to another: an activation, or (`is_gradient`) its gradient going back.
 
-    `key` orders all transfers of an iteration; both ends of a pair of devices post theirs in the order of
-    `key`. `producer` and `consumer` are indices into `Plan.slices`, of the forward direction. Samples [first,
-    last). For a value without a batch dimension the whole value is sent.
+    `key` orders all transfers of an iteration, in which order every device posts its own. `producer` and
+    `consumer` are indices into `Plan.slices`, of the forward direction. Samples [first, last). For a value
+    without a batch dimension the whole value is sent.
     """
 
     key: int
@@ -56,10 +104,12 @@ class Action:
     Attributes:
         piece: index into `Plan.slices` (F, B).
         transfer: that is posted (sends, receives).
-        group: that is summed (SUM).
+        group: that is summed (SUM) or whose parameters are handed on (GATHER).
         op: of the slice that runs backward just before, the op whose backward completes what this device
             adds to the sum (SUM). The sum may start there, before the slice is through; the order of a
             device's sums stays.
+        communicator: index into `Program.communicators` of what is posted; of an F or B, of the sums that
+            tensor parallelism takes inside of it. None where nothing is communicated.
     """
 
     kind: Kind
@@ -67,6 +117,7 @@ class Action:
     transfer: Transfer | None = None
     group: int | None = None
     op: int | None = None
+    communicator: int | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +130,8 @@ class Program:
         order: indices of the slices in the order in which they run forward; backward is the reverse.
         edges: which slice takes whose output.
         groups: in the order of their sums.
+        communicators: in the order in which all devices make them.
+        settings: what the step takes beside its batch.
         actions: by device, for every device of the cluster.
     """
 
@@ -88,4 +141,6 @@ class Program:
     order: tuple[int, ...]
     edges: tuple[Edge, ...]
     groups: tuple[ParameterGroup, ...]
+    communicators: tuple[Communicator, ...]
+    settings: StepSettings
     actions: dict[int, tuple[Action, ...]]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -129,22 +130,11 @@ class Trainer:
         """Step the optimizer, unless a loss or the norm of the gradients is not finite; that norm [1], where
         it is worked out.
         """
-        norm: Tensor | None = None
         if self.masters is not None:
             with self.stopwatch.timed(Activity.OPTIMIZER):
                 self.masters.take_gradients()
-        if self.clip is not None:
-            with self.stopwatch.timed(Activity.WAIT, cause="norm"):
-                norm = self.clip.clip(self.board.device)
         with self.stopwatch.timed(Activity.OPTIMIZER):
-            self.guard.judge(losses, norm)
-            if self.optimizer is not None:
-                self.optimizer.step()
-            if self.schedule is not None:
-                self.schedule.step()
-            if self.masters is not None:
-                self.masters.hand_back()
-            self.pool.start_gather()
+            norm = self.executor.end_step(self._clip, partial(self._step_optimizer, losses))
             self.pool.reset()
         return norm
 
@@ -198,6 +188,20 @@ class Trainer:
             f"stopped by SIGTERM after step {step}; a checkpoint is saved",
             hint="Go on with the same command and --resume.",
         )
+
+    def _clip(self) -> Tensor:
+        assert self.clip is not None, "a program has a norm where the train settings clip"
+        with self.stopwatch.timed(Activity.WAIT, cause="norm"):
+            return self.clip.clip(self.board.device)
+
+    def _step_optimizer(self, losses: Tensor, norm: Tensor | None) -> None:
+        self.guard.judge(losses, norm)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        if self.schedule is not None:
+            self.schedule.step()
+        if self.masters is not None:
+            self.masters.hand_back()
 
     def _capture(self, stage: CaptureStage) -> None:
         if self.request.capture_dir is not None:

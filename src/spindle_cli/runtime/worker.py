@@ -32,6 +32,7 @@ from spindle_cli.process.worker_session import is_lost_peer, worker_session
 from spindle_cli.runtime.collector import not_searched_again
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.strict_backend import STRICT_BACKENDS, register_strict_backends
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.measuring.comparison import compare, gather_times
 from spindle_cli.runtime.measuring.metrics import MetricsLog
@@ -105,7 +106,9 @@ def train_plan(
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)
     check_replicas(model.cuts.keys, model.parameters, device)
-    pool = make_pool(model, environment.rank, request.timeout_s)
+    communicators = Communicators(model.program.communicators, request.timeout_s)
+    communicators.meet(model.program, environment.rank, device)
+    pool = make_pool(model, environment.rank, communicators)
     masters = Masters(pool.pieces) if model.train.precision == "bf16" else None
     pieces = pool.pieces if masters is None else masters.pieces
     optimizer = make_optimizer(model.train, (piece.tensor for piece in pieces))
@@ -113,7 +116,7 @@ def train_plan(
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
     stop = stop or StopRequest(request.run_dir)
-    trainer = make_trainer(request, state, pool, environment.rank, steps, stop, clock)
+    trainer = make_trainer(request, state, pool, communicators, environment.rank, steps, stop, clock)
     clock.ends("set-up")
     try:
         with not_searched_again():
@@ -172,8 +175,11 @@ def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.
 @contextmanager
 def connected(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> Iterator[None]:
     """Membership in the world of all workers."""
+    backend = environment.backend or request.backend
+    if backend in STRICT_BACKENDS:
+        register_strict_backends()
     dist.init_process_group(
-        request.backend,
+        backend,
         rank=environment.rank,
         world_size=environment.world_size,
         timeout=timedelta(seconds=request.timeout_s),
@@ -215,11 +221,10 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     return found.checkpoint.step
 
 
-def make_pool(model: LocalModel, rank: int, timeout_s: float) -> GradientPool:
-    """Lay out a rank's trained parameters; collective (it makes the communicators)."""
+def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:
+    """Lay out a rank's trained parameters."""
     widen_gradients(model.trained.values(), model.train)
     groups = model.cuts.of_leaves(model.program.groups)
-    communicators = Communicators((group.devices for group in groups), timeout_s)
     sharded = model.train.shards_optimizer_state
     return GradientPool(groups, model.trained, communicators, rank, sharded=sharded)
 
@@ -228,18 +233,22 @@ def make_trainer(
     request: RunRequest,
     state: TrainState,
     pool: GradientPool,
+    communicators: Communicators,
     rank: int,
     steps: range,
     stop: StopRequest,
     clock: StartClock,
 ) -> Trainer:
-    """Put a rank's parts together; collective."""
+    """Put a rank's parts together."""
     model, device = state.model, state.device
     program = model.program
-    join_tensor_groups(model, request)
+    for local in model.slices.values():
+        if local.group is not None:
+            layout = local.wired.layout
+            local.group.join(communicators.splitting(layout, layout.share_of[rank]))
     stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
-    exchange = Exchange(model.wiring, rank, device)
+    exchange = Exchange(model.wiring, rank, device, communicators)
     batches_per_step = model.train.accumulate
     shares = {name: task.ops[-1].shares for name, task in model.graph.tasks.items()}
     board = LossBoard(model.graph.workload.tasks, device, batches_per_step, shares)
@@ -276,20 +285,6 @@ def make_trainer(
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
         clock=clock,
     )
-
-
-def join_tensor_groups(model: LocalModel, request: RunRequest) -> None:
-    """Give every tensor-parallel group its communicator; collective.
-
-    Not those of the gradient sums, even where the ranks are the same: a rank may start a sum before what the
-    other does first.
-    """
-    layouts = [layout for layout in model.program.layouts if layout.tp > 1]
-    rank_sets = {layout.holders(share) for layout in layouts for share in range(layout.dp)}
-    communicators = Communicators(rank_sets, request.timeout_s, shares_world=False)
-    for local in model.slices.values():
-        if local.group is not None:
-            local.group.join(communicators.of(local.group.ranks))
 
 
 def finish(trainer: Trainer, device: torch.device) -> None:

@@ -26,6 +26,8 @@ from spindle_cli.simulate.types import (
 )
 
 _Compute = tuple[Kind, int]  # F or B, and the slice
+# Small, or counted with what they belong to: a sum's time is that of its scatter and its gather.
+_NOT_TIMED = (Kind.LOSSES, Kind.FLAGS, Kind.NORM, Kind.GATHER)
 
 
 @dataclass(slots=True)
@@ -97,6 +99,8 @@ class Engine:
             elif action.kind is Kind.SUM:
                 assert action.group in device.begun, "a SUM begins during the backward slice before it"
                 device.begun.remove(action.group)
+            elif action.kind in _NOT_TIMED:
+                pass
             elif action.kind is Kind.STEP:
                 self._ledger.finish_sums(device.number, self._clock.now_s)
                 if device.open_sums:
@@ -117,6 +121,7 @@ class Engine:
             self._steps.append(OptimizerStep(device.number, start_s, self._clock.now_s))
             self._ledger.end_update(device.number, self._clock.now_s)
             device.step += 1
+            self._advance(device)
 
         self._clock.at(start_s + self._step_s[device.number], end)
 

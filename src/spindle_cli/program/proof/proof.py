@@ -2,12 +2,13 @@
 
 Shares with `link` the types and the layouts only: edges, rows and orders are worked out here a second time.
 
-1. computes: every slice forward and backward once on each of its devices, the step last
+1. computes: every slice forward and backward once on each of its devices, then the step
 2. sums: each has all its devices, in one order everywhere
 3. sources: nothing is sent or summed before it is computed
-4. channels: each send has its receive; both ends of every pair of devices post in one order
+4. communicators: everything goes over one that is made for it, in one order on all of its devices, and
+   nothing is left out                                                      (proof_communicators.py)
 5. rows: each device gets every sample of every input, and of every gradient, once   (proof_rows.py)
-6. a run to the end: nothing waits for ever                                          (proof_run.py)
+6. a run to the end: nothing waits for ever, whatever the library     (proof_run.py)
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from collections import Counter
 from itertools import pairwise
 
 from spindle_cli.program.proof.faults import fault
+from spindle_cli.program.proof.proof_communicators import check_communicators
 from spindle_cli.program.proof.proof_rows import check_rows
 from spindle_cli.program.proof.proof_run import check_run
-from spindle_cli.program.types import Action, Kind, Program, Transfer
-
-_COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
+from spindle_cli.program.types import COMPUTES, Action, Kind, Program
 
 
 def prove(program: Program) -> None:
@@ -33,7 +33,7 @@ def prove(program: Program) -> None:
     check_computes(program)
     check_sums(program)
     check_sources(program)
-    check_channels(program)
+    check_communicators(program)
     check_rows(program)
     check_run(program)
 
@@ -50,7 +50,7 @@ def check_computes(program: Program) -> None:
         for device in piece.devices:
             own[device].add(index)
     for device, actions in program.actions.items():
-        computes = [(step, action) for step, action in enumerate(actions) if action.kind in _COMPUTES]
+        computes = [(step, action) for step, action in enumerate(actions) if action.kind in COMPUTES]
         expected = [Kind.FORWARD] * len(own[device]) + [Kind.BACKWARD] * len(own[device])
         for (step, action), kind in zip(computes, expected, strict=False):
             if action.kind is not kind:
@@ -61,9 +61,12 @@ def check_computes(program: Program) -> None:
             raise fault(program, f"device {device} does not run each of its slices forward once", (device, 0))
         if backward != forward[::-1]:
             raise fault(program, f"device {device}: backward does not mirror forward", (device, 0))
-        if [step for step, action in enumerate(actions) if action.kind is Kind.STEP] != [len(actions) - 1]:
-            place = (device, max(0, len(actions) - 1))
-            raise fault(program, f"device {device} does not end with its one STEP", place)
+        steps = [step for step, action in enumerate(actions) if action.kind is Kind.STEP]
+        last = max((step for step, action in enumerate(actions) if action.kind is not Kind.GATHER), default=0)
+        if steps != [last]:
+            raise fault(
+                program, f"device {device}: expected one STEP, and only GATHERs behind it", (device, last)
+            )
 
 
 def check_sums(program: Program) -> None:
@@ -112,7 +115,8 @@ def _group(action: Action) -> int:
 
 
 def check_sources(program: Program) -> None:
-    """Each send comes after the compute that makes its data, each sum after all that the device adds to it.
+    """Each send comes after the compute that makes its data, each sum after all that the device adds to it,
+    that of the losses after all forward passes.
 
     Raises:
         ProgramError: naming the first that does not.
@@ -122,12 +126,14 @@ def check_sources(program: Program) -> None:
         done: set[tuple[Kind, int | None]] = set()
         for step, action in enumerate(actions):
             needed: list[tuple[Kind, int | None]] = []
-            if action.kind in _COMPUTES:
+            if action.kind in COMPUTES:
                 done.add((action.kind, action.piece))
             elif action.kind is Kind.SEND and action.transfer is not None:
                 needed = [(Kind.FORWARD, action.transfer.producer)]
             elif action.kind is Kind.SEND_GRAD and action.transfer is not None:
                 needed = [(Kind.BACKWARD, action.transfer.consumer)]
+            elif action.kind is Kind.LOSSES:
+                needed = [(Kind.FORWARD, piece) for piece in own]
             elif action.kind is Kind.SUM:
                 slices = program.groups[_group(action)].slices
                 needed = [(Kind.BACKWARD, piece) for piece in slices if piece in own]
@@ -135,38 +141,3 @@ def check_sources(program: Program) -> None:
             if missing:
                 kind, piece = missing[0]
                 raise fault(program, f"device {device} needs {kind} {piece} before this", (device, step))
-
-
-def check_channels(program: Program) -> None:
-    """Both ends of each pair of devices post the same transfers, sends against receives, in the same order.
-
-    Raises:
-        ProgramError: naming the first transfer that does not fit.
-    """
-    posts: dict[tuple[int, int], dict[int, list[tuple[int, Transfer]]]] = {}
-    for device, actions in program.actions.items():
-        for step, action in enumerate(actions):
-            if action.transfer is None:
-                continue
-            if not _own_end(device, action, action.transfer):
-                raise fault(program, f"device {device} posts what is not its own", (device, step))
-            low, high = sorted((action.transfer.source, action.transfer.destination))
-            posts.setdefault((low, high), {low: [], high: []})[device].append((step, action.transfer))
-    for (low, high), ends in posts.items():
-        for (step, one), (other_step, other) in zip(ends[low], ends[high], strict=False):
-            if one is not other and one != other:
-                message = f"devices {low} and {high} post their transfers in different orders"
-                raise fault(program, message, (low, step), (high, other_step))
-        matched = min(len(ends[low]), len(ends[high]))
-        for device in (low, high):
-            if len(ends[device]) > matched:
-                message = f"device {device} posts a transfer that its peer does not"
-                raise fault(program, message, (device, ends[device][matched][0]))
-
-
-def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
-    """Whether a post is the device's own end of a transfer of that phase, to another device."""
-    sends = action.kind in (Kind.SEND, Kind.SEND_GRAD)
-    gradient = action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
-    end, other = (transfer.source, transfer.destination) if sends else (transfer.destination, transfer.source)
-    return end == device != other and transfer.is_gradient == gradient

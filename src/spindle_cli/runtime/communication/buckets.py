@@ -255,17 +255,14 @@ class Flags:
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
         self._reached = Reached(parameters)
         self._flags = torch.zeros(len(parameters), dtype=torch.uint8, device=parameters[0].device)
-        self._waiting = len(buckets)
         self._work: dist.Work | None = None
 
-    def bucket_complete(self) -> None:
-        """This rank's share of one more of the buckets is complete; the last one starts the flags' way."""
-        self._waiting -= 1
-        if self._waiting == 0:
-            self._reached.write_into(self._flags)
-            self._work = dist.all_reduce(
-                self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
-            )
+    def start(self) -> None:
+        """Start their way to the other ranks; this rank's share of all the buckets is complete."""
+        self._reached.write_into(self._flags)
+        self._work = dist.all_reduce(
+            self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
+        )
 
     def finish(self) -> None:
         """Wait for the other ranks' flags, and hand out the gradients accordingly."""
@@ -284,4 +281,3 @@ class Flags:
     def reset(self) -> None:
         """A new iteration begins."""
         self._reached.reset()
-        self._waiting = len(self.buckets)

@@ -1,6 +1,6 @@
-"""Communicators: one for each distinct set of ranks, made in the same order on every rank.
+"""A program's communicators as process groups, made in the same order on every rank.
 
-Each costs device memory (hundreds of MB per rank were seen with NCCL), so equal sets share theirs.
+Each costs device memory and time to make; `program/communicators.py` says which there are, and why.
 """
 
 from __future__ import annotations
@@ -8,26 +8,81 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
+
+from spindle_cli.account.rows import Layout
+from spindle_cli.program.communicators import Directory
+from spindle_cli.program.types import Communicator, Program, Purpose
 
 
 class Communicators:
-    """Process groups by their set of ranks."""
+    """Process groups by their communicator's index. That of everyone is torch's default group."""
 
-    def __init__(
-        self, rank_sets: Iterable[tuple[int, ...]], timeout_s: float, *, shares_world: bool = True
-    ) -> None:
-        """Make them. Collective: every rank calls this with the same sets; a set of one needs none.
-
-        `shares_world`: the set of all ranks takes torch's default group.
-        """
-        world = tuple(range(dist.get_world_size()))
+    def __init__(self, communicators: Iterable[Communicator], timeout_s: float) -> None:
+        """Make them. Collective: every rank calls this with the same communicators."""
+        self.all = tuple(communicators)
+        self.directory = Directory(self.all)
         # None stands for torch's default group.
-        self._groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {world: None} if shares_world else {}
-        for ranks in sorted({tuple(sorted(ranks)) for ranks in rank_sets}):
-            if len(ranks) > 1 and ranks not in self._groups:
-                self._groups[ranks] = dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+        self._groups: dict[int, dist.ProcessGroup | None] = {}
+        for each in self.all:
+            self._groups[each.index] = (
+                None
+                if each.purpose is Purpose.EVERYONE
+                else dist.new_group(list(each.ranks), timeout=timedelta(seconds=timeout_s))
+            )
 
-    def of(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
-        """The communicator of a set of ranks, as torch.distributed's functions take it (None: all ranks)."""
-        return self._groups[tuple(sorted(ranks))]
+    def of(self, index: int) -> dist.ProcessGroup | None:
+        """A communicator as torch.distributed's functions take it (None: all ranks)."""
+        return self._groups[index]
+
+    def summing(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """What these ranks, ascending, sum gradients over."""
+        return self.of(self.directory.of_sum(ranks))
+
+    def splitting(self, layout: Layout, share: int) -> dist.ProcessGroup | None:
+        """What the devices that hold a share of a split slice sum over."""
+        index = self.directory.of_share(layout, share)
+        assert index is not None, "the slice is split"
+        return self.of(index)
+
+    def meet(self, program: Program, rank: int, device: torch.device) -> None:
+        """Let all ranks meet once over each communicator, one after another; collective.
+
+        NCCL connects two ranks when they first talk to each other, which takes long and can hold up the host:
+        not in the first step.
+        """
+        for each in self.all:
+            if rank not in each.ranks:
+                continue
+            group = self.of(each.index)
+            pairs = _pairs(program, each)
+            if pairs:
+                _exchange([pair for pair in pairs if rank in pair], rank, device, group)
+            else:
+                dist.all_reduce(torch.zeros(1, device=device), group=group)
+
+
+def _pairs(program: Program, communicator: Communicator) -> list[tuple[int, int]]:
+    """(source, destination) of all messages that go over a communicator, ascending."""
+    found = {
+        (action.transfer.source, action.transfer.destination)
+        for actions in program.actions.values()
+        for action in actions
+        if action.transfer is not None and action.communicator == communicator.index
+    }
+    return sorted(found)
+
+
+def _exchange(
+    pairs: list[tuple[int, int]], rank: int, device: torch.device, group: dist.ProcessGroup | None
+) -> None:
+    messages = [
+        dist.P2POp(dist.isend, torch.zeros(1, device=device), destination, group)
+        if source == rank
+        else dist.P2POp(dist.irecv, torch.empty(1, device=device), source, group)
+        for source, destination in pairs
+    ]
+    # A rank may send activations and yet neither send nor receive a gradient.
+    for work in dist.batch_isend_irecv(messages) if messages else ():
+        work.wait()

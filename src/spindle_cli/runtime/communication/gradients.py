@@ -50,7 +50,7 @@ class GradientPool:
         for group in groups:
             if rank not in group.devices or len(group.devices) < 2:
                 continue
-            members = Members.of(group.devices, rank, communicators.of(group.devices))
+            members = Members.of(group.devices, rank, communicators.summing(group.devices))
             parts = _by_dtype({name: trained[name] for name, _ in group.blocks})
             if sharded:
                 buckets = tuple(ShardedBucket(parameters, members) for parameters in parts)
@@ -67,11 +67,13 @@ class GradientPool:
             *(piece for bucket in self._all() for piece in bucket.pieces),
             *(Piece(name, None, parameter) for name, parameter in own.items()),
         )
-        self._flags = [Flags(made, communicators.of(ranks)) for ranks, made in by_ranks.items()]
-        self._flags_of = {bucket: flags for flags in self._flags for bucket in flags.buckets}
+        self._flags = {
+            communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks))
+            for ranks, made in by_ranks.items()
+        }
         self._group_of = {bucket: group for group, made in self._buckets.items() for bucket in made}
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
-        self._waiting: deque[AnyBucket] = deque()
+        self._waiting: deque[AnyBucket | Flags] = deque()
         self._under_way: deque[AnyBucket] = deque()
 
     def watch_with(self, watch: Callable[[Passing, int, dist.Work], None]) -> None:
@@ -85,12 +87,19 @@ class GradientPool:
             self._under_way.popleft().finish_sum()
         self._start_waiting()
 
+    def start_flags(self, communicator: int) -> None:
+        """Start telling the other ranks which parameters this one has reached, behind the sums that go over
+        the same communicator.
+        """
+        self._waiting.append(self._flags[communicator])
+        self._start_waiting()
+
     def finish(self) -> None:
         """Wait for all sums: from here on the pieces' `.grad` is the gradient of the whole iteration."""
         while self._under_way:
             self._under_way.popleft().finish_sum()
             self._start_waiting()
-        for flags in self._flags:
+        for flags in self._flags.values():
             flags.finish()
 
     def reset(self) -> None:
@@ -99,16 +108,14 @@ class GradientPool:
             parameter.grad = None
         for bucket in self._all():
             bucket.reset()
-        for flags in self._flags:
+        for flags in self._flags.values():
             flags.reset()
 
-    def start_gather(self) -> None:
-        """Start exchanging the parameters that the optimizers have stepped; those of the first slices, whose
-        sums were the last, first.
-        """
-        for bucket in reversed(list(self._all())):
-            if isinstance(bucket, ShardedBucket):
-                self._note(Passing.GATHER, bucket, bucket.start_gather())
+    def start_gather(self, group: int) -> None:
+        """Start exchanging the parameters of a group that the optimizers have stepped."""
+        for bucket in reversed(self._buckets[group]):
+            assert isinstance(bucket, ShardedBucket), "only what is stepped in ranges is gathered"
+            self._note(Passing.GATHER, bucket, bucket.start_gather())
 
     def awaits(self, piece: int, op: int) -> bool:
         """Whether `await_parameters` has anything to wait for."""
@@ -142,14 +149,17 @@ class GradientPool:
         """
         taken = sum(bucket.buffer_bytes for bucket in self._under_way)
         while self._waiting:
-            taken += self._waiting[0].buffer_bytes
+            first = self._waiting[0]
+            if isinstance(first, Flags):
+                first.start()
+                self._waiting.popleft()
+                continue
+            taken += first.buffer_bytes
             if taken > SUM_BUFFER_BYTES and self._under_way:
                 return
-            bucket = self._waiting.popleft()
-            self._note(Passing.SUM, bucket, bucket.start_sum())
-            self._under_way.append(bucket)
-            if isinstance(bucket, ShardedBucket):
-                self._flags_of[bucket].bucket_complete()
+            self._waiting.popleft()
+            self._note(Passing.SUM, first, first.start_sum())
+            self._under_way.append(first)
 
     def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
         if self._watch is not None:

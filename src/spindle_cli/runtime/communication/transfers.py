@@ -7,7 +7,7 @@ post the messages of a transfer in the same order, with the same tags.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 from spindle_cli.account.rows import Chunk, route
 from spindle_cli.errors import PeerLostError
 from spindle_cli.program.types import Transfer
+from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples, empty_share, take_rows
 from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring
 from spindle_cli.workload.graph import ValueSpec
@@ -28,15 +29,33 @@ if TYPE_CHECKING:
 Held = Callable[[ValueSpec, Samples], "Tensor"]
 
 
+class Batch:
+    """Messages that start together. With NCCL one work stands for all of them."""
+
+    def __init__(self) -> None:
+        self._works: list[dist.Work] = []
+
+    def start(self, messages: list[dist.P2POp]) -> None:
+        """Start them."""
+        if messages:
+            self._works = dist.batch_isend_irecv(messages)
+
+    def wait(self) -> None:
+        """Wait for all of them; does nothing the second time, when gloo would wait for ever."""
+        for work in self._works:
+            wait_for(work)
+        self._works.clear()
+
+
 @dataclass
 class _Incoming:
     """A message under way: `view` is where it belongs, `buffer` where it lands (the same where memory
-    allows).
+    allows). `batch`: that it was started in.
     """
 
     view: Tensor
     buffer: Tensor
-    work: dist.Work
+    batch: Batch
 
 
 @dataclass
@@ -54,15 +73,14 @@ class Arrival:
     under_way: list[_Incoming] = field(default_factory=list)
     share: Tensor | None = None
 
-    def post(self, samples: Samples, source: int, tag: int) -> None:
-        """Start receiving the rows of `samples` from another rank."""
+    def make_room(self, samples: Samples, batch: Batch) -> Tensor:
+        """Where the rows of `samples` are to land that another rank sends as one of a batch."""
         view = self._place(samples)
         buffer = (
             view if view.is_contiguous() else torch.empty_like(view, memory_format=torch.contiguous_format)
         )
-        work = dist.irecv(buffer, src=source, tag=tag)
-        assert work is not None, "the receiver of a transfer is a member of the world"
-        self.under_way.append(_Incoming(view, buffer, work))
+        self.under_way.append(_Incoming(view, buffer, batch))
+        return buffer
 
     def complete(self, held: Held) -> Tensor:
         """Wait for what is under way and add what this rank holds itself: the whole share.
@@ -71,7 +89,7 @@ class Arrival:
         dimension are the whole value each (gradients from several consumers' shares): they are added up.
         """
         for incoming in self.under_way:
-            wait_for(incoming.work)
+            incoming.batch.wait()
             if incoming.buffer is not incoming.view:
                 incoming.view.copy_(incoming.buffer)
         own = [
@@ -98,27 +116,56 @@ class Arrival:
 class Exchange:
     """All transfers of this rank in one iteration."""
 
-    def __init__(self, wiring: Wiring, rank: int, device: torch.device) -> None:
+    def __init__(self, wiring: Wiring, rank: int, device: torch.device, communicators: Communicators) -> None:
         self._wiring = wiring
+        self._communicators = communicators
         self._rank = rank
         self._device = device
         self._routes: dict[_Key, tuple[Samples, tuple[Chunk, ...]]] = {}
         self._arrivals: dict[_Key, tuple[Arrival, ...]] = {}
-        self._sending: list[tuple[dist.Work, Tensor]] = []
+        self._sending: list[tuple[Batch, list[Tensor]]] = []
 
-    def post_receive(self, transfer: Transfer) -> None:
-        """Start receiving a transfer's chunk of every value that its edge carries."""
-        wired = self._edge(transfer)
-        for position, arrival in enumerate(self._arrivals_of(wired, is_gradient=transfer.is_gradient)):
-            arrival.post((transfer.first, transfer.last), transfer.source, self._tag(transfer, position))
+    def post_receives(self, transfers: Sequence[Transfer], communicator: int) -> None:
+        """Start receiving some transfers' chunks of every value that their edges carry, all at once."""
+        group = self._communicators.of(communicator)
+        batch = Batch()
+        messages = [
+            dist.P2POp(
+                dist.irecv,
+                arrival.make_room((transfer.first, transfer.last), batch),
+                transfer.source,
+                group,
+                self._tag(transfer, position),
+            )
+            for transfer in transfers
+            for position, arrival in enumerate(
+                self._arrivals_of(self._edge(transfer), is_gradient=transfer.is_gradient)
+            )
+        ]
+        batch.start(messages)
 
-    def post_send(self, transfer: Transfer, held: Held) -> None:
-        """Start sending a transfer's chunk of every value that its edge carries."""
-        for position, spec in enumerate(_carried(self._edge(transfer), is_gradient=transfer.is_gradient)):
-            rows = held(spec, (transfer.first, transfer.last)).detach().to(spec.dtype).contiguous()
-            work = dist.isend(rows, dst=transfer.destination, tag=self._tag(transfer, position))
-            assert work is not None, "the sender of a transfer is a member of the world"
-            self._sending.append((work, rows))
+    def post_sends(
+        self, transfers: Sequence[Transfer], held_of: Callable[[Transfer], Held], communicator: int
+    ) -> None:
+        """Start sending some transfers' chunks of every value that their edges carry, all at once.
+
+        `held_of`: what this rank holds of what a transfer carries.
+        """
+        group = self._communicators.of(communicator)
+        messages = [
+            dist.P2POp(dist.isend, rows, transfer.destination, group, self._tag(transfer, position))
+            for transfer in transfers
+            for position, rows in enumerate(self._rows(transfer, held_of(transfer)))
+        ]
+        batch = Batch()
+        batch.start(messages)
+        self._sending.append((batch, [message.tensor for message in messages]))
+
+    def _rows(self, transfer: Transfer, held: Held) -> list[Tensor]:
+        """A transfer's chunk of every value that its edge carries."""
+        specs = _carried(self._edge(transfer), is_gradient=transfer.is_gradient)
+        samples = (transfer.first, transfer.last)
+        return [held(spec, samples).detach().to(spec.dtype).contiguous() for spec in specs]
 
     def complete(self, wired: WiredEdge, held: Held, *, is_gradient: bool) -> dict[str, Tensor]:
         """This rank's share of every value that an edge carries (or of its gradient), by name."""
@@ -128,8 +175,8 @@ class Exchange:
 
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next iteration starts afresh."""
-        for work, _ in self._sending:
-            wait_for(work)
+        for batch, _ in self._sending:
+            batch.wait()
         self._sending.clear()
         assert not self._arrivals, "everything received was used by a slice of the same iteration"
 

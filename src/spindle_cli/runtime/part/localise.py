@@ -20,7 +20,7 @@ from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.types import Program
+from spindle_cli.program.types import Program, StepSettings
 from spindle_cli.runtime.communication.wiring import Wiring, wire
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
@@ -83,7 +83,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     cuts = find_cuts(plan, graph, table, splits)
     if splits.by_op:
         require_elementwise(train)
-    program = link(plan, trained_parameters(graph, table, splits.split_names(plan)))
+    settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
+    program = link(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
     prove(program)
     dtype = dtype_of(request, train)
     wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)

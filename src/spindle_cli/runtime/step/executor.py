@@ -6,13 +6,15 @@ gradients.py (sums), losses.py (what a share's loss counts).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from spindle_cli.operators.random_streams import drawing_from
-from spindle_cli.program.types import Action, Kind, Program
+from spindle_cli.program.types import ONCE_A_STEP, RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples, take_rows
 from spindle_cli.runtime.communication.sums import SumStarter
@@ -29,12 +31,26 @@ from spindle_cli.workload.training.precision import computing
 if TYPE_CHECKING:
     from torch import Tensor
 
-# After these no forward pass of this rank follows, and every rank sums losses before it sums gradients.
-_AFTER_FORWARD = (Kind.BACKWARD, Kind.SUM, Kind.STEP)
+# From the first of these on a step's gradients are complete.
+_ENDS_STEP = (Kind.NORM, Kind.STEP, Kind.GATHER)
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """Sends, or receives for one pass, that follow each other in the program: they start together."""
+
+    kind: Kind
+    transfers: tuple[Transfer, ...]
+    communicator: int
+
+    @property
+    def transfer(self) -> Transfer:
+        """The first of them."""
+        return self.transfers[0]
 
 
 class Executor:
-    """One rank's side of every iteration, up to where its parameters' gradients are complete."""
+    """One rank's side of every iteration: it does what the program says, in that order, and nothing else."""
 
     def __init__(
         self,
@@ -48,12 +64,14 @@ class Executor:
         train: TrainSettings,
     ) -> None:
         """`slices`: those that this rank runs, by index in the program."""
-        self._actions = program.actions[rank]
+        actions = program.actions[rank]
+        self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
+        self._ending = tuple(action for action in actions if action.kind in _ENDS_STEP)
         self._labels = [piece.label for piece in program.slices]
         self._slices = slices
         self._exchange = exchange
         self._pool = pool
-        self._sums = SumStarter(self._actions, pool.start_sum)
+        self._sums = SumStarter(actions, pool.start_sum)
         self._board = board
         self._stopwatch = stopwatch
         self._seed = train.seed  # of the random numbers that several ranks draw alike
@@ -79,40 +97,68 @@ class Executor:
             Exception: what the user's modules raised, with a note of the slice that ran.
         """
         self._ends_step, self._batch_number = ends_step, number
-        for action in self._actions:
-            with self._noting(action):
-                self._run_action(action, batch)
+        for step in self._steps:
+            with self._noting(step):
+                if isinstance(step, _Messages):
+                    self._post(step)
+                elif ends_step or step.kind not in ONCE_A_STEP:
+                    self._run_action(step, batch)
+        with self._stopwatch.timed(Activity.WAIT, cause="sum"):
+            self._exchange.finish()
+            if ends_step:
+                self._pool.finish()
         self._input_gradients.clear()
 
+    def end_step(self, clip: Callable[[], Tensor], step: Callable[[Tensor | None], None]) -> Tensor | None:
+        """Update the parameters, when the gradients of a step are complete.
+
+        Args:
+            clip: clips the gradients by their norm over all ranks, and gives that norm.
+            step: steps the optimizer; takes the norm, where gradients are clipped.
+
+        Returns:
+            That norm.
+        """
+        norm: Tensor | None = None
+        for action in self._ending:
+            if action.kind is Kind.NORM:
+                norm = clip()
+            elif action.kind is Kind.STEP:
+                step(norm)
+            else:
+                assert action.group is not None
+                self._pool.start_gather(action.group)
+        return norm
+
+    def _post(self, messages: _Messages) -> None:
+        if messages.kind in RECEIVES:
+            self._exchange.post_receives(messages.transfers, messages.communicator)
+            return
+        for transfer in messages.transfers:
+            self._stopwatch.note_send(transfer)
+        self._exchange.post_sends(messages.transfers, self._held_for, messages.communicator)
+
+    def _held_for(self, transfer: Transfer) -> Held:
+        """What this rank holds of what a transfer carries."""
+        if transfer.is_gradient:
+            return self._gradients_from(transfer.consumer)
+        return self._outputs_of(transfer.producer)
+
     def _run_action(self, action: Action, batch: StepBatch) -> None:
-        if self._ends_step and action.kind in _AFTER_FORWARD and not self._board.is_summing:
-            self._board.start_sum()
         match action.kind:
-            case Kind.RECV | Kind.RECV_GRAD:
-                assert action.transfer is not None
-                self._exchange.post_receive(action.transfer)
-            case Kind.SEND:
-                assert action.transfer is not None
-                self._stopwatch.note_send(action.transfer)
-                self._exchange.post_send(action.transfer, self._outputs_of(action.transfer.producer))
-            case Kind.SEND_GRAD:
-                assert action.transfer is not None
-                self._stopwatch.note_send(action.transfer)
-                self._exchange.post_send(action.transfer, self._gradients_from(action.transfer.consumer))
             case Kind.FORWARD:
                 assert action.piece is not None
                 self._forward(self._slices[action.piece], batch)
             case Kind.BACKWARD:
                 assert action.piece is not None
                 self._backward(self._slices[action.piece])
+            case Kind.LOSSES:
+                self._board.start_sum()
             case Kind.SUM:
-                if self._ends_step:
-                    self._sums.reach(action)
-            case Kind.STEP:
-                with self._stopwatch.timed(Activity.WAIT, cause="sum"):
-                    self._exchange.finish()
-                    if self._ends_step:
-                        self._pool.finish()
+                self._sums.reach(action)
+            case Kind.FLAGS:
+                assert action.communicator is not None
+                self._pool.start_flags(action.communicator)
 
     def _forward(self, local: LocalSlice, batch: StepBatch) -> None:
         wired = local.wired
@@ -177,23 +223,46 @@ class Executor:
         return held
 
     @contextmanager
-    def _noting(self, action: Action) -> Iterator[None]:
+    def _noting(self, action: Action | _Messages) -> Iterator[None]:
         try:
             yield
         except Exception as error:
             error.add_note(f"in {self._describe(action)}")
             raise
 
-    def _describe(self, action: Action) -> str:
-        if action.kind is Kind.FORWARD and action.piece is not None:
-            return f"the forward pass of slice {self._labels[action.piece]}"
-        if action.kind is Kind.BACKWARD and action.piece is not None:
-            return f"the backward pass of slice {self._labels[action.piece]}"
-        if action.transfer is not None:
+    def _describe(self, action: Action | _Messages) -> str:
+        if isinstance(action, _Messages):
             sender, receiver = self._labels[action.transfer.producer], self._labels[action.transfer.consumer]
-            what = "gradient" if action.transfer.is_gradient else "activation"
-            return f"the transfer of an {what} from slice {sender} to slice {receiver}"
-        return "the gradient sums"
+            what = "a gradient" if action.transfer.is_gradient else "an activation"
+            return f"the transfer of {what} from slice {sender} to slice {receiver}"
+        if action.piece is not None:
+            way = "forward" if action.kind is Kind.FORWARD else "backward"
+            return f"the {way} pass of slice {self._labels[action.piece]}"
+        return "the sum of the losses" if action.kind is Kind.LOSSES else "the gradient sums"
+
+
+def _joined(actions: Iterable[Action]) -> tuple[Action | _Messages, ...]:
+    """The actions, with the messages that start together as one."""
+
+    def key(place_and_action: tuple[int, Action]) -> object:
+        place, action = place_and_action
+        transfer = action.transfer
+        if transfer is None:
+            return place
+        taker = transfer.producer if transfer.is_gradient else transfer.consumer
+        return action.kind, action.communicator, taker if action.kind in RECEIVES else None
+
+    steps: list[Action | _Messages] = []
+    for _, found in groupby(enumerate(actions), key):
+        run = [action for _, action in found]
+        first = run[0]
+        if first.kind in TRANSFERS:
+            transfers = tuple(action.transfer for action in run if action.transfer is not None)
+            assert first.communicator is not None, "a message has a communicator"
+            steps.append(_Messages(first.kind, transfers, first.communicator))
+        else:
+            steps.append(first)
+    return tuple(steps)
 
 
 def _cut(tensor: Tensor, spec: ValueSpec, local: LocalSlice, samples: Samples) -> Tensor:

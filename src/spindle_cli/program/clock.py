@@ -1,0 +1,78 @@
+"""When each pass would run if devices did nothing but compute: the clock that orders what they communicate.
+
+Every rank derives the same times from the plan, in whole ticks, so that all put every message and collective
+in one order without asking each other. Nothing waits for these times: a device that is early or late posts in
+the same order. No two passes end in the same tick: of two devices that hand each other something then, one
+has to be first, and only the other can be ready for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.account.types import Edge
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.types import Kind
+
+Compute = tuple[Kind, int]  # F or B, and the slice
+Interval = tuple[int, int]  # start and end in ticks; a plan with n passes has n ticks to the nanosecond
+
+
+@dataclass(frozen=True)
+class PassClock:
+    """`when`: start and end of every pass, each at least 1 ns long, no two with the same end.
+
+    A device's passes are disjoint, in the order in which it runs them; a pass starts no earlier than those
+    that it takes from have ended. `forward_ended`: when the last forward pass of all has.
+    """
+
+    when: Mapping[Compute, Interval]
+    forward_ended: int
+
+    @classmethod
+    def of(cls, plan: Plan, order: Sequence[int], edges: Iterable[Edge]) -> PassClock:
+        """`order`: of all slices forward; backward is the reverse."""
+        producers: dict[int, list[int]] = {}
+        consumers: dict[int, list[int]] = {}
+        for edge in edges:
+            producers.setdefault(edge.consumer, []).append(edge.producer)
+            consumers.setdefault(edge.producer, []).append(edge.consumer)
+        when: dict[Compute, Interval] = {}
+        free = [0] * plan.cluster.num_devices
+        durations = [_durations_ns(plan, piece) for piece in plan.slices]
+        passes = [(Kind.FORWARD, index, producers) for index in order]
+        passes += [(Kind.BACKWARD, index, consumers) for index in reversed(order)]
+        for number, (kind, index, before) in enumerate(passes):
+            devices = plan.slices[index].devices
+            ready = max((when[kind, other][1] for other in before.get(index, ())), default=0)
+            start = max(ready, *(free[device] for device in devices))
+            length = durations[index][kind is Kind.BACKWARD] * len(passes)
+            end = start + length + (number - start) % len(passes)
+            when[kind, index] = start, end
+            for device in devices:
+                free[device] = end
+        forward_ended = max(end for (kind, _), (_, end) in when.items() if kind is Kind.FORWARD)
+        return cls(when, forward_ended)
+
+    def start(self, compute: Compute) -> int:
+        """When a pass starts."""
+        return self.when[compute][0]
+
+    def end(self, compute: Compute) -> int:
+        """When a pass ends."""
+        return self.when[compute][1]
+
+
+def _durations_ns(plan: Plan, piece: Slice) -> Interval:
+    """Of a slice's forward and backward pass: its planned length in the proportion of its curve's point; one
+    to two where the plan has no curve.
+    """
+    forward, backward = 1.0, 2.0
+    for point in plan.by_name[piece.metaop].curve:
+        if (point.dp, point.tp) == (piece.dp, piece.tp) and point.forward_s + point.backward_s > 0:
+            forward, backward = point.forward_s, point.backward_s
+    if piece.recompute:
+        backward += forward
+    length_ns = (piece.end_s - piece.start_s) * 1e9 / (forward + backward)
+    return max(1, round(length_ns * forward)), max(1, round(length_ns * backward))

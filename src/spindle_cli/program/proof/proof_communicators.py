@@ -1,0 +1,163 @@
+"""Part of the proof: what is communicated, over which communicator, in which order on all of its devices.
+
+NCCL ignores tags, and lets a communicator's operations run in the order in which they were posted: two
+devices that post them in different orders hang, or take one thing for another.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import zip_longest
+
+from spindle_cli.program.proof.faults import Place, fault
+from spindle_cli.program.types import Action, Kind, Program, Purpose, Transfer
+
+_Posts = list[tuple[int, Action]]  # (step, action)
+_PURPOSES = {
+    Kind.SEND: (Purpose.ACTIVATIONS,),
+    Kind.RECV: (Purpose.ACTIVATIONS,),
+    Kind.SEND_GRAD: (Purpose.GRADIENTS,),
+    Kind.RECV_GRAD: (Purpose.GRADIENTS,),
+    Kind.LOSSES: (Purpose.EVERYONE,),
+    Kind.NORM: (Purpose.EVERYONE,),
+    Kind.SUM: (Purpose.SUMS, Purpose.EVERYONE),
+    Kind.FLAGS: (Purpose.SUMS, Purpose.EVERYONE),
+    Kind.GATHER: (Purpose.SUMS, Purpose.EVERYONE),
+    Kind.FORWARD: (Purpose.TENSOR,),
+    Kind.BACKWARD: (Purpose.TENSOR,),
+}
+
+
+def check_communicators(program: Program) -> None:
+    """Each action has the communicator of those who take part in it; all of them post the same over it, in
+    one order; losses, flags, norm and gathers are there as the settings ask.
+
+    Raises:
+        ProgramError: naming the first that does not fit.
+    """
+    for index, each in enumerate(program.communicators):
+        if each.index != index or list(each.ranks) != sorted(set(each.ranks)):
+            raise fault(program, f"communicator {index} is numbered {each.index}, of {each.ranks}")
+    for device, actions in program.actions.items():
+        for step, action in enumerate(actions):
+            _check_action(program, device, step, action)
+        _check_once_a_step(program, device)
+    posts = _posts(program)
+    for communicator in program.communicators:
+        if communicator.purpose in (Purpose.ACTIVATIONS, Purpose.GRADIENTS):
+            _check_messages(program, posts[communicator.index])
+        else:  # all devices take part in the same collectives, in one order
+            ends = posts[communicator.index]
+            _check_alike(program, ends, lambda action: (action.kind, action.piece, action.group))
+
+
+def _check_action(program: Program, device: int, step: int, action: Action) -> None:
+    place = (device, step)
+    ranks = _takers(program, device, action)
+    if action.communicator is None:
+        if ranks is not None:
+            raise fault(program, f"device {device} has no communicator for this", place)
+        return
+    if ranks is None or action.communicator not in range(len(program.communicators)):
+        raise fault(
+            program, f"device {device}: there is no communicator {action.communicator} for this", place
+        )
+    communicator = program.communicators[action.communicator]
+    fits = communicator.ranks == ranks if action.transfer is None else set(ranks) <= set(communicator.ranks)
+    if communicator.purpose not in _PURPOSES[action.kind] or not fits:
+        message = f"communicator {communicator.index}, {communicator.purpose}, is not for this"
+        raise fault(program, f"device {device}: {message}", place)
+    if action.transfer is not None and not _own_end(device, action, action.transfer):
+        raise fault(program, f"device {device} posts what is not its own", place)
+
+
+def _takers(program: Program, device: int, action: Action) -> tuple[int, ...] | None:
+    """Who takes part in what an action communicates; None: nothing is. Of FLAGS, whoever its communicator
+    has.
+    """
+    if action.transfer is not None:
+        return action.transfer.source, action.transfer.destination
+    if action.piece is not None:
+        layout = program.layouts[action.piece]
+        return None if layout.tp == 1 else tuple(sorted(layout.holders(layout.share_of[device])))
+    if action.group is not None:
+        return program.groups[action.group].devices
+    if action.kind in (Kind.LOSSES, Kind.NORM):
+        return tuple(sorted(program.actions))
+    if action.kind is Kind.FLAGS and action.communicator in range(len(program.communicators)):
+        assert action.communicator is not None, "it is in a range"
+        return program.communicators[action.communicator].ranks
+    return None
+
+
+def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
+    """Whether a post is the device's own end of a transfer of that phase, to another device."""
+    sends = action.kind in (Kind.SEND, Kind.SEND_GRAD)
+    gradient = action.kind in (Kind.SEND_GRAD, Kind.RECV_GRAD)
+    end, other = (transfer.source, transfer.destination) if sends else (transfer.destination, transfer.source)
+    return end == device != other and transfer.is_gradient == gradient
+
+
+def _check_once_a_step(program: Program, device: int) -> None:
+    """One sum of the losses; one NORM where gradients are clipped; flags behind the last sum of each
+    communicator, and a gather of each group that is summed, where optimizer state is shared.
+    """
+    actions = program.actions[device]
+    last = (device, len(actions) - 1)
+    sums = [action for action in actions if action.kind is Kind.SUM]
+    clips, sharded = program.settings.clips, program.settings.sharded
+    for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(clips))):
+        found = sum(action.kind is kind for action in actions)
+        if found != wanted:
+            raise fault(program, f"device {device} has {found} {kind}, expected {wanted}", last)
+    gathered = sorted(
+        action.group for action in actions if action.kind is Kind.GATHER and action.group is not None
+    )
+    summed = sorted(action.group for action in sums if action.group is not None)
+    if gathered != (summed if sharded else []):
+        raise fault(program, f"device {device} does not gather each group that it has summed once", last)
+    flags = [(step, action.communicator) for step, action in enumerate(actions) if action.kind is Kind.FLAGS]
+    last_sums = {action.communicator: step for step, action in enumerate(actions) if action.kind is Kind.SUM}
+    if Counter(communicator for _, communicator in flags) != Counter(list(last_sums) if sharded else ()):
+        message = "does not exchange flags once over each communicator that it sums over"
+        raise fault(program, f"device {device} {message}", last)
+    for step, communicator in flags:
+        if step < last_sums[communicator]:
+            raise fault(program, f"device {device} exchanges flags before its last sum", (device, step))
+
+
+def _posts(program: Program) -> list[dict[int, _Posts]]:
+    """What each device posts, by communicator."""
+    posts: list[dict[int, _Posts]] = [{rank: [] for rank in each.ranks} for each in program.communicators]
+    for device, actions in program.actions.items():
+        for step, action in enumerate(actions):
+            if action.communicator is not None:
+                posts[action.communicator].setdefault(device, []).append((step, action))
+    return posts
+
+
+def _check_messages(program: Program, posts: dict[int, _Posts]) -> None:
+    """Both ends of each pair of devices post the same transfers, sends against receives, in one order."""
+    pairs: dict[tuple[int, int], dict[int, _Posts]] = {}
+    for device, own in posts.items():
+        for step, action in own:
+            assert action.transfer is not None, "checked before"
+            low, high = sorted((action.transfer.source, action.transfer.destination))
+            pairs.setdefault((low, high), {low: [], high: []})[device].append((step, action))
+    for ends in pairs.values():
+        _check_alike(program, ends, lambda action: action.transfer)
+
+
+def _check_alike(program: Program, ends: dict[int, _Posts], what: Callable[[Action], object]) -> None:
+    """All devices post the same, as far as `what` tells, in one order."""
+    (first, posts), *others = ends.items()
+    for device, other_posts in others:
+        for one, other in zip_longest(posts, other_posts):
+            if one is None or other is None:
+                alone, (step, _) = (device, other) if one is None else (first, one)
+                raise fault(program, f"device {alone} posts what its peer does not", (alone, step))
+            if what(one[1]) != what(other[1]):
+                places: tuple[Place, ...] = ((first, one[0]), (device, other[0]))
+                message = f"devices {first} and {device} post in different orders over one communicator"
+                raise fault(program, message, *places)

@@ -1,0 +1,155 @@
+"""A process group for tests that is as strict as NCCL, over gloo on a CPU.
+
+gloo forgives what NCCL does not: its messages wait for nobody but their own two ends, and its collectives for
+nobody who sends. Here every communicator runs its operations one after another in the order in which its rank
+posted them, whatever their peers; a send ends when its receiver has taken it; tags say nothing. With
+`SERIAL` all communicators of a process share one queue, as on a device with room for one operation alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from functools import cache, partial
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+STRICT = "strict"
+SERIAL = "strict-serial"
+STRICT_BACKENDS = (STRICT, SERIAL)
+
+# torch's names for gloo's collectives, beside gloo's own where they differ.
+_COLLECTIVES = {
+    **{
+        name: name
+        for name in ("allreduce", "allgather", "alltoall", "barrier", "broadcast", "gather", "reduce")
+    },
+    "scatter": "scatter",
+    "reduce_scatter": "reduce_scatter",
+    "all_gather_single": "_allgather_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+}
+_DATA, _TAKEN = 0, 1  # gloo's tags: of a message, and of the answer to it
+
+
+def register_strict_backends() -> None:
+    """Let torch.distributed know these backends, by their names."""
+    for name, queue_of in ((STRICT, OperationQueue), (SERIAL, _process_queue)):
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, partial(_make_group, queue_of), devices=["cpu"])
+
+
+def _make_group(
+    queue_of: Callable[[], OperationQueue], store: Any, rank: int, size: int, timeout: timedelta
+) -> StrictGroup:
+    return StrictGroup(dist.ProcessGroupGloo(store, rank, size, timeout), rank, size, queue_of())
+
+
+class QueuedWork(dist.Work):
+    """An operation that waits for its turn, or runs."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        super().__init__()
+        self._run = run
+        self._future: torch.futures.Future[None] = torch.futures.Future()
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Run it to its end; `wait` raises what it raises."""
+        try:
+            self._run()
+        except Exception as error:
+            self._error = error
+        self._done.set()
+        self._future.set_result(None)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it has ended.
+
+        Raises:
+            RuntimeError: what gloo says of a peer that is lost or does not answer.
+        """
+        self._done.wait(timeout.total_seconds() if timeout else None)
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended."""
+        return self._done.is_set()
+
+    def get_future(self) -> torch.futures.Future[None]:
+        """Done when the operation has ended."""
+        return self._future
+
+
+class OperationQueue:
+    """A thread that runs operations in the order in which they come, none before the one ahead has ended."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[QueuedWork] = SimpleQueue()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def post(self, run: Callable[[], object]) -> QueuedWork:
+        """Put an operation behind all others."""
+        work = QueuedWork(run)
+        self._waiting.put(work)
+        return work
+
+    def _run(self) -> None:
+        while True:
+            self._waiting.get().run()
+
+
+@cache
+def _process_queue() -> OperationQueue:
+    return OperationQueue()
+
+
+class StrictGroup(dist.ProcessGroup):
+    """One communicator."""
+
+    def __init__(self, gloo: dist.ProcessGroupGloo, rank: int, size: int, queue: OperationQueue) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub knows one of its two forms
+        self._gloo: Any = gloo  # torch's stub has none of its operations
+        self._queue = queue
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:  # noqa: ARG002 - NCCL ignores it
+        """Send, and wait until it is taken."""
+
+        def run() -> None:
+            self._gloo.send(tensors, dst, _DATA).wait()
+            self._gloo.recv([torch.empty(1, dtype=torch.uint8)], dst, _TAKEN).wait()
+
+        return self._queue.post(run)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:  # noqa: ARG002
+        """Receive, and say so."""
+
+        def run() -> None:
+            self._gloo.recv(tensors, src, _DATA).wait()
+            self._gloo.send([torch.zeros(1, dtype=torch.uint8)], src, _TAKEN).wait()
+
+        return self._queue.post(run)
+
+    def shutdown(self) -> None:
+        """Nothing is left to do: who ends a run has waited for its operations."""
+
+
+def _queued(name: str) -> Callable[..., dist.Work]:
+    def collective(self: StrictGroup, *args: Any, **options: Any) -> dist.Work:
+        operation = getattr(self._gloo, name)
+        return self._queue.post(lambda: operation(*args, **options).wait())
+
+    return collective
+
+
+for _name, _gloo_name in _COLLECTIVES.items():
+    setattr(StrictGroup, _name, _queued(_gloo_name))
