@@ -54,6 +54,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "threads": 1,
             "timeout_s": 600.0,
             "dtype": None,
+            "no_randomness": False,
             "timeline_steps": 3,
             "traces": False,
             "begun_s": None,

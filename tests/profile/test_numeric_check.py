@@ -19,6 +19,7 @@ from spindle_cli.profile.checking.values import choose_samples
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.training.item_draws import Generators
 from spindle_cli.workload.types import Task, Workload
 
@@ -70,6 +71,8 @@ class Net(nn.Module):
         x = self.second(self.first(x)) * self.scale
         if self.loss == "masked":
             return self.masked(x, label)
+        if self.loss == "padded":
+            return functional.cross_entropy(x.flatten(0, 1), label.flatten())
         return x.square().sum() if self.loss == "sum" else x.square().mean()
 
 
@@ -160,6 +163,21 @@ def test_a_mean_over_what_counts_is_no_mean_over_samples() -> None:
     found = check(graph_of(loss="masked"))
     (why,) = found.whole.values()
     assert "test_numeric_check.py:" in why
+
+
+def test_a_loss_over_labels_that_count_agrees_where_shares_count_differently() -> None:
+    graph = graph_of(loss="padded", splits=False)
+    found = check(graph)
+    assert found.whole == found.unchecked == {}
+    loss = graph.tasks["t"].ops[-1]
+    assert not loss.coupled and loss.shares is not None and loss.shares.num_counts == 1
+
+
+def test_a_loss_whose_counts_are_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_of(loss="padded", splits=False)
+    monkeypatch.setattr(LossCounter, "count", lambda self, rows, share: torch.tensor([10.0 * share]))
+    (why,) = check(graph).whole.values()
+    assert "differs from that of the whole" in why
 
 
 def test_a_layer_that_fails_on_one_sample_is_left_whole() -> None:

@@ -29,6 +29,13 @@ def verify(
             "--run-dir", metavar="DIR", help="Keep both runs here. [default: a temporary folder, removed]"
         ),
     ] = None,
+    no_randomness: Annotated[
+        bool,
+        typer.Option(
+            "--no-randomness",
+            help="Let both runs draw nothing: dropout drops nothing, other draws are their means.",
+        ),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Prove that a plan trains the same model.
@@ -40,7 +47,7 @@ def verify(
     from spindle_cli.verify.run import VerifyOptions, verify_plan
     from spindle_cli.verify.show import render_report
 
-    options = VerifyOptions(steps=steps, dtype=dtype, run_dir=run_dir)
+    options = VerifyOptions(steps=steps, dtype=dtype, run_dir=run_dir, no_randomness=no_randomness)
     report = verify_plan(plan, workload, options, output.note)
     output.report(as_json, report, render_report(report))
     if not report.same:

@@ -39,6 +39,7 @@ class RunRequest(Artifact):
         threads: torch threads of each process.
         timeout_s: seconds without an answer after which a collective or transfer fails.
         dtype: convert every floating-point parameter, buffer and batch field to this; None: leave them be.
+        no_randomness: dropout drops nothing, and other draws are their means.
         timeline_steps: so many of the last steps go into timeline.json. `traces`: with the time that each sum
         and
             gather takes, which costs a little.
@@ -66,6 +67,7 @@ class RunRequest(Artifact):
     threads: Annotated[int, Field(ge=1)] = 1
     timeout_s: Annotated[float, Field(gt=0)] = 600.0
     dtype: DtypeName | None = None
+    no_randomness: bool = False
     timeline_steps: Annotated[int, Field(ge=1)] = TIMELINE_STEPS
     traces: bool = False
     begun_s: Annotated[float, Field(ge=0)] | None = None

@@ -45,6 +45,7 @@ def build_launch(
         threads=options.threads,
         timeout_s=options.timeout_s,
         dtype=options.dtype,
+        no_randomness=options.no_randomness,
         timeline_steps=options.traced_steps or TIMELINE_STEPS,
         traces=options.traced_steps is not None,
         capture_dir=options.capture_dir,

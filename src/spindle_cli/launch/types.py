@@ -56,6 +56,7 @@ class LaunchOptions:
     timeout_s: float = DEFAULT_TIMEOUT_S
     restarts: int = 0
     dtype: DtypeName | None = None
+    no_randomness: bool = False
     capture_dir: Path | None = None
     worker_module: str = RUNTIME_WORKER
 

@@ -57,6 +57,7 @@ from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.learning_rate import make_schedule
+from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.optimizer import make_optimizer
 from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
 
@@ -119,7 +120,8 @@ def train_plan(
     trainer = make_trainer(request, state, pool, communicators, environment.rank, steps, stop, clock)
     clock.ends("set-up")
     try:
-        with not_searched_again():
+        asked = None if request.dtype is None else dtype_of(request, model.train)
+        with not_searched_again(), computing_as_asked(asked, no_randomness=request.no_randomness):
             trainer.train(steps)
     except Exception as error:
         if not is_lost_peer(error):  # the others can still write their parts

@@ -27,6 +27,7 @@ from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -56,7 +57,11 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
     write_tensors(request.capture_dir, "initial", parameters)
     count = loaded.train.accumulate
-    with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
+    asked = None if request.dtype is None else arithmetic.dtype
+    with (
+        (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics,
+        computing_as_asked(asked, no_randomness=request.no_randomness),
+    ):
         for step in range(request.steps):
             began = perf_counter()
             before = torch.get_rng_state()
@@ -65,7 +70,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
                 task.name: backward(task, batches[task.name], numbers, arithmetic, counted.get(task.name))
                 for task in loaded.workload.tasks
             }
-            require_no_chance(loaded.workload, before)
+            if not request.no_randomness:
+                require_no_chance(loaded.workload, before)
             if step == 0:
                 gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
                 write_tensors(request.capture_dir, "gradients", gradients)
@@ -192,7 +198,7 @@ def require_no_chance(workload: Workload, before: Tensor) -> None:
     raise WorkloadError(
         f"workload {workload.name!r} draws random numbers while it trains{where}; "
         "no two runs draw the same, so there is nothing to compare",
-        hint="Verify it with its dropout at zero.",
+        hint="--no-randomness lets both runs draw nothing: dropout drops nothing, other draws are means.",
     )
 
 

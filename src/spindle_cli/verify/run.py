@@ -51,6 +51,7 @@ class VerifyOptions:
 
     steps: int = DEFAULT_STEPS
     dtype: DtypeName | None = None
+    no_randomness: bool = False
     run_dir: Path | None = None
     worker_module: str = RUNTIME_WORKER
 
@@ -127,6 +128,7 @@ def build_runs(
             steps=options.steps,
             threads=threads,
             dtype=options.dtype,
+            no_randomness=options.no_randomness,
             capture_dir=run_dir.absolute() / "captured",
             worker_module=options.worker_module,
         )
@@ -209,6 +211,7 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         workers=runs.ours.processes,
         steps=options.steps,
         dtype=dtype,
+        no_randomness=options.no_randomness,
         checks=checks,
         rounding=rounding,
         noise_floor=floor,

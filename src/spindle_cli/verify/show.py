@@ -12,16 +12,17 @@ SHOWN = 5
 
 def render_report(report: VerifyReport) -> RenderableType:
     """The verdict, a table of the checks, and what failed or was set aside by name."""
-    parts: list[RenderableType] = [_table(report)]
+    parts: list[RenderableType] = [_verdict(report), _table(report)]
     for check in report.checks:
         parts.extend(_failures(check))
     parts.extend(_set_aside(report))
-    parts.append(_verdict(report))
     return Group(*parts)
 
 
 def _verdict(report: VerifyReport) -> str:
     over = f"over {report.steps} steps on {report.workers} workers, against one plain PyTorch process"
+    if report.no_randomness:
+        over += ", both without randomness"
     if report.same:
         return f"same model: {report.workload} under the {report.strategy} plan, {over}"
     failed = ", ".join(check.what for check in report.checks if not check.passed)

@@ -100,6 +100,7 @@ class VerifyReport(Artifact):
 
     Attributes:
         same: every check has passed.
+        no_randomness: both runs drew nothing.
         rounding: where final parameters were beyond the tolerance, how far rounding alone moves them in plain
             PyTorch (verify/rounding.py); their check's tolerance then rests on it. None where not needed.
         noise_floor: relative to the model's largest gradient; see `Noise`.
@@ -115,6 +116,7 @@ class VerifyReport(Artifact):
     workers: int
     steps: int
     dtype: ArithmeticName
+    no_randomness: bool = False
     checks: tuple[Check, ...]
     rounding: float | None = None
     noise_floor: float

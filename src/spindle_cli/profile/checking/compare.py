@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
+from spindle_cli.workload.metaops.ops import op_module, share_module
 from spindle_cli.workload.training.no_randomness import NoRandomness
 
 # By the coarsest numbers that an op computes in: above what rounding does, below what a wrong rule does.
@@ -48,7 +49,9 @@ class OpShares:
         values: Values,
         parameters: Mapping[str, nn.Parameter],
     ) -> None:
-        """`inputs`: by name, the op's fields and values for all samples. `parameters`: those in place."""
+        """`inputs`: by name, the batch's fields and the op's values for all samples. `parameters`: those in
+        place.
+        """
         self._task = task
         self._op = op
         self._inputs = {name: inputs[name] for name in (*op.fields, *op.inputs)}
@@ -56,6 +59,8 @@ class OpShares:
         self._values = values
         self._parameters = {name: p for name, p in parameters.items() if p.requires_grad}
         self._module = op_module(task, op)
+        self._share_module = share_module(task, op)
+        self._known = inputs
         self._cotangents: dict[str, Tensor] = {}
         self.watch = Watch()  # of the whole batch
 
@@ -63,7 +68,7 @@ class OpShares:
         """On all samples."""
         self._values.start_anew()
         with NoRandomness(), self.watch:
-            run, leaves = self._forward(0, samples)
+            run, leaves = self._forward(self._module, 0, samples)
         generator = torch.Generator().manual_seed(0)
         self._cotangents = {
             name: torch.randn(output.shape, generator=generator, dtype=output.dtype)
@@ -75,17 +80,19 @@ class OpShares:
     def in_shares(self, cuts: Sequence[int]) -> Run:
         """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share."""
         size = cuts[-1]
+        counts = self._counts(cuts)
         runs = []
         for first, last in pairwise(cuts):
             self._values.start_anew()
             with NoRandomness() if self.watch.draws else nullcontext():
-                run, leaves = self._forward(first, last)
+                more = () if counts is None else ((last - first) / size, *counts)
+                run, leaves = self._forward(self._share_module, first, last, more)
             seeds = {
                 name: _rows(seed, self._task.values[name], first, last)
                 for name, seed in self._cotangents.items()
             }
-            counts = 1.0 if self._task.task.reduction == "sum" else (last - first) / size
-            runs.append(self._backward(run, leaves, seeds, counts))
+            is_part = counts is not None or self._task.task.reduction == "sum"
+            runs.append(self._backward(run, leaves, seeds, 1.0 if is_part else (last - first) / size))
         return Run(
             {name: self._joined(name, [run.outputs[name] for run in runs]) for name in runs[0].outputs},
             {
@@ -95,13 +102,27 @@ class OpShares:
             runs[-1].buffers,
         )
 
-    def _forward(self, first: int, last: int) -> tuple[Run, dict[str, Tensor]]:
+    def _counts(self, cuts: Sequence[int]) -> tuple[Tensor, ...] | None:
+        """What the shares of a loss count together; None: it is not known to be a sum of their parts."""
+        shares = self._op.shares
+        if shares is None or shares.num_counts == 0:
+            return None if shares is None else ()
+        counter = LossCounter(self._task.root, shares)
+        counted = torch.zeros(shares.num_counts, dtype=torch.float64)
+        for first, last in pairwise(cuts):
+            rows = {name: self._known[name][first:last] for name in counter.fields}
+            counted += counter.count(rows, share_of_samples(last - first, cuts[-1], 1))
+        return counted.unbind()
+
+    def _forward(
+        self, module: nn.Module, first: int, last: int, more: Sequence[Any] = ()
+    ) -> tuple[Run, dict[str, Tensor]]:
         arguments: dict[str, Tensor] = {}
         for name, value in self._inputs.items():
             spec = self._specs[name]
             part = _rows(value, spec, first, last).detach().clone()
             arguments[name] = part.requires_grad_(spec.requires_grad and part.is_floating_point())
-        result = self._module(*arguments.values())
+        result = module(*arguments.values(), *more)
         outputs = {"loss": result} if self._op.is_loss else dict(zip(self._op.outputs, result, strict=True))
         leaves = {name: argument for name, argument in arguments.items() if argument.requires_grad}
         return Run(outputs, {}, {}), leaves

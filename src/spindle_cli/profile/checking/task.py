@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -18,6 +17,7 @@ from spindle_cli.units import format_bytes
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.no_randomness import NoRandomness
+from spindle_cli.workload.training.precision import constants_in
 from spindle_cli.workload.types import FlowTask
 
 # What an op takes, in copies of its parameters and of the values that it takes and gives, roughly: gradients,
@@ -245,17 +245,6 @@ class TaskChecker:
 
 class _DoesNotRunError(Exception):
     """An op fails on the whole batch, in these numbers and with these parameters."""
-
-
-@contextmanager
-def constants_in(dtype: torch.dtype) -> Iterator[None]:
-    """Constants that code makes have this type, unless it says otherwise."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def place_of(op: Op) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.workload.training.precision import constants_in
 
 # Arguments of torch's operations that are a probability to drop something.
 _RATES = ("p", "dropout_p", "dropout")
@@ -50,6 +54,16 @@ class NoRandomness(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 _settle(name, tensor, given)
         return result
+
+
+@contextmanager
+def computing_as_asked(dtype: torch.dtype | None, *, no_randomness: bool) -> Iterator[None]:
+    """Train inside as a request says: constants that code makes have `dtype`, if given, and no chance takes
+    part.
+    """
+    constants = nullcontext() if dtype is None else constants_in(dtype)
+    with constants, NoRandomness() if no_randomness else nullcontext():
+        yield
 
 
 def _settle(name: str, tensor: Tensor, given: dict[str, Any]) -> None:

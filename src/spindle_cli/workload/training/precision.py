@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -56,6 +56,17 @@ def gradient_dtype(parameter: Tensor) -> torch.dtype:
     """Of a parameter's `.grad`."""
     chosen: torch.dtype | None = getattr(parameter, "grad_dtype", None)
     return chosen or parameter.dtype
+
+
+@contextmanager
+def constants_in(dtype: torch.dtype) -> Iterator[None]:
+    """Constants that code makes have this type, unless it says otherwise."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 class Computing(nn.Module):
