@@ -29,6 +29,7 @@ from spindle_cli.workload.splitting.coupling import (
     Trace,
     hands_on_whole,
     has_batch_norm,
+    puts_samples_together,
     why_coupled,
     why_mixing,
 )
@@ -97,6 +98,7 @@ class _Placement:
             if node.op not in ("placeholder", "get_attr", "output") and node not in self._home:
                 self._place_glue(node)
         self._place_loss()
+        self._move_unordered()
         num_ops = max(self._home.values(), default=0) + 1
         self._couple_whole_outputs()
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
@@ -172,6 +174,8 @@ class _Placement:
         if not sizes and not any(self._has_batch(source) for source in tensors):
             return False
         if self._shapes.is_tensor(node) and not self._has_batch(node):
+            if puts_samples_together(self._trace, node):
+                self._reordering.add(node)
             return True
         if why_mixing(self._trace, node) is not None:
             self._reordering.add(node)
@@ -267,6 +271,17 @@ class _Placement:
         if op not in homes.coupled:
             return self._find_part()
         return find_part_of_whole(self._trace, {node for node, home in homes.op.items() if home == op})
+
+    def _move_unordered(self) -> None:
+        """Let rows be put into an order of which no share can be cut only where they are used, behind all
+        other ops.
+        """
+        for node in reversed(self._trace.graph.nodes):
+            if node not in self._home or node in self._trace.operators:
+                continue
+            homes = {self._home.get(user) for user in node.users}
+            if homes == {self._loss_home} and not self._trace.samples.is_cut_by_rows(node):
+                self._home[node] = self._loss_home
 
     def _own_losses(self) -> set[fx.Node]:
         return {node for node in self._trace.operators if self._is_own_loss(node)} | self._taken_out

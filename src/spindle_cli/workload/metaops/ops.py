@@ -14,7 +14,13 @@ from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.observe import Observer
-from spindle_cli.workload.tracing.prepare import cut_gradients, find_loss, inline_constants, split_container
+from spindle_cli.workload.tracing.prepare import (
+    cut_gradients,
+    find_loss,
+    inline_constants,
+    name_squeezed_dims,
+    split_container,
+)
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -44,6 +50,7 @@ def make_ops(
     if cut_gradients(graph, shapes):
         shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     inline_constants(graph, shapes)
+    name_squeezed_dims(graph, shapes)
     loss = find_loss(task, graph, shapes)
     operators = _operators(task, root, graph, workload)
     for node in operators:

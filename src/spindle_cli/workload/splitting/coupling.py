@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import fx, nn
 
+from spindle_cli.workload.rules.align import DIFFERENT
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.shapes import Shapes
@@ -54,6 +55,12 @@ def why_mixing(trace: Trace, node: fx.Node) -> str | None:
     if not all(trace.samples.is_cut_by_rows(one) for one in (node, *node.all_input_nodes)):
         return None  # rows that are tried must lie together
     return TRIED if trace.independence.mixes(node, trace.root, trace.shapes) else None
+
+
+def puts_samples_together(trace: Trace, node: fx.Node) -> bool:
+    """Whether a node compares or adds up entries of different samples: scores and labels in other orders."""
+    why = trace.samples.why_not(node)
+    return why is not None and why.why == DIFFERENT
 
 
 def _batch_first(trace: Trace, node: fx.Node) -> str:

@@ -38,6 +38,19 @@ def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
                 user.kwargs = _replaced(user.kwargs, node, shapes.values[node])
 
 
+def name_squeezed_dims(graph: fx.Graph, shapes: Shapes) -> None:
+    """Let x.squeeze() say which dimensions it takes away: in a share of one sample, the batch's has one entry
+    too.
+    """
+    for node in graph.nodes:
+        if node.target not in ("squeeze", torch.squeeze) or len(node.args) != 1 or node.kwargs:
+            continue
+        value, doubled = (seen[node.args[0]].shape for seen in (shapes.values, shapes.doubled))
+        dims = tuple(dim for dim, sizes in enumerate(zip(value, doubled, strict=True)) if sizes == (1, 1))
+        if shapes.values[node].dim() == len(value) - len(dims):
+            node.args = (node.args[0], dims)
+
+
 def cut_gradients(graph: fx.Graph, shapes: Shapes) -> bool:
     """Detach what was made where gradients are switched off (torch.no_grad); whether there was any.
 

@@ -107,7 +107,7 @@ def growth(value: Any, doubled: Any) -> int | None:
     """How a number grows with the batch: 0 not at all, 1 like x.shape[0], -1 like 1 / x.shape[0]; None:
     otherwise.
     """
-    if isinstance(value, Tensor) or isinstance(doubled, Tensor):
+    if any(isinstance(leaf, Tensor) for leaf in (*leaves_of(value), *leaves_of(doubled))):
         return None
     if value == doubled:
         return 0

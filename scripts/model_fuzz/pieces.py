@@ -1,0 +1,151 @@
+"""Pieces of models: what each does to [batch, tokens, channels], and whether it couples the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+TOKENS, WIDTH, HEADS = 4, 8, 2
+Step = Callable[["Piece", Tensor], Tensor]
+
+
+class Piece(nn.Module):
+    """One step of a model, by name; with the layers that steps need."""
+
+    def __init__(self, kind: str, alpha: float) -> None:
+        super().__init__()
+        self.kind, self.alpha = kind, alpha
+        make = _LAYERS.get(kind)
+        self.layer = make() if make is not None else nn.Linear(WIDTH, WIDTH)
+        if kind == "moving average":
+            self.register_buffer("average", torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, tokens, channels], as it is given."""
+        step = SEPARATE.get(self.kind) or COUPLING[self.kind]
+        return step(self, x)
+
+
+def _heads(self: Piece, x: Tensor) -> Tensor:
+    """Attention with the batch and the heads merged."""
+    batch, tokens, width = x.shape
+    parts = self.layer(x).view(batch, tokens, HEADS, width // HEADS)
+    merged = parts.transpose(1, 2).reshape(batch * HEADS, tokens, width // HEADS)
+    scores = (merged @ merged.transpose(1, 2)).softmax(-1)
+    return x + (scores @ merged).view(batch, HEADS, tokens, -1).transpose(1, 2).flatten(2)
+
+
+def _causal(self: Piece, x: Tensor) -> Tensor:
+    scores = x @ x.transpose(1, 2)
+    mask = torch.ones(TOKENS, TOKENS).triu(1).bool()
+    return x + scores.masked_fill(mask, -1e9).softmax(-1) @ self.layer(x)
+
+
+def _time_first(self: Piece, x: Tensor) -> Tensor:
+    batch = x.shape[0]
+    rows = x.transpose(0, 1).reshape(TOKENS * batch, WIDTH)
+    return torch.tanh(self.layer(rows)).view(TOKENS, batch, WIDTH).transpose(0, 1)
+
+
+def _class_token(self: Piece, x: Tensor) -> Tensor:
+    token = self.layer.bias.view(1, 1, -1).expand(x.shape[0], -1, -1)
+    joined = torch.cat([token, x], dim=1)
+    return joined[:, 1:] * joined[:, :1]
+
+
+def _picked(self: Piece, x: Tensor) -> Tensor:
+    chosen = x[torch.arange(x.shape[0]), x[..., 0].argmax(-1)]
+    return self.layer(x) + chosen.unsqueeze(1)
+
+
+def _channels_first(self: Piece, x: Tensor) -> Tensor:
+    return x + self.layer(x.transpose(1, 2)).transpose(1, 2)
+
+
+def _moving_average(self: Piece, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.average.mul_(0.5).add_(x.mean((0, 1)), alpha=0.5)
+    return self.layer(x) - self.average
+
+
+def _training_only(self: Piece, x: Tensor) -> Tensor:
+    if self.training:
+        x = x - x.mean(0)
+    return self.layer(x)
+
+
+def _few_samples(self: Piece, x: Tensor) -> Tensor:
+    return self.layer(x) * (1.0 if x.shape[0] > 3 else 2.0)
+
+
+def _halves(self: Piece, x: Tensor) -> Tensor:
+    return x + self.layer(x.chunk(2, 0)[0].mean(0))
+
+
+def _backwards(self: Piece, x: Tensor) -> Tensor:
+    return x + 0.1 * x[torch.arange(x.shape[0] - 1, -1, -1)]
+
+
+SEPARATE: dict[str, Step] = {
+    "linear": lambda self, x: x + functional.gelu(self.layer(x)),
+    "layer norm": lambda self, x: self.layer(x) * 2,
+    "group norm": _channels_first,
+    "instance norm": lambda self, x: functional.instance_norm(x) + self.layer(x),
+    "fixed batch norm": lambda self, x: self.layer(x.transpose(1, 2)).transpose(1, 2),
+    "attention": lambda self, x: x + self.layer(x, x, x, need_weights=False)[0],
+    "heads": _heads,
+    "causal": _causal,
+    "time first": _time_first,
+    "rows": lambda self, x: self.layer(x.reshape(-1, WIDTH)).view(x.shape[0], -1, WIDTH),
+    "recurrent": lambda self, x: self.layer(x)[0],
+    "convolution": _channels_first,
+    "token mean": lambda self, x: self.layer(x) - x.mean(1, keepdim=True),
+    "token softmax": lambda self, x: self.layer(x) * x.softmax(1),
+    "token sort": lambda self, x: self.layer(x) + x.sort(1)[0],
+    "token roll": lambda self, x: self.layer(x) + x.roll(1, 1),
+    "class token": _class_token,
+    "picked": _picked,
+    "dropout": lambda self, x: functional.dropout(self.layer(x), 0.0, self.training),
+    "chunks": lambda self, x: torch.cat([part * 2 for part in self.layer(x).chunk(2, -1)], -1),
+    "scaled": lambda self, x: self.layer(x) * self.alpha,
+    "clamped": lambda self, x: self.layer(x).clamp(-1, 1).unsqueeze(1).squeeze(1),
+    "off": lambda self, x: self.layer(x) - 0.0 * x.mean(-1, keepdim=True),
+}
+COUPLING: dict[str, Step] = {
+    "mean taken off": lambda self, x: self.layer(x) - x.mean(0),
+    "mean by alpha": lambda self, x: self.layer(x) - self.alpha * x.mean(0),
+    "small coupling": lambda self, x: self.layer(x) + 1e-4 * x.softmax(0),
+    "batch norm": lambda self, x: self.layer(x.transpose(1, 2)).transpose(1, 2),
+    "functional batch norm": lambda self, x: functional.batch_norm(
+        self.layer(x).transpose(1, 2), None, None, training=True
+    ).transpose(1, 2),
+    "smallest": lambda self, x: self.layer(x) - x.min(0)[0],
+    "variance": lambda self, x: self.layer(x) / (1 + torch.var_mean(x, 0)[0]),
+    "norm": lambda self, x: self.layer(functional.normalize(x, dim=0)),
+    "turned": lambda self, x: self.layer(x) + 0.1 * x.roll(2, 0),
+    "backwards": _backwards,
+    "sorted": lambda self, x: self.layer(x) + x.sort(0)[0],
+    "running sum": lambda self, x: self.layer(x) + 0.1 * x.cumsum(0),
+    "across": lambda self, x: x + self.layer(x, x, x, need_weights=False)[0],
+    "halves": _halves,
+    "second": lambda self, x: self.layer(x) + x[1],
+    "largest": lambda self, x: self.layer(x) + x.topk(1, dim=0)[0],
+    "by size": lambda self, x: self.layer(x) / (x.shape[0] + 1),
+    "training only": _training_only,
+    "few samples": _few_samples,
+    "moving average": _moving_average,
+    "flat norm": lambda self, x: self.layer(x) / x.norm(),
+}
+_LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "layer norm": lambda: nn.LayerNorm(WIDTH),
+    "group norm": lambda: nn.GroupNorm(2, WIDTH),
+    "fixed batch norm": lambda: nn.BatchNorm1d(WIDTH).eval(),
+    "attention": lambda: nn.MultiheadAttention(WIDTH, HEADS, batch_first=True),
+    "across": lambda: nn.MultiheadAttention(WIDTH, HEADS),
+    "recurrent": lambda: nn.GRU(WIDTH, WIDTH, batch_first=True),
+    "convolution": lambda: nn.Conv1d(WIDTH, WIDTH, 3, padding=1),
+    "batch norm": lambda: nn.BatchNorm1d(WIDTH),
+}
