@@ -41,7 +41,7 @@ def test_the_group_that_is_complete_first_is_summed_first() -> None:
     program = link(plan_of(profile_of(first, second), cluster_of(2), waves))
     assert [group.blocks for group in program.groups] == [(("task/second", 0),), (("task/first", 0),)]
     kinds = [action.kind for action in program.actions[0]]
-    assert kinds == [Kind.FORWARD] * 2 + [Kind.BACKWARD, Kind.SUM] * 2 + [Kind.STEP]
+    assert kinds == [Kind.FORWARD] * 2 + [Kind.LOSSES] + [Kind.BACKWARD, Kind.SUM] * 2 + [Kind.STEP]
 
 
 def test_small_groups_of_the_same_devices_are_summed_together() -> None:
