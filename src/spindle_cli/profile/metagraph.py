@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 from typing import Protocol, TypeVar
 
 Node = TypeVar("Node", bound=Hashable)
+
+
+class CycleError(ValueError):
+    """A graph that should have none has a cycle; `cycle`: its nodes, the first one again at the end."""
+
+    def __init__(self, cycle: Sequence[Hashable]) -> None:
+        super().__init__(" -> ".join(map(str, cycle)))
+        self.cycle = tuple(cycle)
 
 
 class GraphNode(Protocol):
@@ -51,22 +58,24 @@ def topological_order(metaops: Sequence[GraphNode]) -> tuple[str, ...]:
     try:
         return producers_first({metaop.name: metaop.inputs for metaop in metaops})
     except CycleError as error:
-        cycle: list[str] = error.args[1]
-        raise ValueError("metaops: the inputs form a cycle: " + " -> ".join(cycle)) from error
+        raise ValueError(f"metaops: the inputs form a cycle: {error}") from error
 
 
 def producers_first(inputs: Mapping[Node, Iterable[Node]]) -> tuple[Node, ...]:
     """Nodes with all their inputs before them; of those that are ready together, in the mapping's order.
 
     Raises:
-        CycleError: there is a cycle, which is the error's second argument.
+        CycleError: there is a cycle.
     """
-    sorter: TopologicalSorter[Node] = TopologicalSorter(inputs)
-    sorter.prepare()
+    import networkx as nx  # here, as it takes longer to import than most files to read
+
+    graph: nx.DiGraph[Node] = nx.DiGraph()
+    graph.add_nodes_from(inputs)
+    graph.add_edges_from((producer, node) for node, producers in inputs.items() for producer in producers)
     place = {node: index for index, node in enumerate(inputs)}
-    order: list[Node] = []
-    while sorter.is_active():
-        ready = sorted(sorter.get_ready(), key=place.__getitem__)
-        order.extend(ready)
-        sorter.done(*ready)
-    return tuple(order)
+    try:
+        generations = [sorted(ready, key=place.__getitem__) for ready in nx.topological_generations(graph)]
+    except nx.NetworkXUnfeasible:
+        found = nx.find_cycle(graph)
+        raise CycleError([*(edge[0] for edge in found), found[0][0]]) from None
+    return tuple(node for ready in generations for node in ready)

@@ -8,7 +8,6 @@ another on all devices where that is faster.
 from __future__ import annotations
 
 from functools import partial
-from graphlib import CycleError
 from math import inf
 
 from spindle_cli.plan.problem import Node, Problem
@@ -20,7 +19,7 @@ from spindle_cli.plan.strategies.lanes import (
     first_of,
     split_evenly_in_time,
 )
-from spindle_cli.profile.metagraph import producers_first
+from spindle_cli.profile.metagraph import CycleError, producers_first
 
 
 def distmm(problem: Problem) -> Draft:
