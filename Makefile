@@ -21,7 +21,9 @@ demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and pro
 	$(PYTHON) scripts/demo.py $(DEMO_ARGS)
 
 test: $(SETUP)  ## the whole test suite
-	$(PYTHON) -m pytest $(TEST_ARGS)
+	@# Tests that start workers run one after another, the others two at a time; 5 is pytest's "no such tests".
+	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
 
 test-gpu: $(SETUP)  ## the tests that need a GPU; skipped with a reason where there is none
 	$(PYTHON) -m pytest -rs tests/gpu $(TEST_ARGS)
