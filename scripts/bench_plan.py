@@ -31,8 +31,8 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.patterns import pattern_bound_s
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.placement import place_in_sequence
-from spindle_cli.plan.problem import Point, Thrift, make_point, make_problem
-from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.problem import MemoryFallback, Point, make_point, make_problem
+from spindle_cli.plan.schedule import Draft, UnplacedSlice
 from spindle_cli.plan.search.judge import measure
 from spindle_cli.plan.types import Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile
@@ -124,15 +124,15 @@ def tighter_bound_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     """The bound with the layers split and recomputed that the plan splits and recomputes; else that of
     patterns.
     """
-    thrift = thrift_of(plan)
-    if thrift != Thrift():
-        return lower_bound(make_problem(profile, cluster, thrift)).lower_bound_s
+    fallback = fallback_of(plan)
+    if fallback != MemoryFallback():
+        return lower_bound(make_problem(profile, cluster, fallback)).lower_bound_s
     if plan.predicted.compute_s <= plan.predicted.lower_bound_s * (1 + DOUBTFUL_GAP):
         return 0.0
     return pattern_bound_s(make_problem(profile, cluster), max_patterns=MOST_PATTERNS)
 
 
-def thrift_of(plan: Plan) -> Thrift:
+def fallback_of(plan: Plan) -> MemoryFallback:
     """What a plan gave up for memory."""
     recompute = {
         metaop.name: sum(
@@ -145,7 +145,7 @@ def thrift_of(plan: Plan) -> Thrift:
         for metaop in plan.metaops
     }
     split = {name: tp for name, tp in degree.items() if tp > 1}
-    return Thrift(
+    return MemoryFallback(
         min(split.values(), default=1),
         frozenset(split),
         {name: ops for name, ops in recompute.items() if ops},
@@ -172,7 +172,7 @@ def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> f
     problem = make_problem(profile, roomy)
     index = {node.metaop.name: node.index for node in problem.nodes}
     pieces = tuple(
-        Piece(index[piece.metaop], *piece.ops, point_of(plan, piece), piece.start_s, piece.end_s)
+        UnplacedSlice(index[piece.metaop], *piece.ops, point_of(plan, piece), piece.start_s, piece.end_s)
         for piece in plan.slices
     )
     placed = place_in_sequence(problem, Draft("in sequence", pieces))

@@ -124,7 +124,7 @@ class Model:
 
 
 def _fitting_s(parts: Sequence[Phases], room_bytes: float) -> float:
-    """Seconds with as many of the heaviest MetaOps recomputed as the planner's thrift has to."""
+    """Seconds with as many of the heaviest MetaOps recomputed as the planner's fallback has to."""
     seconds = sum(part.forward_s + part.backward_s for part in parts)
     kept = total = sum(part.kept_bytes for part in parts)
     left = sorted(parts, key=lambda part: part.kept_bytes)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from spindle_cli.check.report import CheckReport
+from spindle_cli.check.check_report import CheckReport
 from spindle_cli.checkpoint.files import Checkpoint
 from spindle_cli.export.types import Exported
 from spindle_cli.files.artifact import Artifact
@@ -17,8 +17,8 @@ from spindle_cli.files.request import RunRequest, WorkerError
 from spindle_cli.files.run_files import PredictedVsMeasured, StepMetrics
 from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.launch.types import Launch
-from spindle_cli.launch.watching.report import RunReport
-from spindle_cli.plan.report import PlanReport
+from spindle_cli.launch.watching.run_report import RunReport
+from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.compare import Comparison
@@ -28,7 +28,7 @@ from spindle_cli.questions.sweep import Sweep
 from spindle_cli.report.types import ReportData
 from spindle_cli.show.program import RankReport
 from spindle_cli.show.summary import ShowReport
-from spindle_cli.simulate.report import SimulationReport
+from spindle_cli.simulate.simulation_report import SimulationReport
 from spindle_cli.verify.types import VerifyReport
 from spindle_cli.workload.file import WorkloadFile
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from model_fuzz.losses import COUPLED, MEANS, Head
-from model_fuzz.pieces import COUPLING, SEPARATE, TOKENS, WIDTH, Piece
+from model_fuzz.pieces import COUPLING, SEPARATE, TOKENS, WIDTH, UnplacedSlice
 from spindle_cli.workload.types import Task, Workload
 
 _PLANTED = 0.35  # of the models, how many have a coupling planted in them; of the losses likewise
@@ -65,7 +65,7 @@ def recipe(seed: int, number: int) -> Recipe:
 class Block(nn.Module):
     """An operator of some pieces."""
 
-    def __init__(self, pieces: list[Piece]) -> None:
+    def __init__(self, pieces: list[UnplacedSlice]) -> None:
         super().__init__()
         self.pieces = nn.ModuleList(pieces)
 
@@ -87,8 +87,8 @@ class Model(nn.Module):
         super().__init__()
         alphas = iter(recipe.alphas)
 
-        def made(names: tuple[str, ...]) -> list[Piece]:
-            return [Piece(name, next(alphas)) for name in names]
+        def made(names: tuple[str, ...]) -> list[UnplacedSlice]:
+            return [UnplacedSlice(name, next(alphas)) for name in names]
 
         self.before = nn.ModuleList(made(recipe.before))
         self.blocks = nn.ModuleList(Block(made(names)) for names in recipe.blocks)

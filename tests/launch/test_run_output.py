@@ -25,7 +25,7 @@ from spindle_cli.launch.run import samples_per_step
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
 from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.progress import live_progress, progress_text
-from spindle_cli.launch.watching.report import render_report, report_run
+from spindle_cli.launch.watching.run_report import render_report, report_run
 
 
 def step(number: int, loss: float = 1.0, iteration_s: float = 0.5) -> StepMetrics:

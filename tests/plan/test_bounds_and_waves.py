@@ -13,7 +13,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.patterns import pattern_bound_s, patterns_of
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.problem import Problem, make_problem
-from spindle_cli.plan.schedule import Draft, Piece, Placed
+from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 from spindle_cli.plan.search.improve import search
 from spindle_cli.plan.search.listing import Timed, time_jobs
 from spindle_cli.plan.search.wavefront import level_after_level, overlapping, wave_after_wave, wavefront
@@ -88,7 +88,7 @@ def gpus() -> Cluster:
 
 def side_by_side(problem: Problem) -> Draft:
     pieces = tuple(
-        Piece(node.index, 0, 1, node.points[-1], 0.0, node.points[-1].op_s) for node in problem.nodes
+        UnplacedSlice(node.index, 0, 1, node.points[-1], 0.0, node.points[-1].op_s) for node in problem.nodes
     )
     return Draft("by hand", pieces)
 

@@ -12,10 +12,10 @@ from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
 from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.calendar import Calendar
-from spindle_cli.plan.placing.placement import Taste, place, place_in_sequence
+from spindle_cli.plan.placing.placement import PlacementWeights, place, place_in_sequence
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
-from spindle_cli.plan.schedule import Draft, Piece, Placed, placed_slices
+from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice, placed_slices
 from spindle_cli.plan.search.judge import best_of, measure
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ProcessorCosts
@@ -34,7 +34,7 @@ def draft_of(problem: Problem, *jobs: tuple[int, int, int, int, float]) -> Draft
     pieces = []
     for node, first, last, num_devices, start_s in jobs:
         point = point_of(problem, node, num_devices)
-        pieces.append(Piece(node, first, last, point, start_s, start_s + (last - first) * point.op_s))
+        pieces.append(UnplacedSlice(node, first, last, point, start_s, start_s + (last - first) * point.op_s))
     return Draft("by hand", tuple(pieces))
 
 
@@ -54,7 +54,7 @@ def test_a_metaops_next_slice_stays_where_it_is() -> None:
         cluster_of(4), metaop_of("a/m", 2, ANY, parameters=None), metaop_of("b/m", 1, ANY, parameters=None)
     )
     draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (0, 1, 2, 2, 4.0))
-    first, _, next_slice = place(problem, draft, Taste()).devices
+    first, _, next_slice = place(problem, draft, PlacementWeights()).devices
     assert next_slice == first
 
 
@@ -68,7 +68,7 @@ def test_a_consumer_goes_to_the_node_of_its_input() -> None:
         metaop_of("a/n", 1, ANY, inputs=("a/m",)),
     )
     draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0))
-    a, b, after_b, after_a = place(problem, draft, Taste()).devices
+    a, b, after_b, after_a = place(problem, draft, PlacementWeights()).devices
     assert (after_b, after_a) == (b, a)
     assert {cluster.node_of[d] for d in a} != {cluster.node_of[d] for d in b}
 
@@ -77,7 +77,7 @@ def test_a_wider_slice_keeps_the_rows_that_devices_hold() -> None:
     """From shares of 1/2 on devices 0 and 1 to shares of 1/4: each keeps a quarter of its half."""
     problem = problem_of(cluster_of(4), metaop_of("a/m", 2, ANY))
     draft = draft_of(problem, (0, 0, 1, 2, 0.0), (0, 1, 2, 4, 4.0))
-    narrow, wide = place(problem, draft, Taste()).devices
+    narrow, wide = place(problem, draft, PlacementWeights()).devices
     for share, device in enumerate(wide):
         if device in narrow:
             assert share // 2 == narrow.index(device)
@@ -92,7 +92,7 @@ def test_metaops_with_the_same_parameters_share_devices() -> None:
         metaop_of("d/m", 1, ANY, parameters="p"),
     )
     draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 4.0), (3, 0, 1, 2, 4.0))
-    p, q, q_again, p_again = (set(devices) for devices in place(problem, draft, Taste()).devices)
+    p, q, q_again, p_again = (set(devices) for devices in place(problem, draft, PlacementWeights()).devices)
     assert (p_again, q_again) == (p, q)
 
 
@@ -125,7 +125,7 @@ def test_a_gradient_sum_follows_the_backward_pass() -> None:
     """2 devices, 1 op: the ring moves 1 MiB once each way after everything else is done."""
     cluster = cluster_of(2)
     problem = problem_of(cluster, metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=2**20))
-    placed = place(problem, draft_of(problem, (0, 0, 1, 2, 0.0)), Taste())
+    placed = place(problem, draft_of(problem, (0, 0, 1, 2, 0.0)), PlacementWeights())
     prediction = predicted(problem, placed, 3.0)
     assert prediction.transfer_s == pytest.approx(0.0)
     assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
@@ -247,7 +247,7 @@ def test_a_split_slice_waits_until_a_whole_node_is_free() -> None:
         metaop_of("c/n", 1, {2: 1.0}, inputs=("c/m",)),
     )
     jobs = [(i, 0, 1, 1, 0.0) for i in range(4)] + [(4, 0, 1, 2, 2.0), (5, 0, 1, 2, 3.0)]
-    placed = place(problem, draft_of(problem, *jobs), Taste())
+    placed = place(problem, draft_of(problem, *jobs), PlacementWeights())
     *_, split, after = placed.devices
     assert placed.devices[:4] == ((0,), (1,), (2,), (3,))
     assert split == (2, 3)
@@ -287,7 +287,7 @@ def test_whole_groups_are_taken_of_each_node() -> None:
     cluster = cluster_of(6, devices_per_node=3)
     problem = problem_of(cluster, split_metaop("a/m", 1.0, dp=2, tp=2))
     draft = draft_of(problem, (0, 0, 1, 4, 0.0))
-    for placed in (place(problem, draft, Taste()), place_in_sequence(problem, draft)):
+    for placed in (place(problem, draft, PlacementWeights()), place_in_sequence(problem, draft)):
         ((a, b, c, d),) = placed.devices
         assert [cluster.node_of[device] for device in (a, b)] == [0, 0]
         assert [cluster.node_of[device] for device in (c, d)] == [1, 1]

@@ -12,10 +12,10 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.dispatch import Dispatcher, Guide
 from spindle_cli.plan.search.judge import judge
 from spindle_cli.plan.search.listing import time_jobs, to_pieces, turned_round
+from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
-from spindle_cli.plan.strategies.together import together
 from spindle_cli.profile.types import MetaOpProfile
 
 LINEAR = {1: 8.0, 2: 4.0, 4: 2.0}
@@ -172,7 +172,7 @@ def test_what_shares_parameters_stays_together_where_sums_are_slow() -> None:
 @pytest.mark.parametrize("num_devices", [2, 8, 12])
 def test_drafts_that_keep_shared_parameters_together_are_schedules(shape: Shape, num_devices: int) -> None:
     problem = slow_link(make_problem(random_profile(1, shape), cluster_of(num_devices)))
-    for draft in together(problem):
+    for draft in component_lanes(problem):
         assert draft.devices is not None
         ran = sum(piece.num_ops for piece in draft.pieces)
         assert ran == sum(node.num_ops for node in problem.nodes)
@@ -187,6 +187,6 @@ def test_drafts_that_keep_shared_parameters_together_are_schedules(shape: Shape,
 
 def test_a_plan_is_no_worse_than_any_draft_that_keeps_shared_parameters_together() -> None:
     problem = slow_link(make_problem(random_profile(2, SHAPES[0]), cluster_of(4, memory_gib=4000)))
-    judged = [judge(problem, draft) for draft in together(problem)]
+    judged = [judge(problem, draft) for draft in component_lanes(problem)]
     best_s = min(found.prediction.iteration_s for found in judged if found is not None)
     assert make_plan(problem.profile, problem.cluster).predicted.iteration_s <= best_s

@@ -29,7 +29,7 @@ from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.data import Feed, Portion, StepBatch
 from spindle_cli.runtime.step.losses import LossBoard, share_of_loss, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.training.batches import Batches
@@ -106,7 +106,7 @@ def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> Non
     own = nn.Parameter(torch.ones(2))
     group = ParameterGroup(0, (0,), (("own", 0),), 8, slices=(0,), first_ops=(0,))
     pool = GradientPool((group,), {"own": own}, Communicators((), 10), rank=0, sharded=True)
-    assert [(piece.name, piece.part, piece.counted) for piece in pool.pieces] == [("own", None, True)]
+    assert [(piece.name, piece.part, piece.counted) for piece in pool.owned_ranges] == [("own", None, True)]
     own.sum().backward()
     pool.finish()
     assert own.grad is not None
@@ -179,8 +179,8 @@ def test_gradients_are_clipped_by_the_norm_of_all_of_them(alone: None) -> None:
     """(3, 4) counted here, (12, 12) counted by another rank: the norm is 5, and both are scaled by 2 / 5."""
     counted, copy, unused = (nn.Parameter(torch.zeros(2)) for _ in range(3))
     counted.grad, copy.grad = torch.tensor([3.0, 4.0]), torch.tensor([12.0, 12.0])
-    pieces = [Piece("counted", None, counted), Piece("copy", None, copy, counted=False)]
-    clip = GradientClip(2.0, [*pieces, Piece("unused", None, unused)])
+    owned_ranges = [OwnedRange("counted", None, counted), OwnedRange("copy", None, copy, counted=False)]
+    clip = GradientClip(2.0, [*owned_ranges, OwnedRange("unused", None, unused)])
     assert float(clip.clip(CPU)) == 5.0
     assert torch.allclose(counted.grad, torch.tensor([1.2, 1.6]))
     assert torch.allclose(copy.grad, torch.tensor([4.8, 4.8]))

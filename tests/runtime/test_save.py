@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
-from spindle_cli.checkpoint.tensor_file import Layout
+from spindle_cli.checkpoint.tensor_file import TensorSpec
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import model_path, newest_model
 from spindle_cli.runtime.saving.save import save_model, write_model
@@ -60,11 +60,11 @@ def test_the_first_rank_holds_little_more_than_one_parameter_of_the_others_at_a_
 
 def test_the_newest_model_is_that_of_the_most_steps(tmp_path: Path) -> None:
     for step in (9, 10, 200):
-        write_model(model_path(tmp_path, step), {"a": Layout.of(ZERO)}, lambda _: ZERO)
+        write_model(model_path(tmp_path, step), {"a": TensorSpec.of(ZERO)}, lambda _: ZERO)
     assert newest_model(tmp_path) == model_path(tmp_path, 200)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("in the way")
     with pytest.raises(InputError, match="the trained parameters cannot be written"):
-        write_model(model_path(tmp_path, 1), {"a": Layout.of(ZERO)}, lambda _: ZERO)
+        write_model(model_path(tmp_path, 1), {"a": TensorSpec.of(ZERO)}, lambda _: ZERO)

@@ -13,7 +13,7 @@ from torch import nn
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.update.masters import Masters
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import UnplacedSlice
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.precision import gradient_dtype, widen_gradients
 
@@ -48,7 +48,7 @@ def test_small_gradients_are_not_lost_beside_large_ones(
     stepped = parameter(train)
     members = Members(1, 0, None)
     if way == "own":
-        pieces: tuple[Piece, ...] = (Piece("w", None, stepped),)
+        pieces: tuple[UnplacedSlice, ...] = (UnplacedSlice("w", None, stepped),)
         backward(stepped)
     elif way == "whole":
         bucket = Bucket({"w": stepped}, members)
@@ -88,7 +88,7 @@ def test_a_piece_of_a_parameter_has_its_part_of_the_wide_gradient() -> None:
 def test_masters_take_wide_gradients_without_a_copy() -> None:
     held = parameter(WIDE)
     backward(held)
-    masters = Masters([Piece("w", None, held)])
+    masters = Masters([UnplacedSlice("w", None, held)])
     masters.take_gradients()
     assert masters.pieces[0].tensor.grad is held.grad
     masters.hand_back()

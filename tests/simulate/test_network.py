@@ -6,7 +6,7 @@ import pytest
 
 from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.simulate.network import Flow, Network
+from spindle_cli.simulate.network import Network, Stream
 
 GB = 10**9
 
@@ -23,55 +23,55 @@ def cluster(device: str = "a800-80gb", nics: int | None = None, devices: int = 2
     )
 
 
-def enter(network: Network, now_s: float, *flows: Flow) -> dict[Flow, float]:
-    """Let flows enter together; the ends that this sets."""
-    for flow in flows:
-        network.enter(flow, now_s)
-    return {flow: end_s for end_s, flow in network.settle(now_s)}
+def enter(network: Network, now_s: float, *streams: Stream) -> dict[Stream, float]:
+    """Let streams enter together; the ends that this sets."""
+    for stream in streams:
+        network.enter(stream, now_s)
+    return {stream: end_s for end_s, stream in network.settle(now_s)}
 
 
 def test_alone_a_transfer_takes_what_the_formula_says() -> None:
     network = Network(cluster())
-    flow = network.transfer(0, 1, GB)
-    assert enter(network, 5.0, flow) == {flow: pytest.approx(6.0)}
+    stream = network.transfer(0, 1, GB)
+    assert enter(network, 5.0, stream) == {stream: pytest.approx(6.0)}
 
 
 def test_two_from_one_device_share_its_port() -> None:
     network = Network(cluster())
-    flows = network.transfer(0, 2, GB), network.transfer(0, 3, GB)
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0])
+    streams = network.transfer(0, 2, GB), network.transfer(0, 3, GB)
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([4.0, 4.0])
 
 
 def test_there_and_back_do_not_slow_each_other_down() -> None:
     network = Network(cluster())
-    flows = network.transfer(0, 1, GB), network.transfer(1, 0, GB)
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([1.0, 1.0])
+    streams = network.transfer(0, 1, GB), network.transfer(1, 0, GB)
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([1.0, 1.0])
 
 
 def test_inside_and_between_nodes_are_different_ports() -> None:
     network = Network(cluster())
-    flows = network.transfer(0, 1, GB), network.transfer(0, 2, GB)
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([1.0, 2.0])
+    streams = network.transfer(0, 1, GB), network.transfer(0, 2, GB)
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([1.0, 2.0])
 
 
 def test_devices_of_a_cpu_node_share_its_network_card() -> None:
     network = Network(cluster("cpu"))
-    flows = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0])
+    streams = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([4.0, 4.0])
     network = Network(cluster("a800-80gb"))
-    flows = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([2.0, 2.0])
+    streams = network.transfer(0, 2, GB), network.transfer(1, 3, GB)
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([2.0, 2.0])
 
 
 def test_devices_behind_one_card_share_it_and_neighbours_behind_two_share_theirs() -> None:
     """4 devices of a node send 1 GB each at 0.5 GB/s a card."""
     for nics, seconds in ((1, 8.0), (2, 4.0), (4, 2.0), (None, 2.0)):
         network = Network(cluster(nics=nics, devices=4))
-        flows = [network.transfer(device, 4 + device, GB) for device in range(4)]
-        assert list(enter(network, 0.0, *flows).values()) == pytest.approx([seconds] * 4)
+        streams = [network.transfer(device, 4 + device, GB) for device in range(4)]
+        assert list(enter(network, 0.0, *streams).values()) == pytest.approx([seconds] * 4)
     network = Network(cluster(nics=2, devices=4))
-    flows = [network.transfer(device, 4, GB) for device in (0, 2)]
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4.0, 4.0]), "one card takes both in"
+    streams = [network.transfer(device, 4, GB) for device in (0, 2)]
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([4.0, 4.0]), "one card takes both in"
 
 
 def test_cards_of_a_node_share_what_a_sum_passes_on() -> None:
@@ -114,8 +114,8 @@ def test_small_messages_that_do_not_fill_a_port_go_side_by_side() -> None:
     network = Network(
         cluster().model_copy(update={"links": Links(intra_node=slow_start, inter_node=slow_start)})
     )
-    flows = [network.transfer(0, 1, 1000) for _ in range(4)]
-    assert list(enter(network, 0.0, *flows).values()) == pytest.approx([4e-6] * 4)
+    streams = [network.transfer(0, 1, 1000) for _ in range(4)]
+    assert list(enter(network, 0.0, *streams).values()) == pytest.approx([4e-6] * 4)
 
 
 def test_alone_a_sum_takes_what_the_formula_says_and_two_share() -> None:
@@ -130,6 +130,6 @@ def test_alone_a_sum_takes_what_the_formula_says_and_two_share() -> None:
 
 def test_nothing_takes_no_time() -> None:
     network = Network(cluster())
-    flow = network.transfer(0, 1, 0)
-    assert (flow.latency_s, flow.left_s) == (0.0, 0.0)
+    stream = network.transfer(0, 1, 0)
+    assert (stream.latency_s, stream.left_s) == (0.0, 0.0)
     assert transfer_s(0, network.cluster.links.intra_node) == 0.0

@@ -15,8 +15,8 @@ from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
-from spindle_cli.simulate.report import report_of
 from spindle_cli.simulate.run import simulate
+from spindle_cli.simulate.simulation_report import report_of
 from spindle_cli.simulate.types import Activity, Cause
 
 MIB = 2**20

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from helpers.plans import two_towers
 from spindle_cli.cli.app import app
 from spindle_cli.plan.file import write_plan
-from spindle_cli.simulate.report import SimulationReport
+from spindle_cli.simulate.simulation_report import SimulationReport
 
 
 @pytest.fixture

@@ -4,7 +4,8 @@ devices.
 
 from __future__ import annotations
 
-from spindle_cli.check import against_profile, predictions, schedule, structure
+from spindle_cli.check import against_profile, predictions, structure
+from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile

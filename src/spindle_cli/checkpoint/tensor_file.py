@@ -39,14 +39,14 @@ _ALIGNMENT = 8  # of the tensors' bytes in the file
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorSpec:
     """A tensor's shape and dtype."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Layout:
+    def of(cls, tensor: Tensor) -> TensorSpec:
         """That of a tensor."""
         return cls(tuple(tensor.shape), tensor.dtype)
 
@@ -63,18 +63,18 @@ class Digest(Protocol):
         """Take these bytes in."""
 
 
-def file_order(layouts: Mapping[str, Layout]) -> list[str]:
+def file_order(specs: Mapping[str, TensorSpec]) -> list[str]:
     """The keys in the order in which their tensors lie in a file.
 
     Larger dtypes first, as the safetensors library does it: then every tensor begins at a multiple of its own
     dtype's size.
     """
-    return sorted(layouts, key=lambda key: (-layouts[key].dtype.itemsize, key))
+    return sorted(specs, key=lambda key: (-specs[key].dtype.itemsize, key))
 
 
 def write_tensors(
     path: Path,
-    layouts: Mapping[str, Layout],
+    specs: Mapping[str, TensorSpec],
     tensor_of: Callable[[str], Tensor],
     digest: Digest | None = None,
 ) -> int:
@@ -82,7 +82,7 @@ def write_tensors(
 
     Args:
         path: the file.
-        layouts: what will be in it, by key.
+        specs: what will be in it, by key.
         tensor_of: called once for each key, in `file_order`; the tensor may be on any device. It is let go
             before the next one is asked for.
         digest: takes in the file's bytes.
@@ -92,7 +92,7 @@ def write_tensors(
         TypeError: a dtype that safetensors files have no name for.
     """
     with path.open("wb") as file:
-        num_bytes = put_tensors(file, layouts, tensor_of, digest)
+        num_bytes = put_tensors(file, specs, tensor_of, digest)
         file.flush()
         os.fsync(file.fileno())
     return num_bytes
@@ -100,12 +100,12 @@ def write_tensors(
 
 def put_tensors(
     file: IO[bytes],
-    layouts: Mapping[str, Layout],
+    specs: Mapping[str, TensorSpec],
     tensor_of: Callable[[str], Tensor],
     digest: Digest | None = None,
 ) -> int:
     """What `write_tensors` does with a file that is open."""
-    keys, num_bytes = file_order(layouts), 0
+    keys, num_bytes = file_order(specs), 0
 
     def put(content: bytes | memoryview) -> None:
         nonlocal num_bytes
@@ -114,23 +114,23 @@ def put_tensors(
             digest.update(content)
         num_bytes += len(content)
 
-    put(_header(keys, layouts))
+    put(_header(keys, specs))
     for key in keys:
-        put(_bytes_of(key, tensor_of(key), layouts[key]))
+        put(_bytes_of(key, tensor_of(key), specs[key]))
     return num_bytes
 
 
-def _header(keys: list[str], layouts: Mapping[str, Layout]) -> bytes:
+def _header(keys: list[str], specs: Mapping[str, TensorSpec]) -> bytes:
     entries: dict[str, object] = {}
     first = 0
     for key in keys:
-        layout = layouts[key]
-        if layout.dtype not in _NAMES:
-            raise TypeError(f"{key}: safetensors files cannot hold {layout.dtype}")
-        last = first + layout.num_bytes
+        spec = specs[key]
+        if spec.dtype not in _NAMES:
+            raise TypeError(f"{key}: safetensors files cannot hold {spec.dtype}")
+        last = first + spec.num_bytes
         entries[key] = {
-            "dtype": _NAMES[layout.dtype],
-            "shape": list(layout.shape),
+            "dtype": _NAMES[spec.dtype],
+            "shape": list(spec.shape),
             "data_offsets": [first, last],
         }
         first = last
@@ -139,9 +139,9 @@ def _header(keys: list[str], layouts: Mapping[str, Layout]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes_of(key: str, tensor: Tensor, layout: Layout) -> memoryview:
-    assert Layout.of(tensor) == layout, f"{key}: {Layout.of(tensor)} is not {layout}"
-    if layout.num_bytes == 0:
+def _bytes_of(key: str, tensor: Tensor, spec: TensorSpec) -> memoryview:
+    assert TensorSpec.of(tensor) == spec, f"{key}: {TensorSpec.of(tensor)} is not {spec}"
+    if spec.num_bytes == 0:
         return memoryview(b"")
     flat = tensor.detach().cpu().contiguous().reshape(-1)
     content: memoryview = flat.view(torch.uint8).numpy().data

@@ -37,7 +37,7 @@ from spindle_cli.units import counted
 if TYPE_CHECKING:
     from spindle_cli.launch.run import Prepared
     from spindle_cli.launch.starting.head_start import HeadStart
-    from spindle_cli.launch.watching.report import RunReport
+    from spindle_cli.launch.watching.run_report import RunReport
 
 
 def launch(
@@ -75,7 +75,7 @@ def launch(
     from spindle_cli.launch.starting.head_start import HeadStart
     from spindle_cli.launch.starting.shell import shell_script
     from spindle_cli.launch.types import LaunchOptions
-    from spindle_cli.launch.watching.report import render_report
+    from spindle_cli.launch.watching.run_report import render_report
     from spindle_cli.launch.watching.trace import require_writable
 
     if async_checkpoints and checkpoint_every is None:

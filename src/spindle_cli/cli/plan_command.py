@@ -40,7 +40,7 @@ def plan(
     from spindle_cli.files.writing import require_no_input
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
-    from spindle_cli.plan.report import PlanReport
+    from spindle_cli.plan.plan_report import PlanReport
 
     require_no_input("-o", output_path, profile, cluster)
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)

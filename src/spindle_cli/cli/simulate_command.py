@@ -35,8 +35,8 @@ def simulate(
     from spindle_cli.plan.file import read_plan
     from spindle_cli.simulate import tables
     from spindle_cli.simulate.events import write_trace
-    from spindle_cli.simulate.report import report_of
     from spindle_cli.simulate.run import simulate as run
+    from spindle_cli.simulate.simulation_report import report_of
 
     if trace is not None:
         require_no_input("--trace", trace, plan)

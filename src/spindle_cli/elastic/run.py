@@ -10,7 +10,7 @@ from spindle_cli.elastic.replan import find_profile, replan
 from spindle_cli.errors import UsageError, WorkerLostError
 from spindle_cli.launch.devices import devices_here
 from spindle_cli.launch.run import Prepared
-from spindle_cli.launch.watching.report import RunReport
+from spindle_cli.launch.watching.run_report import RunReport
 from spindle_cli.profile.types import Profile
 
 Prepare = Callable[[Path, bool], Prepared]  # from a plan; whether to go on with the run that was begun

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
-from spindle_cli.checkpoint.tensor_file import Layout
+from spindle_cli.checkpoint.tensor_file import TensorSpec
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import UsageError
 from spindle_cli.export.types import Exported
@@ -48,7 +48,7 @@ def export_run(run_dir: Path, output: Path, *, task: str | None, workload: str |
         if task is not None
         else {f"{name}.{key}": value for name, root in modules.items() for key, value in _state(root).items()}
     )
-    write_model(output, {key: Layout.of(tensor) for key, tensor in tensors.items()}, tensors.__getitem__)
+    write_model(output, {key: TensorSpec.of(tensor) for key, tensor in tensors.items()}, tensors.__getitem__)
     return Exported(
         file=str(output),
         run_dir=str(run_dir),

@@ -27,7 +27,7 @@ from spindle_cli.launch.starting.forked import IMPORTED_LATE
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.network import require_address, share_of_node
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
-from spindle_cli.launch.watching.report import RunReport, report_run
+from spindle_cli.launch.watching.run_report import RunReport, report_run
 from spindle_cli.launch.watching.signals import heeding_signals
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan

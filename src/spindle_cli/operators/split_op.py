@@ -77,7 +77,7 @@ class View:
 class PartialOp(nn.Module):
     """An op that takes some of its parameters from leaves; `region`: where it is split over a group."""
 
-    def __init__(self, op: nn.Module, views: Mapping[str, View], region: Region | None) -> None:
+    def __init__(self, op: nn.Module, views: Mapping[str, View], region: SplitRegion | None) -> None:
         """`views`: by the parameters' names in `op`; equal ones are taken once."""
         super().__init__()
         self.op = op
@@ -96,7 +96,7 @@ class PartialOp(nn.Module):
             return functional_call(self.op, tensors, arguments, tie_weights=False)
 
 
-class Region:
+class SplitRegion:
     """The part of an op's layer that the devices of a group share out."""
 
     def __init__(self, op: nn.Module, split: LayerSplit, group: TensorGroup) -> None:

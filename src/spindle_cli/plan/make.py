@@ -22,17 +22,17 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
-from spindle_cli.plan.search.thrift import STEPS, Thrifty, describe, recomputing, splits
+from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
+from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
-from spindle_cli.plan.strategies.together import together
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.profile.types import Profile
 
 DEFAULT_EFFORT = 1
-# Where memory asks for thrift, so many ways to split layers are planned and the best one kept.
+# Where memory asks for a fallback, so many ways to split layers are planned and the best one kept.
 SPLITS_COMPARED = 3
 MORE_STEPS = (1, 2, 4)
 BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
@@ -65,11 +65,11 @@ def make_plan(
     notes = [] if assumed is None else [assumed]
     best, all_fit = best_judged(problem, bound, strategy, effort)
     if best is None or not all_fit:
-        thrifty = _with_thrift(profile, cluster, strategy, effort)
-        if thrifty is None and best is None:
+        tight = _with_fallback(profile, cluster, strategy, effort)
+        if tight is None and best is None:
             raise no_fit(profile, cluster)
-        if thrifty is not None and (best is None or thrifty[0].rank() < best.rank()):
-            best, problem, note = thrifty
+        if tight is not None and (best is None or tight[0].rank() < best.rank()):
+            best, problem, note = tight
             notes.append(note)
     assert best is not None, "one of them is"
     require_above(bound.lower_bound_s, best)
@@ -125,17 +125,17 @@ def best_judged(
     fitting = [judged for judged in found if judged is not None]
     all_fit = len(fitting) == len(found)
     if strategy == "spindle" and effort != NO_SEARCH:
-        kept_together = [judge(problem, draft) for draft in together(problem)]
-        fitting += [judged for judged in kept_together if judged is not None]
+        in_lanes = [judge(problem, draft) for draft in component_lanes(problem)]
+        fitting += [judged for judged in in_lanes if judged is not None]
     best = min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
     return best, all_fit
 
 
-def _with_thrift(
+def _with_fallback(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
 ) -> tuple[Judged, Problem, str] | None:
     """The best plan of those that give up speed for memory, with what it says of that; None if none fits."""
-    found: list[Thrifted] = []
+    found: list[TightPlan] = []
     for split in splits(profile, cluster):
         fastest_s = min((plan.judged.prediction.iteration_s for plan in found), default=inf)
         if len(found) == SPLITS_COMPARED or split.bound.lower_bound_s >= fastest_s:
@@ -148,36 +148,39 @@ def _with_thrift(
     best = min(found, key=lambda plan: plan.judged.rank())
     # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
     # nevertheless.
-    found += [plan for step in MORE_STEPS if (plan := _recomputing(best.thrifty, best.step + step, strategy))]
+    found += [plan for step in MORE_STEPS if (plan := _recomputing(best.tight, best.step + step, strategy))]
     best = min(found, key=lambda plan: plan.judged.rank())
-    thrifty = best.thrifty
-    searched, _ = best_judged(thrifty.problem, thrifty.bound, strategy, effort)
-    return searched or best.judged, thrifty.problem, describe(thrifty.thrift)
+    tight = best.tight
+    searched, _ = best_judged(tight.problem, tight.bound, strategy, effort)
+    return searched or best.judged, tight.problem, describe(tight.fallback)
 
 
 @dataclass(frozen=True)
-class Thrifted:
-    """The best plan of a quick search under some thrift, at a step of recomputation."""
+class TightPlan:
+    """The best plan of a quick search under some memory fallback, at a step of recomputation."""
 
     judged: Judged
-    thrifty: Thrifty
+    tight: TightProblem
     step: int
 
 
-def _recomputing(split: Thrifty, step: int, strategy: StrategyName) -> Thrifted | None:
+def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
     if step > STEPS:
         return None
-    thrifty = recomputing(split, step)
-    if thrifty is None:
+    tight = recomputing(split, step)
+    if tight is None:
         return None
-    judged, _ = best_judged(thrifty.problem, thrifty.bound, strategy, NO_SEARCH)
-    return None if judged is None else Thrifted(judged, thrifty, step)
+    judged, _ = best_judged(tight.problem, tight.bound, strategy, NO_SEARCH)
+    return None if judged is None else TightPlan(judged, tight, step)
 
 
-def _least_recomputing(split: Thrifty, strategy: StrategyName) -> Thrifted | None:
+def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan | None:
     """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit."""
-    found: Thrifted | None = None
-    low, high = (0 if split.thrift.split else 1), STEPS  # without a split, recomputing nothing has been tried
+    found: TightPlan | None = None
+    low, high = (
+        (0 if split.fallback.split else 1),
+        STEPS,
+    )  # without a split, recomputing nothing has been tried
     step = high
     while low <= high:
         fitting = _recomputing(split, step, strategy)

@@ -9,11 +9,11 @@ from spindle_cli.account.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.placing.placement import ROOMY, TASTES
-from spindle_cli.plan.problem import Problem, Thrift, make_problem
+from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import best_placed
-from spindle_cli.plan.search.thrift import most_thrifty
+from spindle_cli.plan.search.memory_fallback import largest_fallback
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
@@ -56,10 +56,10 @@ def _least_overflow(profile: Profile, cluster: Cluster) -> tuple[int, DeviceMemo
     """
     roomy = _with_memory_gib(cluster, MAX_MEMORY_GIB)
     found: list[tuple[int, int, DeviceMemory]] = []
-    for thrift in (Thrift(), most_thrifty(profile)):
-        problem = make_problem(profile, roomy, thrift)
+    for fallback in (MemoryFallback(), largest_fallback(profile)):
+        problem = make_problem(profile, roomy, fallback)
         for draft in _drafts(problem):
-            judged = best_placed(problem, draft, (ROOMY,), 0)
+            judged = best_placed(problem, draft, (BALANCED,), 0)
             if judged is None:
                 continue
             over = [
@@ -102,12 +102,12 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
     Raises:
         NoPlanError: sizes that no device of any memory holds.
     """
-    for thrift in (Thrift(), most_thrifty(profile)):
+    for fallback in (MemoryFallback(), largest_fallback(profile)):
         try:
-            problem = make_problem(profile, cluster, thrift)
+            problem = make_problem(profile, cluster, fallback)
         except NoPlanError:  # the change itself needs more devices than there are
             return False
-        if any(best_placed(problem, draft, (*TASTES[:1], ROOMY), 0) for draft in _drafts(problem)):
+        if any(best_placed(problem, draft, (*WEIGHTS[:1], BALANCED), 0) for draft in _drafts(problem)):
             return True
     return False
 

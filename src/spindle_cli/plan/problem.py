@@ -35,7 +35,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Thrift:
+class MemoryFallback:
     """How much speed is given up to save memory.
 
     Attributes:
@@ -125,14 +125,14 @@ class Problem:
         return sum(node.shortest_s for node in self.nodes)
 
 
-def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = None) -> Problem:
+def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
     """Index the MetaGraph and cut the curves to the cluster's number of devices.
 
     Raises:
         NoPlanError: a MetaOp has no allocation on so few devices.
     """
-    thrift = thrift or Thrift()
-    parts = [part for metaop in profile.metaops for part in _parts(metaop, thrift)]
+    fallback = fallback or MemoryFallback()
+    parts = [part for metaop in profile.metaops for part in _parts(metaop, fallback)]
     last = {part.metaop.name: i for i, part in enumerate(parts)}
     inputs = [
         (i - 1,) if part.first_op else tuple(last[name] for name in part.metaop.inputs)
@@ -153,7 +153,7 @@ def make_problem(profile: Profile, cluster: Cluster, thrift: Thrift | None = Non
             first_op=part.first_op,
             num_ops=part.num_ops,
             continues=i - 1 if part.first_op else None,
-            points=useful_points(part, cluster, thrift),
+            points=useful_points(part, cluster, fallback),
             inputs=inputs[i],
             consumers=tuple(consumers[i]),
             level=level[i],
@@ -173,8 +173,8 @@ class _Part:
     recompute: bool
 
 
-def _parts(metaop: MetaOpProfile, thrift: Thrift) -> list[_Part]:
-    recomputed = thrift.recompute.get(metaop.name, 0)
+def _parts(metaop: MetaOpProfile, fallback: MemoryFallback) -> list[_Part]:
+    recomputed = fallback.recompute.get(metaop.name, 0)
     parts = [
         _Part(metaop, 0, recomputed, recompute=True),
         _Part(metaop, recomputed, metaop.num_ops - recomputed, recompute=False),
@@ -182,7 +182,7 @@ def _parts(metaop: MetaOpProfile, thrift: Thrift) -> list[_Part]:
     return [part for part in parts if part.num_ops]
 
 
-def useful_points(part: _Part, cluster: Cluster, thrift: Thrift) -> tuple[Point, ...]:
+def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tuple[Point, ...]:
     """The allocations that no smaller one equals: ascending in devices, strictly descending in seconds.
 
     A tensor-parallel group is of one node, so the cluster's nodes have to have as many groups as the
@@ -196,8 +196,8 @@ def useful_points(part: _Part, cluster: Cluster, thrift: Thrift) -> tuple[Point,
     if not possible:
         raise _no_allocation(metaop, cluster)
     least_tp = 1
-    if metaop.name in thrift.split:
-        least_tp = min(thrift.least_tp, max(point.tp for point in possible))
+    if metaop.name in fallback.split:
+        least_tp = min(fallback.least_tp, max(point.tp for point in possible))
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
         point = make_point(candidate, recompute=part.recompute)

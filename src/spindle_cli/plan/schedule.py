@@ -12,7 +12,7 @@ from spindle_cli.profile.types import MetaOpProfile
 
 
 @dataclass(frozen=True)
-class Piece:
+class UnplacedSlice:
     """Ops [first, last) of a node on one allocation, from start to end; no devices yet.
 
     As any free devices will do in a schedule, it is valid when no more than N devices are busy at any moment.
@@ -31,9 +31,9 @@ class Piece:
         return self.last - self.first
 
 
-def whole_piece(node: Node, point: Point, start_s: float, end_s: float) -> Piece:
+def whole_slice(node: Node, point: Point, start_s: float, end_s: float) -> UnplacedSlice:
     """All ops of a node."""
-    return Piece(node.index, node.first_op, node.first_op + node.num_ops, point, start_s, end_s)
+    return UnplacedSlice(node.index, node.first_op, node.first_op + node.num_ops, point, start_s, end_s)
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Draft:
     """
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[UnplacedSlice, ...]
     devices: tuple[tuple[int, ...], ...] | None = None
     after: tuple[int, ...] | None = None
 

@@ -11,7 +11,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.rows import rows_by
 from spindle_cli.report.run import run_view
-from spindle_cli.report.schedule import components, memory_views, metaop_views, slice_views
+from spindle_cli.report.schedule_data import components, memory_views, metaop_views, slice_views
 from spindle_cli.report.strategies import strategy_views
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.report.types import ClusterView, ReportData

@@ -110,10 +110,10 @@ def train_plan(
     communicators = Communicators(model.program.communicators, request.timeout_s)
     communicators.meet(model.program, environment.rank, device)
     pool = make_pool(model, environment.rank, communicators)
-    masters = Masters(pool.pieces) if model.train.precision == "bf16" else None
-    pieces = pool.pieces if masters is None else masters.pieces
-    optimizer = make_optimizer(model.train, (piece.tensor for piece in pieces))
-    state = TrainState(model, pieces, masters, optimizer, make_schedule(model.train, optimizer), device)
+    masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
+    owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
+    optimizer = make_optimizer(model.train, (piece.tensor for piece in owned_ranges))
+    state = TrainState(model, owned_ranges, masters, optimizer, make_schedule(model.train, optimizer), device)
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
     stop = stop or StopRequest(request.run_dir)
@@ -281,7 +281,9 @@ def make_trainer(
         guard=UpdateGuard(state.optimizer, device),
         masters=state.masters,
         schedule=state.schedule,
-        clip=None if model.train.clip_norm is None else GradientClip(model.train.clip_norm, state.pieces),
+        clip=None
+        if model.train.clip_norm is None
+        else GradientClip(model.train.clip_norm, state.owned_ranges),
         checkpoints=Checkpoints(request, state, rank),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,

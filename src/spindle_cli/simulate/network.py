@@ -1,10 +1,10 @@
 """The links as a fluid: everything under way moves at once, and slower where it shares a port.
 
 Every device has a port out and a port in towards its own node, and every network card one out and one in
-towards the other nodes. A flow alone moves as costs/links.py says. It *demands*
+towards the other nodes. A stream alone moves as costs/links.py says. It *demands*
 of each of its ports the share of the port's large-message bandwidth that it would take alone; where the
-demands on a port add up to more than 1, all flows through it are slowed down by that sum, and a flow goes as
-slowly as its slowest port lets it.
+demands on a port add up to more than 1, all streams through it are slowed down by that sum, and a stream
+goes as slowly as its slowest port lets it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from spindle_cli.units import GB
 
 
 class Use(NamedTuple):
-    """Of a port, how much of it a flow would take alone, 0 to 1."""
+    """Of a port, how much of it a stream would take alone, 0 to 1."""
 
     port: int
     demand: float
 
 
 @dataclass(eq=False, slots=True)
-class Flow:
+class Stream:
     """Something under way. `latency_s` passes first, and loads no port; then `left_s` seconds at full
     rate.
     """
@@ -56,15 +56,15 @@ class _Message(NamedTuple):
 
 @dataclass
 class Network:
-    """The ports' loads and the flows on them."""
+    """The ports' loads and the streams on them."""
 
     cluster: Cluster
     _load: dict[int, float] = field(default_factory=dict)
-    _flows: dict[int, dict[Flow, None]] = field(default_factory=dict)  # by port, in order of entry
-    _changed: dict[Flow, None] = field(default_factory=dict)
+    _streams: dict[int, dict[Stream, None]] = field(default_factory=dict)  # by port, in order of entry
+    _changed: dict[Stream, None] = field(default_factory=dict)
     _messages: dict[tuple[int, bool], _Message] = field(default_factory=dict)  # by bytes, inside a node
 
-    def transfer(self, source: int, destination: int, num_bytes: int) -> Flow:
+    def transfer(self, source: int, destination: int, num_bytes: int) -> Stream:
         """One message between two devices."""
         inside = self.cluster.node_of[source] == self.cluster.node_of[destination]
         message = self._messages.get((num_bytes, inside))
@@ -72,12 +72,12 @@ class Network:
             message = _Message.of(num_bytes, self.cluster.link(source, destination))
             self._messages[num_bytes, inside] = message
         if not message.left_s:
-            return Flow(0.0, 0.0, ())
+            return Stream(0.0, 0.0, ())
         out, into = self._port(source, inside, out=True), self._port(destination, inside, out=False)
         uses = (Use(out, message.demand), Use(into, message.demand))
-        return Flow(message.latency_s, message.left_s, uses)
+        return Stream(message.latency_s, message.left_s, uses)
 
-    def all_reduce(self, devices: Sequence[int], num_bytes: int) -> Flow:
+    def all_reduce(self, devices: Sequence[int], num_bytes: int) -> Stream:
         """A sum over devices: as long as the formula says when alone.
 
         Inside a node every member passes on what a ring does; between k nodes each node passes on 2(k-1)/k of
@@ -86,7 +86,7 @@ class Network:
         latency_s = all_reduce_s(1, devices, self.cluster)
         left_s = max(0.0, all_reduce_s(num_bytes, devices, self.cluster) - latency_s)
         if not left_s:
-            return Flow(latency_s, 0.0, ())
+            return Stream(latency_s, 0.0, ())
         per_node: dict[int, list[int]] = {}
         for device in devices:
             per_node.setdefault(self.cluster.node_of[device], []).append(device)
@@ -102,43 +102,43 @@ class Network:
                 if moved:
                     demand = min(1.0, moved / left_s / _peak_bytes_per_s(link))
                     uses.update({port + out: demand for out in (True, False)})
-        return Flow(latency_s, left_s, tuple(Use(port, demand) for port, demand in uses.items()))
+        return Stream(latency_s, left_s, tuple(Use(port, demand) for port, demand in uses.items()))
 
-    def enter(self, flow: Flow, now_s: float) -> None:
-        """Put a flow on its ports; `settle` then says when it ends."""
-        flow.since_s = now_s
-        self._changed[flow] = None
-        for port, demand in flow.uses:
-            flows = self._flows.setdefault(port, {})
-            flows[flow] = None
+    def enter(self, stream: Stream, now_s: float) -> None:
+        """Put a stream on its ports; `settle` then says when it ends."""
+        stream.since_s = now_s
+        self._changed[stream] = None
+        for port, demand in stream.uses:
+            streams = self._streams.setdefault(port, {})
+            streams[stream] = None
             self._load[port] = self._load.get(port, 0.0) + demand
             if self._load[port] > 1.0:
-                self._changed.update(flows)
+                self._changed.update(streams)
 
-    def leave(self, flow: Flow) -> None:
-        """Take a flow that has ended off its ports."""
-        self._changed.pop(flow, None)
-        for port, demand in flow.uses:
-            flows = self._flows[port]
-            del flows[flow]
+    def leave(self, stream: Stream) -> None:
+        """Take a stream that has ended off its ports."""
+        self._changed.pop(stream, None)
+        for port, demand in stream.uses:
+            streams = self._streams[port]
+            del streams[stream]
             if self._load[port] > 1.0:
-                self._changed.update(flows)
-            self._load[port] = self._load[port] - demand if flows else 0.0
+                self._changed.update(streams)
+            self._load[port] = self._load[port] - demand if streams else 0.0
 
-    def settle(self, now_s: float) -> list[tuple[float, Flow]]:
-        """Set the rates after flows have entered or left; returns the new ends of those whose rate
+    def settle(self, now_s: float) -> list[tuple[float, Stream]]:
+        """Set the rates after streams have entered or left; returns the new ends of those whose rate
         changed.
         """
-        ends: list[tuple[float, Flow]] = []
-        for flow in self._changed:
-            rate = 1.0 / max(1.0, max((self._load[port] for port, _ in flow.uses), default=1.0))
-            if abs(rate - flow.rate) <= 1e-9 * rate:
+        ends: list[tuple[float, Stream]] = []
+        for stream in self._changed:
+            rate = 1.0 / max(1.0, max((self._load[port] for port, _ in stream.uses), default=1.0))
+            if abs(rate - stream.rate) <= 1e-9 * rate:
                 continue
-            flow.left_s = max(0.0, flow.left_s - (now_s - flow.since_s) * flow.rate)
-            flow.since_s = now_s
-            flow.rate = rate
-            flow.version += 1
-            ends.append((now_s + flow.left_s / rate, flow))
+            stream.left_s = max(0.0, stream.left_s - (now_s - stream.since_s) * stream.rate)
+            stream.since_s = now_s
+            stream.rate = rate
+            stream.version += 1
+            ends.append((now_s + stream.left_s / rate, stream))
         self._changed.clear()
         return ends
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich import box
 from rich.table import Table
 
-from spindle_cli.simulate.report import DeviceUse, SimulationReport, Waiting
+from spindle_cli.simulate.simulation_report import DeviceUse, SimulationReport, Waiting
 from spindle_cli.simulate.types import Cause
 from spindle_cli.units import counted, format_bytes, format_seconds
 

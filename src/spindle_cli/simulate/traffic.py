@@ -14,7 +14,7 @@ from functools import partial
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.program.types import Program, Transfer
 from spindle_cli.simulate.clock import Clock
-from spindle_cli.simulate.network import Flow, Network
+from spindle_cli.simulate.network import Network, Stream
 from spindle_cli.simulate.types import GroupSum, Passage
 
 
@@ -58,7 +58,7 @@ class Traffic:
         self._channels: dict[tuple[int, int], _Channel] = {}
         self._communicators: dict[tuple[int, ...], _Communicator] = {}
         self._joined = [0] * len(program.groups)
-        self._ending: dict[Flow, Callable[[], None]] = {}
+        self._ending: dict[Stream, Callable[[], None]] = {}
 
     def post(self, transfer: Transfer) -> None:
         """One end posts a transfer; both ends of a pair post theirs in the same order."""
@@ -82,8 +82,8 @@ class Traffic:
 
     def settle(self) -> None:
         """Set when everything under way ends, after all that happens at one time has happened."""
-        for end_s, flow in self._network.settle(self._clock.now_s):
-            self._clock.at(end_s, partial(self._end, flow, flow.version))
+        for end_s, stream in self._network.settle(self._clock.now_s):
+            self._clock.at(end_s, partial(self._end, stream, stream.version))
 
     def _carry_next(self, channel: _Channel) -> None:
         if channel.busy or not channel.posted:
@@ -91,7 +91,7 @@ class Traffic:
         transfer, posted_s = channel.posted.popleft()
         channel.busy = True
         start_s = self._clock.now_s
-        flow = self._network.transfer(transfer.source, transfer.destination, transfer.num_bytes)
+        stream = self._network.transfer(transfer.source, transfer.destination, transfer.num_bytes)
 
         def end() -> None:
             channel.busy = False
@@ -111,7 +111,7 @@ class Traffic:
             self._arrived(transfer, passage)
             self._carry_next(channel)
 
-        self._begin(flow, end)
+        self._begin(stream, end)
 
     def _sum_next(self, communicator: _Communicator, last_device: int) -> None:
         if communicator.busy or not communicator.joined:
@@ -119,7 +119,7 @@ class Traffic:
         group, joined_s = communicator.joined.popleft()
         communicator.busy = True
         start_s = self._clock.now_s
-        flow = self._network.all_reduce(group.devices, group.num_bytes)
+        stream = self._network.all_reduce(group.devices, group.num_bytes)
 
         def end() -> None:
             communicator.busy = False
@@ -128,15 +128,15 @@ class Traffic:
             self._summed(done, last_device)
             self._sum_next(communicator, last_device)
 
-        self._begin(flow, end)
+        self._begin(stream, end)
 
-    def _begin(self, flow: Flow, end: Callable[[], None]) -> None:
-        self._ending[flow] = end
-        enter = partial(self._network.enter, flow)
-        self._clock.at(self._clock.now_s + flow.latency_s, lambda: enter(self._clock.now_s))
+    def _begin(self, stream: Stream, end: Callable[[], None]) -> None:
+        self._ending[stream] = end
+        enter = partial(self._network.enter, stream)
+        self._clock.at(self._clock.now_s + stream.latency_s, lambda: enter(self._clock.now_s))
 
-    def _end(self, flow: Flow, version: int) -> None:
-        if flow.version != version:
+    def _end(self, stream: Stream, version: int) -> None:
+        if stream.version != version:
             return  # it was slowed down or sped up since; another end is set
-        self._network.leave(flow)
-        self._ending.pop(flow)()
+        self._network.leave(stream)
+        self._ending.pop(stream)()

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Piece
+from spindle_cli.plan.schedule import Draft, UnplacedSlice
 
 
 class Calendar:
@@ -25,7 +25,7 @@ class Calendar:
         self._eps_s = 1e-9 * draft.end_s
         self._is_late = False  # whether a piece has had to wait, so that others may have to
 
-    def available(self, piece: Piece, with_room: Callable[[Sequence[int]], list[int]]) -> list[int]:
+    def available(self, piece: UnplacedSlice, with_room: Callable[[Sequence[int]], list[int]]) -> list[int]:
         """Devices from which `piece` can take whole groups, at the first time at which there are enough;
         fewer than that where no time helps. `with_room` picks out those that have room for it.
         """
@@ -41,7 +41,7 @@ class Calendar:
                 break
         return found
 
-    def take(self, piece: Piece, devices: Sequence[int]) -> None:
+    def take(self, piece: UnplacedSlice, devices: Sequence[int]) -> None:
         """Let `piece` run on these devices as soon as all of them are free."""
         start_s = max(self._start_s(piece), *(self._free_s[device] for device in devices))
         if start_s > piece.start_s + self._eps_s:
@@ -51,14 +51,14 @@ class Calendar:
         for device in devices:
             self._free_s[device] = end_s
 
-    def _start_s(self, piece: Piece) -> float:
+    def _start_s(self, piece: UnplacedSlice) -> float:
         """When the schedule, or what the piece waits for, lets it start."""
         if not self._is_late:
             return piece.start_s
         inputs = self._problem.nodes[piece.node].inputs
         return max(piece.start_s, self._end_s[piece.node], *(self._end_s[i] for i in inputs))
 
-    def _has_groups(self, devices: Sequence[int], piece: Piece) -> bool:
+    def _has_groups(self, devices: Sequence[int], piece: UnplacedSlice) -> bool:
         return num_groups(devices, piece.point.tp, self._node_of) >= piece.point.dp
 
 

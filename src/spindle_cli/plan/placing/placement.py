@@ -18,11 +18,11 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.placing.calendar import Calendar, num_groups, whole_groups
 from spindle_cli.plan.placing.usage import Footprint, Usage
 from spindle_cli.plan.problem import Point, Problem
-from spindle_cli.plan.schedule import Draft, Piece, Placed
+from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 
 
 @dataclass(frozen=True)
-class Taste:
+class PlacementWeights:
     """What a placement values.
 
     Attributes:
@@ -36,26 +36,26 @@ class Taste:
     balance: float = 0.0
 
 
-TASTES = (Taste(), Taste(balance=0.02), Taste(parameters=4.0))
-ROOMY = Taste(parameters=1.0, balance=1.0)
+WEIGHTS = (PlacementWeights(), PlacementWeights(balance=0.02), PlacementWeights(parameters=4.0))
+BALANCED = PlacementWeights(parameters=1.0, balance=1.0)
 
 
 class DoesNotFitError(Exception):
     """A piece finds too few devices with room; `piece` is the one."""
 
-    def __init__(self, piece: Piece, room: int) -> None:
+    def __init__(self, piece: UnplacedSlice, room: int) -> None:
         super().__init__(f"{piece}: room on {room} devices only")
         self.piece = piece
         self.room = room
 
 
-def place(problem: Problem, draft: Draft, taste: Taste) -> Placed:
+def place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed:
     """Devices for every piece, in the order in which they hold its batch's shares.
 
     Raises:
         DoesNotFitError: a piece finds no room on enough of the devices that are free when it can start.
     """
-    placing = _Placing(problem, draft, taste)
+    placing = _Placing(problem, draft, weights)
     devices = tuple(placing.place(piece) for piece in draft.pieces)
     return Placed(draft, devices)
 
@@ -84,10 +84,10 @@ class _Rows:
 class _Placing:
     """A placement under way."""
 
-    def __init__(self, problem: Problem, draft: Draft, taste: Taste) -> None:
+    def __init__(self, problem: Problem, draft: Draft, weights: PlacementWeights) -> None:
         self.problem = problem
         self.cluster: Cluster = problem.cluster
-        self.taste = taste
+        self.weights = weights
         self.usage = Usage(problem.cluster.usable_bytes)
         self.calendar = Calendar(problem, draft)
         self.outputs: dict[int, _Rows] = {}  # node -> its latest piece's output
@@ -95,7 +95,7 @@ class _Placing:
         links = problem.cluster.links
         self.node_share = links.inter_node.bandwidth_bytes_per_s / links.intra_node.bandwidth_bytes_per_s
 
-    def place(self, piece: Piece) -> tuple[int, ...]:
+    def place(self, piece: UnplacedSlice) -> tuple[int, ...]:
         footprint = Footprint(self.problem, piece)
         free = self.calendar.available(piece, partial(self._with_room, footprint))
         if num_groups(free, piece.point.tp, self.cluster.node_of) < piece.point.dp:
@@ -110,7 +110,7 @@ class _Placing:
     def _with_room(self, footprint: Footprint, devices: Sequence[int]) -> list[int]:
         return [device for device in devices if self.usage.fits(device, footprint)]
 
-    def _sources(self, piece: Piece) -> list[_Rows]:
+    def _sources(self, piece: UnplacedSlice) -> list[_Rows]:
         """What the piece takes in: from its MetaOp's piece before it, or from the MetaOp's inputs."""
         node = self.problem.nodes[piece.node]
         producers = self.problem.producers[node.metaop.name]
@@ -123,9 +123,9 @@ class _Placing:
 
     def _value(self, device: int, sources: Sequence[_Rows], footprint: Footprint) -> float:
         """Bytes that need not move or be held twice if the device runs the piece."""
-        value = self.taste.parameters * self.usage.shared_bytes(device, footprint)
-        if self.taste.balance:
-            value -= self.taste.balance * self.usage.after(device, footprint)
+        value = self.weights.parameters * self.usage.shared_bytes(device, footprint)
+        if self.weights.balance:
+            value -= self.weights.balance * self.usage.after(device, footprint)
         for rows in sources:
             if device in rows.held:
                 first, last = rows.held[device]
@@ -173,7 +173,7 @@ class _Placing:
                 near[node] = near.get(node, 0.0) + rows.num_bytes * (last - first)
         return near
 
-    def _record(self, piece: Piece, devices: tuple[int, ...], footprint: Footprint) -> None:
+    def _record(self, piece: UnplacedSlice, devices: tuple[int, ...], footprint: Footprint) -> None:
         dp, tp = piece.point.dp, piece.point.tp
         held = {d: (place // tp / dp, (place // tp + 1) / dp) for place, d in enumerate(devices)}
         self.outputs[piece.node] = _Rows(held, self.problem.nodes[piece.node].metaop.output_bytes)

@@ -13,7 +13,7 @@ from spindle_cli.costs.memory import (
     slice_activation_bytes,
 )
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Piece
+from spindle_cli.plan.schedule import UnplacedSlice
 
 Block = tuple[str, int, int]  # parameters key, block, degree of tensor parallelism
 
@@ -30,7 +30,7 @@ class Footprint:
 
     __slots__ = ("_shared", "blocks", "kept", "names", "parameter_bytes", "passing")
 
-    def __init__(self, problem: Problem, piece: Piece) -> None:
+    def __init__(self, problem: Problem, piece: UnplacedSlice) -> None:
         metaop = problem.nodes[piece.node].metaop
         point = piece.point
         taken = input_bytes(metaop, piece.first, problem.profile.by_name) / point.dp

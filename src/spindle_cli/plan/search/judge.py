@@ -10,7 +10,7 @@ from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.arrange import arrange
-from spindle_cli.plan.placing.placement import ROOMY, TASTES, DoesNotFitError, Taste, place
+from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS, DoesNotFitError, PlacementWeights, place
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, Placed, placed_slices
@@ -47,10 +47,10 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     """
     judged: Judged | None
     if draft.devices is None:
-        judged = best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES)
+        judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
         judged = measure(problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)))
-    return judged or best_placed(problem, draft, (ROOMY,), 0)
+    return judged or best_placed(problem, draft, (BALANCED,), 0)
 
 
 def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True) -> list[Judged | None]:
@@ -59,26 +59,26 @@ def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True
 
     All get a quick placement; those that look best then are placed with more care if that is wanted.
     """
-    quick = [(best_placed(problem, draft, TASTES[:1], QUICK_EXCHANGES), draft) for draft in drafts]
+    quick = [(best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES), draft) for draft in drafts]
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
     found: list[Judged | None] = [judged for judged, _ in quick]
     for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
-        careful = best_placed(problem, draft, TASTES[1:], CAREFUL_EXCHANGES)
+        careful = best_placed(problem, draft, WEIGHTS[1:], CAREFUL_EXCHANGES)
         if careful is not None and (judged is None or careful.rank() < judged.rank()):
             found[number] = careful
     if not any(found):
-        found = [best_placed(problem, draft, (ROOMY,), 0) for draft in drafts]
+        found = [best_placed(problem, draft, (BALANCED,), 0) for draft in drafts]
     return found
 
 
 def best_placed(
-    problem: Problem, draft: Draft, tastes: Sequence[Taste], exchanges_per_device: int
+    problem: Problem, draft: Draft, choices: Sequence[PlacementWeights], exchanges_per_device: int
 ) -> Judged | None:
-    """The best placement of a draft by some tastes, each arranged; None if none fits the devices' memory."""
+    """The best placement of a draft by some choices, each arranged; None if none fits the devices' memory."""
     found: list[Judged] = []
-    for taste in tastes:
+    for weights in choices:
         try:
-            placed = place(problem, draft, taste)
+            placed = place(problem, draft, weights)
         except DoesNotFitError:
             continue
         slices = exact_slices(problem, placed)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Piece
+from spindle_cli.plan.schedule import UnplacedSlice
 
 # Some next ops of a node on one of its points: (node, index of the point, number of ops). A list of jobs in
 # order is a schedule without times. A plain tuple: a search makes millions.
@@ -69,19 +69,19 @@ def _occupied(free: list[tuple[float, int]], used: int, needed: int, end_s: floa
     return [*kept, *free[used:place], (end_s, needed), *free[place:]]
 
 
-def to_pieces(problem: Problem, timed: Sequence[Timed]) -> tuple[Piece, ...]:
+def to_pieces(problem: Problem, timed: Sequence[Timed]) -> tuple[UnplacedSlice, ...]:
     """Pieces in order of start; jobs that follow each other on one allocation without a gap become one."""
     done = [node.first_op for node in problem.nodes]
     last: dict[int, int] = {}  # node -> index of its latest piece
-    pieces: list[Piece] = []
+    pieces: list[UnplacedSlice] = []
     for (node, index, num_ops), start_s, end_s in sorted(timed, key=lambda item: item[1]):
         point = problem.nodes[node].points[index]
         first = done[node]
         done[node] += num_ops
         before = pieces[last[node]] if node in last else None
         if before is not None and before.point is point and before.end_s == start_s:
-            pieces[last[node]] = Piece(node, before.first, done[node], point, before.start_s, end_s)
+            pieces[last[node]] = UnplacedSlice(node, before.first, done[node], point, before.start_s, end_s)
             continue
         last[node] = len(pieces)
-        pieces.append(Piece(node, first, done[node], point, start_s, end_s))
+        pieces.append(UnplacedSlice(node, first, done[node], point, start_s, end_s))
     return tuple(pieces)

@@ -11,7 +11,7 @@ from functools import partial
 from math import inf
 
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.schedule import Draft, Piece, whole_piece
+from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import (
     Devices,
     all_or_none,
@@ -25,7 +25,7 @@ from spindle_cli.profile.metagraph import CycleError, producers_first
 def distmm(problem: Problem) -> Draft:
     """The schedule; shares are consecutive devices."""
     everywhere = range(problem.num_devices)
-    pieces: list[Piece] = []
+    pieces: list[UnplacedSlice] = []
     devices: list[Devices | None] = []
     after: list[int] = []
     now_s = 0.0
@@ -39,7 +39,7 @@ def distmm(problem: Problem) -> Draft:
         if shares is None or in_turn_s <= side_by_side_s:
             for node in group:
                 after.append(len(pieces))
-                pieces.append(whole_piece(node, node.points[-1], now_s, now_s + node.shortest_s))
+                pieces.append(whole_slice(node, node.points[-1], now_s, now_s + node.shortest_s))
                 devices.append(first_of(problem, everywhere, node.points[-1]))
                 now_s += node.shortest_s
             continue
@@ -48,7 +48,7 @@ def distmm(problem: Problem) -> Draft:
         for node, share in zip(group, shares, strict=True):
             point = best_point(node, share)
             assert point is not None, "a share is at least the smallest allocation"
-            pieces.append(whole_piece(node, point, now_s, now_s + node.num_ops * point.op_s))
+            pieces.append(whole_slice(node, point, now_s, now_s + node.num_ops * point.op_s))
             devices.append(first_of(problem, everywhere[first : first + share], point))
             first += share
         now_s += side_by_side_s

@@ -12,7 +12,7 @@ from functools import cache
 from math import inf
 
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.schedule import Draft, Piece, whole_piece
+from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import (
     Devices,
     Seconds,
@@ -75,7 +75,7 @@ def _draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[i
         first += share
     free_s = [0.0] * len(lanes)
     end_s = [0.0] * len(problem.nodes)
-    placed: list[tuple[Piece, Devices | None]] = []
+    placed: list[tuple[UnplacedSlice, Devices | None]] = []
     for i in problem.order:
         node = problem.nodes[i]
         number, first, share = lane_of[i]
@@ -83,7 +83,7 @@ def _draft(problem: Problem, lanes: Sequence[Sequence[Node]], shares: Sequence[i
         assert point is not None, "a lane's share is at least the smallest allocation of each of its MetaOps"
         start_s = max([free_s[number], *(end_s[j] for j in node.inputs)])
         end_s[i] = free_s[number] = start_s + node.num_ops * point.op_s
-        piece = whole_piece(node, point, start_s, end_s[i])
+        piece = whole_slice(node, point, start_s, end_s[i])
         placed.append((piece, first_of(problem, range(first, first + share), point)))
     placed.sort(key=lambda item: item[0].start_s)
     pieces, devices = zip(*placed, strict=True)

@@ -6,18 +6,18 @@ How DeepSpeed and Megatron run such models, every MetaOp with the parallelism th
 from __future__ import annotations
 
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Draft, Piece, whole_piece
+from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import all_or_none, first_of
 
 
 def sequential(problem: Problem) -> Draft:
     """The schedule, in the order of the tasks as far as the edges allow, always from device 0 on."""
-    pieces: list[Piece] = []
+    pieces: list[UnplacedSlice] = []
     now_s = 0.0
     for i in problem.order:
         node = problem.nodes[i]
         end_s = now_s + node.shortest_s
-        pieces.append(whole_piece(node, node.points[-1], now_s, end_s))
+        pieces.append(whole_slice(node, node.points[-1], now_s, end_s))
         now_s = end_s
     devices = [first_of(problem, range(problem.num_devices), piece.point) for piece in pieces]
     return Draft("sequential", tuple(pieces), all_or_none(devices), after=tuple(range(len(pieces))))

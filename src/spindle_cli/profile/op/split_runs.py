@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.split_op import PartialOp, Region, TensorGroup, View
+from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.types import PhaseTimes
 
@@ -67,4 +67,4 @@ def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
         )
         whole.data = whole.new_empty(0)
         views[name] = View((leaf,), dim)
-    return PartialOp(module, views, Region(module, split, sums))
+    return PartialOp(module, views, SplitRegion(module, split, sums))

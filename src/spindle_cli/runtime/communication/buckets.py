@@ -24,7 +24,7 @@ from spindle_cli.runtime.communication.collectives import (
 )
 from spindle_cli.runtime.communication.to_device import on_its_way
 from spindle_cli.runtime.communication.transfers import wait_for
-from spindle_cli.runtime.update.pieces import FlatLayout, Piece
+from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
 from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
@@ -71,8 +71,8 @@ class Bucket:
         first = next(iter(parameters.values()))
         self._parameters = tuple(parameters.values())
         self._communicator = members.communicator
-        self.pieces = tuple(
-            Piece(name, None, parameter, counted=members.position == 0)
+        self.owned_ranges = tuple(
+            OwnedRange(name, None, parameter, counted=members.position == 0)
             for name, parameter in parameters.items()
         )
         self._size = sum(parameter.numel() for parameter in self._parameters)
@@ -157,9 +157,9 @@ class ShardedBucket:
         self.reset()
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def owned_ranges(self) -> tuple[OwnedRange, ...]:
         """What this rank steps."""
-        return tuple(owned.piece for owned in self._owned)
+        return tuple(view.owned for view in self._owned)
 
     @property
     def buffer_bytes(self) -> int:
@@ -183,15 +183,17 @@ class ShardedBucket:
         self._scatter = None
 
     def hand_out(self, reached: Sequence[bool]) -> None:
-        """Give each piece its gradient, and none to the parameters that no rank's backward pass reached."""
-        for owned in self._owned:
-            owned.piece.tensor.grad = owned.gradient
+        """Give each owned range its gradient, and none to the parameters that no rank's backward pass has
+        reached.
+        """
+        for view in self._owned:
+            view.owned.tensor.grad = view.gradient
         for position, parameter in enumerate(self.parameters):
             if not reached[position]:
                 parameter.grad = None
-        for owned in self._owned:
-            if not reached[owned.position]:
-                owned.piece.tensor.grad = None
+        for view in self._owned:
+            if not reached[view.position]:
+                view.owned.tensor.grad = None
 
     def reset(self) -> None:
         """Zero every gradient, in place, for the next iteration."""
@@ -219,29 +221,31 @@ class ShardedBucket:
         """Make the gradients whole on every rank. Collective; after the sum, before the next iteration."""
         wait_for(start_gather(self._gradients, self._members))
 
-    def _own(self, parameters: Mapping[str, nn.Parameter], layout: FlatLayout) -> tuple[_Owned, ...]:
-        """This rank's pieces; one that is a whole parameter is that itself."""
+    def _own(self, parameters: Mapping[str, nn.Parameter], layout: FlatLayout) -> tuple[_OwnedView, ...]:
+        """This rank's owned ranges; one that is a whole parameter is that itself."""
         position_of = {name: position for position, name in enumerate(parameters)}
-        found: list[_Owned] = []
+        found: list[_OwnedView] = []
         for name, begin, end in layout.owned(self._members.position):
             start = layout.spans[name][0]
             position = position_of[name]
             if end - begin == parameters[name].numel():
-                found.append(_Owned(Piece(name, None, parameters[name]), self._views[position], position))
+                found.append(
+                    _OwnedView(OwnedRange(name, None, parameters[name]), self._views[position], position)
+                )
                 continue
             tensor = nn.Parameter(self._values[start + begin : start + end])
             gradient = self._gradients[start + begin : start + end]
             if gradient.dtype != tensor.dtype:
                 tensor.grad_dtype = gradient.dtype
-            found.append(_Owned(Piece(name, (begin, end), tensor), gradient, position))
+            found.append(_OwnedView(OwnedRange(name, (begin, end), tensor), gradient, position))
         return tuple(found)
 
 
 @dataclass(frozen=True)
-class _Owned:
-    """A piece, its place among the gradients, and the position of its parameter in the bucket."""
+class _OwnedView:
+    """An owned range, its place among the gradients, and the position of its parameter in the bucket."""
 
-    piece: Piece
+    owned: OwnedRange
     gradient: Tensor
     position: int
 

@@ -21,7 +21,7 @@ from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBuck
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.measuring.timing import Passing
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 AnyBucket = Bucket | ShardedBucket
 
@@ -29,7 +29,7 @@ AnyBucket = Bucket | ShardedBucket
 class GradientPool:
     """All trained parameters of this rank: those of other ranks too in buckets, its own alone as they are.
 
-    `pieces`: what its optimizer steps.
+    `owned_ranges`: what its optimizer steps.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class GradientPool:
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         own = {name: parameter for name, parameter in trained.items() if name not in shared}
         self._own = tuple(own.values())
-        self.pieces: tuple[Piece, ...] = (
-            *(piece for bucket in self._all() for piece in bucket.pieces),
-            *(Piece(name, None, parameter) for name, parameter in own.items()),
+        self.owned_ranges: tuple[OwnedRange, ...] = (
+            *(piece for bucket in self._all() for piece in bucket.owned_ranges),
+            *(OwnedRange(name, None, parameter) for name, parameter in own.items()),
         )
         self._flags = {
             communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks))
@@ -95,7 +95,7 @@ class GradientPool:
         self._start_waiting()
 
     def finish(self) -> None:
-        """Wait for all sums: from here on the pieces' `.grad` is the gradient of the whole iteration."""
+        """Wait for all sums: from here on the owned ranges' `.grad` is the whole iteration's gradient."""
         while self._under_way:
             self._under_way.popleft().finish_sum()
             self._start_waiting()

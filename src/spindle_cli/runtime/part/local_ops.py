@@ -10,7 +10,7 @@ from torch import fx, nn
 
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import PlanSplits
-from spindle_cli.operators.split_op import PartialOp, Region, TensorGroup, View
+from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.shards import Cuts, take_parts
@@ -123,4 +123,4 @@ class LocalOps:
                 return PartialOp(module, views, None)
             compiler = self._place.compiler
             return module if compiler is None else compiler.compile_layer(module, op.target)
-        return PartialOp(module, views, Region(module, split, group))
+        return PartialOp(module, views, SplitRegion(module, split, group))

@@ -46,7 +46,7 @@ from spindle_cli.checkpoint.files import (
     shard_name,
 )
 from spindle_cli.checkpoint.regions import Region
-from spindle_cli.checkpoint.tensor_file import Layout, write_tensors
+from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
 from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
@@ -169,8 +169,8 @@ class ShardWriter(StorageWriter):
 
         digest = hashlib.sha256()
         try:
-            layouts = {key: _layout(item) for key, item in items.items()}
-            num_bytes = write_tensors(path, layouts, tensor_of, digest)
+            specs = {key: _layout(item) for key, item in items.items()}
+            num_bytes = write_tensors(path, specs, tensor_of, digest)
         except OSError as error:
             raise InputError(f"{path}: cannot be written: {error}") from error
         shard = Shard(file=path.name, num_bytes=num_bytes, keys=tuple(items), sha256=digest.hexdigest())
@@ -223,9 +223,9 @@ def _key_of(item: WriteItem) -> str:
     return region.key(item.index.fqn, item.tensor_data.size)
 
 
-def _layout(item: WriteItem) -> Layout:
+def _layout(item: WriteItem) -> TensorSpec:
     assert item.tensor_data is not None, "only tensors are offered"
-    return Layout(tuple(item.tensor_data.chunk.sizes), item.tensor_data.properties.dtype)
+    return TensorSpec(tuple(item.tensor_data.chunk.sizes), item.tensor_data.properties.dtype)
 
 
 def _sync(path: Path) -> None:

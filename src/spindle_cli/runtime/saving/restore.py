@@ -21,7 +21,7 @@ from spindle_cli.checkpoint.names import (
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
 from spindle_cli.runtime.update.masters import MASTER_KEY
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.learning_rate import advance
 from spindle_cli.workload.training.optimizer import state_keys
@@ -78,7 +78,7 @@ class _Wish:
 
     Attributes:
         wanted: all of it.
-        states: of each piece, its optimizer state by the optimizer's keys.
+        states: of each owned range, its optimizer state by the optimizer's keys.
         generators: this rank's random states by their names; none by another plan.
     """
 
@@ -111,7 +111,7 @@ class _Wish:
         dropped = state_keys(checkpoint.train) - state_keys(state.model.train)
         if state.masters is None:
             dropped |= {MASTER_KEY}
-        self.states = [self._want_state(piece, dropped) for piece in state.pieces]
+        self.states = [self._want_state(owned, dropped) for owned in state.owned_ranges]
         self.generators = self._want_generators(rank) if same_plan else {}
 
     def _saved_name(self, name: str) -> str | None:
@@ -128,8 +128,8 @@ class _Wish:
         source = state_key(known, MASTER_KEY) if has_master else model_key(known)
         self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
 
-    def _want_state(self, piece: Piece, dropped: frozenset[str]) -> dict[str, Tensor]:
-        name, shape, region = place_of(piece.name, self._state.model)
+    def _want_state(self, owned: OwnedRange, dropped: frozenset[str]) -> dict[str, Tensor]:
+        name, shape, region = place_of(owned.name, self._state.model)
         known = self._saved_name(name)
         found: dict[str, Tensor] = {}
         if known is None:
@@ -137,10 +137,10 @@ class _Wish:
         for key in (key for key in self._keys.get(known, ()) if key not in dropped):
             saved = self._tensors[state_key(known, key)]
             is_like_parameter = saved.shape == shape
-            size = piece.tensor.shape if is_like_parameter else saved.shape
+            size = owned.tensor.shape if is_like_parameter else saved.shape
             found[key] = torch.empty(size, dtype=getattr(torch, saved.dtype))
             if is_like_parameter:
-                self.wanted.add_part(state_key(known, key), shape, region, found[key], piece.part)
+                self.wanted.add_part(state_key(known, key), shape, region, found[key], owned.part)
             else:
                 self.wanted.add(state_key(known, key), found[key])
         return found
@@ -159,14 +159,14 @@ class _Wish:
 
 
 def _hand_over(state: TrainState, optimizer: torch.optim.Optimizer, found: list[dict[str, Tensor]]) -> None:
-    """Give the optimizer its state, piece by piece."""
+    """Give the optimizer its state, one by one."""
     content = optimizer.state_dict()
-    for piece, values in zip(state.pieces, found, strict=True):
+    for owned, values in zip(state.owned_ranges, found, strict=True):
         if (master := values.pop(MASTER_KEY, None)) is not None:
-            piece.tensor.detach().copy_(master)
+            owned.tensor.detach().copy_(master)
     content["state"] = {index: values for index, values in enumerate(found) if values}
     optimizer.load_state_dict(content)
     # It puts each tensor on the right device, but into the parameter's dtype, which is not that of every one.
-    for index, piece in enumerate(state.pieces):
+    for index, owned in enumerate(state.owned_ranges):
         for key, value in content["state"].get(index, {}).items():
-            optimizer.state[piece.tensor][key] = optimizer.state[piece.tensor][key].to(value.dtype)
+            optimizer.state[owned.tensor][key] = optimizer.state[owned.tensor][key].to(value.dtype)

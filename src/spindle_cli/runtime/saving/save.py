@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.tensor_file import Layout, file_order, put_tensors
+from spindle_cli.checkpoint.tensor_file import TensorSpec, file_order, put_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_name
 from spindle_cli.files.joining import joined
@@ -34,9 +34,9 @@ def save_model(
     Raises:
         InputError: the folder is not writable, or the disk is full.
     """
-    offered = _gather_layouts(held)
-    fragments = fragments_by_name(key for layouts in offered for key in layouts)
-    owners = {key: rank for rank, layouts in reversed(list(enumerate(offered))) for key in layouts}
+    offered = _gather_specs(held)
+    fragments = fragments_by_name(key for specs in offered for key in specs)
+    owners = {key: rank for rank, specs in reversed(list(enumerate(offered))) for key in specs}
     leaves = {key: offered[rank][key] for key, rank in owners.items()}
     whole = {name: _whole(name, fragments[name], leaves) for name in names if name in fragments}
 
@@ -59,25 +59,25 @@ def save_model(
                 dist.send(held[key].detach().to(device).contiguous(), 0)
 
 
-def _gather_layouts(held: Mapping[str, Tensor]) -> list[dict[str, Layout]]:
+def _gather_specs(held: Mapping[str, Tensor]) -> list[dict[str, TensorSpec]]:
     """What every rank holds, by rank."""
-    own = {name: Layout.of(tensor) for name, tensor in held.items()}
-    gathered: list[dict[str, Layout] | None] = [None] * dist.get_world_size()
+    own = {name: TensorSpec.of(tensor) for name, tensor in held.items()}
+    gathered: list[dict[str, TensorSpec] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, own)
-    return [layouts for layouts in gathered if layouts is not None]
+    return [specs for specs in gathered if specs is not None]
 
 
-def _whole(name: str, fragments: Sequence[Fragment | None], leaves: Mapping[str, Layout]) -> Layout:
-    """The layout of a tensor from those of its fragments, which lie side by side along one dimension."""
-    layouts = [leaves[fragment_key(name, each)] for each in fragments]
-    first, shape = fragments[0], list(layouts[0].shape)
+def _whole(name: str, fragments: Sequence[Fragment | None], leaves: Mapping[str, TensorSpec]) -> TensorSpec:
+    """The spec of a tensor from those of its fragments, which lie side by side along one dimension."""
+    specs = [leaves[fragment_key(name, each)] for each in fragments]
+    first, shape = fragments[0], list(specs[0].shape)
     if first is not None:
-        shape[first.dim] = sum(layout.shape[first.dim] for layout in layouts)
-    return Layout(tuple(shape), layouts[0].dtype)
+        shape[first.dim] = sum(spec.shape[first.dim] for spec in specs)
+    return TensorSpec(tuple(shape), specs[0].dtype)
 
 
-def _receive(owner: int, layout: Layout, device: torch.device) -> Tensor:
-    received = torch.empty(layout.shape, dtype=layout.dtype, device=device)
+def _receive(owner: int, spec: TensorSpec, device: torch.device) -> Tensor:
+    received = torch.empty(spec.shape, dtype=spec.dtype, device=device)
     dist.recv(received, owner)
     return received
 
@@ -92,7 +92,7 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def write_model(path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[str], Tensor]) -> None:
+def write_model(path: Path, specs: Mapping[str, TensorSpec], tensor_of: Callable[[str], Tensor]) -> None:
     """Write a safetensors file, whole or not at all, and its folder if need be.
 
     Raises:
@@ -100,4 +100,4 @@ def write_model(path: Path, layouts: Mapping[str, Layout], tensor_of: Callable[[
     """
     _make_folder(path.parent)
     with written_whole(path) as file:
-        put_tensors(file, layouts, tensor_of)
+        put_tensors(file, specs, tensor_of)

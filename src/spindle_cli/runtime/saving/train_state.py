@@ -22,17 +22,17 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """A rank's part of the model, and what changes it. `pieces`: what `optimizer` steps, in its order;
+    """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizer` steps, in its order;
     with `masters` it is those.
     """
 
     model: LocalModel
-    pieces: tuple[Piece, ...]
+    owned_ranges: tuple[OwnedRange, ...]
     masters: Masters | None
     optimizer: torch.optim.Optimizer | None
     schedule: torch.optim.lr_scheduler.LRScheduler | None
@@ -48,7 +48,7 @@ class Numbers:
 
 
 def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
-    """What a rank can save: parameters, its pieces' optimizer state, its own buffers and random state.
+    """What a rank can save: parameters, its owned ranges' optimizer state, its own buffers and random state.
 
     Buffers and random states are copies; all else changes with the next update.
     """
@@ -56,9 +56,9 @@ def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
     for key, parameter in state.model.parameters.items():
         name, shape, region = place_of(key, state.model)
         held.add_part(model_key(name), shape, region, parameter)
-    for piece in state.pieces:
-        for key, value in _state_of(piece, state):
-            _add_state(held, key, piece, value, state.model)
+    for owned in state.owned_ranges:
+        for key, value in _state_of(owned, state):
+            _add_state(held, key, owned, value, state.model)
     for name, buffer in state.model.buffers.items():
         held.add(buffer_key(name, rank), buffer.clone())
     held.add(random_key("cpu", rank), torch.get_rng_state())
@@ -77,24 +77,24 @@ def place_of(key: str, model: LocalModel) -> tuple[str, tuple[int, ...], Region]
     return name, tuple(shape), Region.of_fragment(shape, fragment)
 
 
-def _state_of(piece: Piece, state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    """What the optimizer has for a piece, by its own keys."""
+def _state_of(owned: OwnedRange, state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """What the optimizer has for an owned range, by its own keys."""
     if state.optimizer is None:
         return
     if state.masters is not None:
-        yield MASTER_KEY, piece.tensor
-    for key, value in state.optimizer.state.get(piece.tensor, {}).items():
+        yield MASTER_KEY, owned.tensor
+    for key, value in state.optimizer.state.get(owned.tensor, {}).items():
         if value is not None:  # SGD without momentum
             yield key, torch.as_tensor(value)
 
 
-def _add_state(held: HeldTensors, key: str, piece: Piece, value: Tensor, model: LocalModel) -> None:
-    """State that has the piece's elements is a part of a tensor of the parameter's shape; other state (a
-    count of steps, the factors of a matrix) stands alone.
+def _add_state(held: HeldTensors, key: str, owned: OwnedRange, value: Tensor, model: LocalModel) -> None:
+    """State that has the owned range's elements is a part of a tensor of the parameter's shape; other state
+    (a count of steps, the factors of a matrix) stands alone.
     """
-    name, shape, region = place_of(piece.name, model)
-    if value.shape == piece.tensor.shape:
-        held.add_part(state_key(name, key), shape, region, value, piece.part)
+    name, shape, region = place_of(owned.name, model)
+    if value.shape == owned.tensor.shape:
+        held.add_part(state_key(name, key), shape, region, value, owned.part)
     else:
         held.add(state_key(name, key), value)
 

@@ -84,8 +84,8 @@ class Executor:
     def run(self, batch: StepBatch, number: int, *, ends_step: bool) -> None:
         """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.
 
-        With `ends_step` these are summed over the ranks: afterwards the pool's pieces have the whole step's
-        gradient.
+        With `ends_step` these are summed over the ranks: afterwards the pool's owned ranges have the whole
+        step's gradient.
 
         Args:
             batch: what this rank reads.

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 # As in torch.nn.utils.clip_grad_norm_, so that clipped gradients are those of plain PyTorch.
 _EPSILON = 1e-6
@@ -18,14 +18,14 @@ class GradientClip:
     """Scales gradients down to a global norm, as `torch.nn.utils.clip_grad_norm_` does on one device.
 
     Ranks that step a parameter whole hold the same gradient of it after the gradient sums; one of them counts
-    it. Of a parameter that is stepped in pieces, each rank counts its own.
+    it. Of a parameter that is stepped in ranges, each rank counts its own.
     """
 
-    def __init__(self, max_norm: float, pieces: Collection[Piece]) -> None:
-        """`pieces`: all that this rank steps."""
+    def __init__(self, max_norm: float, owned_ranges: Collection[OwnedRange]) -> None:
+        """`owned_ranges`: all that this rank steps."""
         self._max_norm = max_norm
-        self._trained = tuple(piece.tensor for piece in pieces)
-        self._counted = tuple(piece.tensor for piece in pieces if piece.counted)
+        self._trained = tuple(owned.tensor for owned in owned_ranges)
+        self._counted = tuple(owned.tensor for owned in owned_ranges if owned.counted)
 
     def clip(self, device: torch.device) -> Tensor:
         """Scale this rank's gradients, in place. Collective: every rank calls it, also one that trains

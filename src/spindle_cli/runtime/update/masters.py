@@ -1,7 +1,7 @@
 """Masters: float32 copies of what a rank steps, where parameters are held in fewer bits.
 
 An update is often smaller than the last bit of a bfloat16 number. So the optimizer steps the masters, and
-the parameters are the masters rounded. Only a piece's owner has its master.
+the parameters are the masters rounded. Only an owned range's owner has its master.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.runtime.update.pieces import Piece
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 # A checkpoint's key for them, beside those of the optimizer's state.
 MASTER_KEY = "master"
 
 
 class Masters:
-    """The masters of some pieces. `pieces`: the same pieces with the masters as tensors."""
+    """The masters of some owned ranges. `owned_ranges`: the same owned ranges with the masters as tensors."""
 
-    def __init__(self, pieces: Sequence[Piece]) -> None:
-        self._held = tuple(pieces)
-        self.pieces = tuple(
-            replace(piece, tensor=nn.Parameter(piece.tensor.detach().to(torch.float32, copy=True)))
-            for piece in pieces
+    def __init__(self, owned_ranges: Sequence[OwnedRange]) -> None:
+        self._held = tuple(owned_ranges)
+        self.owned_ranges = tuple(
+            replace(owned, tensor=nn.Parameter(owned.tensor.detach().to(torch.float32, copy=True)))
+            for owned in owned_ranges
         )
 
     def take_parameters(self) -> None:
         """Start again from the parameters as they are."""
-        _copy_all(self._values(self.pieces), self._values(self._held))
+        _copy_all(self._values(self.owned_ranges), self._values(self._held))
 
     def take_gradients(self) -> None:
-        """Give each master the gradient that its piece has, or none."""
+        """Give each master the gradient that its owned range has, or none."""
         copies: list[Tensor] = []
         gradients: list[Tensor] = []
-        for piece, master in zip(self._held, self.pieces, strict=True):
-            gradient = piece.tensor.grad
+        for owned, master in zip(self._held, self.owned_ranges, strict=True):
+            gradient = owned.tensor.grad
             if gradient is None or gradient.dtype == torch.float32:
                 master.tensor.grad = gradient
             else:
@@ -48,13 +48,13 @@ class Masters:
 
     def hand_back(self) -> None:
         """Round the masters into the parameters, and forget their gradients."""
-        _copy_all(self._values(self._held), self._values(self.pieces))
-        for master in self.pieces:
+        _copy_all(self._values(self._held), self._values(self.owned_ranges))
+        for master in self.owned_ranges:
             master.tensor.grad = None
 
     @staticmethod
-    def _values(pieces: Sequence[Piece]) -> list[Tensor]:
-        return [piece.tensor.detach() for piece in pieces]
+    def _values(owned_ranges: Sequence[OwnedRange]) -> list[Tensor]:
+        return [owned.tensor.detach() for owned in owned_ranges]
 
 
 def _copy_all(to: list[Tensor], values: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""What one rank's optimizer steps: whole parameters, and its pieces of those that it shares with others."""
+"""What one rank's optimizer steps: whole parameters, and its ranges of those that it shares with others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True)
-class Piece:
+class OwnedRange:
     """Elements of a parameter that this rank's optimizer steps.
 
     Attributes:
@@ -23,8 +23,8 @@ class Piece:
         tensor: the parameter itself where `part` is None; else a vector over part of its memory. After the
             gradient sums `tensor.grad` is the whole iteration's gradient, or None where no rank's backward
             pass reached the parameter.
-        counted: in the gradients' global norm and in checkpoints; of equal pieces of several ranks only the
-            first rank's is.
+        counted: in the gradients' global norm and in checkpoints; of equal owned ranges of several ranks
+            only the first rank's is.
     """
 
     name: str

@@ -19,7 +19,7 @@ from itertools import combinations
 from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.costs.memory import op_param_bytes
 from spindle_cli.plan.problem import Node, Problem
-from spindle_cli.plan.schedule import Draft, Piece, whole_piece
+from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import Devices, all_or_none, best_point, first_of
 
 LANES = (2, 3, 4, 6, 8)
@@ -31,7 +31,7 @@ MOST_DEVICES = 64
 _ROUNDS = 8
 
 
-def together(problem: Problem) -> Iterator[Draft]:
+def component_lanes(problem: Problem) -> Iterator[Draft]:
     """Drafts with their devices, for each number of lanes that divides the devices."""
     if problem.num_devices > MOST_DEVICES:
         return
@@ -152,7 +152,7 @@ class _Lanes:
         to_go = self._to_go()
         crosses = {unit for users, _ in self.shared if len({lanes[u] for u in users}) > 1 for unit in users}
         free_s, end_s = [0.0] * self.num_lanes, [0.0] * len(nodes)
-        placed: list[tuple[Piece, Devices | None]] = []
+        placed: list[tuple[UnplacedSlice, Devices | None]] = []
         left = set(range(len(nodes)))
         while left:
             ready = [i for i in left if not left.intersection(nodes[i].inputs)]
@@ -168,7 +168,7 @@ class _Lanes:
             end_s[i] = free_s[lane] = start_s + nodes[i].num_ops * point.op_s
             left.remove(i)
             devices = first_of(self.problem, self._devices(lane), point)
-            placed.append((whole_piece(nodes[i], point, start_s, end_s[i]), devices))
+            placed.append((whole_slice(nodes[i], point, start_s, end_s[i]), devices))
         placed.sort(key=lambda item: item[0].start_s)
         pieces, of_pieces = zip(*placed, strict=True)
         return Draft("spindle", pieces, all_or_none(of_pieces))

@@ -1,4 +1,4 @@
-"""Parameters that several ranks step in pieces: how they are cut, and their state put together again."""
+"""Parameters that several ranks step in ranges: how they are cut, and their state put together again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from runtime_cases import EXACT_ON_FOUR, SAVED, SAVED_WHOLE
 from torch import Tensor
 
 from spindle_cli.checkpoint.files import find_checkpoint
-from spindle_cli.runtime.update.pieces import FlatLayout
+from spindle_cli.runtime.update.owned_ranges import FlatLayout
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

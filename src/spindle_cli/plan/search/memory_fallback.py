@@ -13,7 +13,7 @@ from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_bloc
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import Bound, lower_bound
-from spindle_cli.plan.problem import Problem, Thrift, make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # Shares of all parameters that are split, from the MetaOps that hold most.
@@ -23,42 +23,42 @@ STEPS = 16
 
 
 @dataclass(frozen=True)
-class Thrifty:
-    """A problem under some thrift, with its bound."""
+class TightProblem:
+    """A problem under some memory fallback, with its bound."""
 
-    thrift: Thrift
+    fallback: MemoryFallback
     problem: Problem
     bound: Bound
 
 
-def splits(profile: Profile, cluster: Cluster) -> list[Thrifty]:
+def splits(profile: Profile, cluster: Cluster) -> list[TightProblem]:
     """Every split that there is, also none, by their lower bounds; nothing is recomputed yet."""
-    found: list[Thrifty] = []
-    for thrift in _splits(profile):
+    found: list[TightProblem] = []
+    for fallback in _splits(profile):
         try:
-            problem = make_problem(profile, cluster, thrift)
+            problem = make_problem(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-        found.append(Thrifty(thrift, problem, lower_bound(problem)))
-    return sorted(found, key=lambda thrifty: thrifty.bound.lower_bound_s)
+        found.append(TightProblem(fallback, problem, lower_bound(problem)))
+    return sorted(found, key=lambda tight: tight.bound.lower_bound_s)
 
 
-def _splits(profile: Profile) -> Iterator[Thrift]:
-    yield Thrift()
+def _splits(profile: Profile) -> Iterator[MemoryFallback]:
+    yield MemoryFallback()
     parameters = {metaop.name: metaop.num_ops * metaop.param_bytes_per_op for metaop in profile.metaops}
     for degree in sorted({point.tp for metaop in profile.metaops for point in metaop.curve} - {1}):
         for names in dict.fromkeys(heaviest(parameters, share) for share in SPLIT_SHARES):
-            yield Thrift(degree, names)
+            yield MemoryFallback(degree, names)
 
 
-def recomputing(thrifty: Thrifty, step: int) -> Thrifty | None:
+def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     """The same with `step` of `STEPS` of all activations recomputed; None if even so it cannot fit."""
-    profile, cluster = thrifty.problem.profile, thrifty.problem.cluster
-    thrift = replace(thrifty.thrift, recompute=recomputed_ops(profile, step / STEPS))
-    problem = make_problem(profile, cluster, thrift)
+    profile, cluster = tight.problem.profile, tight.problem.cluster
+    fallback = replace(tight.fallback, recompute=recomputed_ops(profile, step / STEPS))
+    problem = make_problem(profile, cluster, fallback)
     if least_bytes(problem) > sum(cluster.usable_bytes):
         return None
-    return Thrifty(thrift, problem, lower_bound(problem))
+    return TightProblem(fallback, problem, lower_bound(problem))
 
 
 def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
@@ -102,9 +102,9 @@ def _saved_per_second(metaop: MetaOpProfile) -> float:
     return _saved_bytes(metaop) / max(narrowest.num_devices * narrowest.forward_s, 1e-12)
 
 
-def most_thrifty(profile: Profile) -> Thrift:
+def largest_fallback(profile: Profile) -> MemoryFallback:
     """All MetaOps split as far as their curves go, all activations recomputed."""
-    return Thrift(
+    return MemoryFallback(
         max(point.tp for metaop in profile.metaops for point in metaop.curve),
         frozenset(metaop.name for metaop in profile.metaops),
         {metaop.name: metaop.num_ops for metaop in profile.metaops},
@@ -133,11 +133,11 @@ def least_bytes(problem: Problem) -> float:
     return sum(parameters.values()) + activations
 
 
-def describe(thrift: Thrift) -> str:
-    """What a plan under this thrift says about it."""
+def describe(fallback: MemoryFallback) -> str:
+    """What a plan under this fallback says about it."""
     parts = []
-    if thrift.split:
-        parts.append(f"tensor parallelism of at least {thrift.least_tp} in {len(thrift.split)} MetaOps")
-    if thrift.recompute:
-        parts.append(f"recomputed activations of {sum(thrift.recompute.values())} ops")
+    if fallback.split:
+        parts.append(f"tensor parallelism of at least {fallback.least_tp} in {len(fallback.split)} MetaOps")
+    if fallback.recompute:
+        parts.append(f"recomputed activations of {sum(fallback.recompute.values())} ops")
     return "Memory asks for " + " and ".join(parts) + "."
