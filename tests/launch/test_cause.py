@@ -9,7 +9,8 @@ import pytest
 
 from helpers.plans import two_towers
 from spindle_cli.errors import ExitCode, WorkloadError
-from spindle_cli.files.request import WorkerError, log_path
+from spindle_cli.files.journal import JournalWriter, Note
+from spindle_cli.files.request import WorkerError, journal_path, log_path
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.types import Address, Launch, LaunchOptions, NodeShare, WorkerExit
 from spindle_cli.launch.watching.cause import describe_failure
@@ -102,3 +103,20 @@ def test_an_errors_place_is_the_users_own_line() -> None:
         place = describe_error(raised, 0).place
     assert place is not None
     assert place.startswith(__file__)
+
+
+def test_an_aborted_worker_and_a_lost_one_say_what_all_were_doing(launch: Launch) -> None:
+    """As when NCCL's watchdog gives up: rank 1's device is behind."""
+    for rank, done in ((0, 1), (1, 0)):
+        writer = JournalWriter(
+            journal_path(launch.run_dir, rank), ("the forward pass", "B", "the sums"), 1, 4
+        )
+        writer.begun(Note(4, 2, 0.0))
+        writer.done(Note(4, done, 0.0))
+    places = "\n  worker 0 was at step 5, in the sums\n  worker 1 was at step 5, in B"
+    aborted = describe_failure(launch, [], [died(0, -signal.SIGABRT, 10.0)])
+    assert aborted.message.startswith(f"worker 0 was killed by signal 6 (SIGABRT){places}")
+    lost = describe_failure(launch, [error(0, 10.0, lost_peer=True)], [])
+    assert lost.message.endswith(places)
+    segfault = describe_failure(launch, [], [died(0, -signal.SIGSEGV, 10.0)])
+    assert places not in segfault.message

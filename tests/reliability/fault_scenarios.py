@@ -121,14 +121,16 @@ SCENARIOS = (
         (
             Row(
                 "a worker hangs",
-                f"after `--timeout` it is named, with the line that it is at, and the run {AGAIN}",
+                "after `--timeout` it is named, with the line, the slice and the step that it is at, and the "
+                f"run {AGAIN}",
                 NEWEST,
             ),
         ),
         (Fault("hang"),),
         0,
         (
-            r"worker 1 hangs at .*faulty_workload\.py:\d+ in hang: no answer within the run's timeout of 4 s",
+            r"worker 1 hangs at .*faulty_workload\.py:\d+ in hang \(step \d, in the \w+ pass of slice \S+\): "
+            r"no answer within the run's timeout of 4 s",
             r"starting again from .*step-000001",
         ),
         "by itself",

@@ -23,7 +23,6 @@ from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import share_shape, take_rows
-from spindle_cli.runtime.measuring import timing
 from spindle_cli.runtime.measuring.comparison import compare
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.data import Feed, Portion, StepBatch
@@ -328,40 +327,6 @@ def test_time_in_a_block_inside_another_is_counted_once() -> None:
     (step,) = stopwatch.steps
     assert [lap.kind for lap in step.laps] == [Activity.FORWARD, Activity.WAIT, Activity.FORWARD]
     assert step.laps[0].end == step.laps[1].begin and step.laps[1].end == step.laps[2].begin
-
-
-class LateMark:
-    """A device's mark at a time of its own, which it comes to when the test says so."""
-
-    passed_ms = 0.0
-
-    def __init__(self, at_ms: float) -> None:
-        self._at_ms = at_ms
-
-    def query(self) -> bool:
-        return self._at_ms <= LateMark.passed_ms
-
-    def elapsed_time(self, end_event: LateMark) -> float:
-        assert self.query() and end_event.query(), "read before the device has come to it"
-        return end_event._at_ms - self._at_ms
-
-
-def test_times_are_read_only_when_the_device_has_come_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three batches of a step: the host has ended all of them before the device has ended the first."""
-    stopwatch = Stopwatch(CPU)
-    at_ms = iter(range(1, 100))
-    monkeypatch.setattr(timing, "take_mark", lambda device: LateMark(next(at_ms)))
-    for _ in range(3):  # each takes four marks: its begin, its forward pass's, and its end
-        stopwatch.begin_step()
-        with stopwatch.timed(Activity.FORWARD, 0):
-            pass
-        stopwatch.end_step(0)
-    assert stopwatch.seconds == {}
-    LateMark.passed_ms = 8.0  # the end of the second
-    stopwatch.begin_step()
-    stopwatch.end_step(1)
-    assert stopwatch.seconds[Activity.FORWARD, 0] == pytest.approx([0.001, 0.001])
-    assert stopwatch.seconds[Activity.OTHER, None] == pytest.approx([0.002, 0.002])
 
 
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 2), ("float32", 3), ("bfloat16", 4)])

@@ -140,6 +140,11 @@ def stack_path(run_dir: Path, rank: int) -> Path:
     return workers_dir(run_dir) / f"rank-{rank:05d}.stack"
 
 
+def journal_path(run_dir: Path, rank: int) -> Path:
+    """Where a worker notes at which action it is (see journal.py)."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.journal"
+
+
 def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:
     """A safetensors file {canonical name: tensor} of *every* parameter that `rank` holds.
 

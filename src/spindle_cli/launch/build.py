@@ -13,6 +13,7 @@ from spindle_cli.files.cluster import Backend
 from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
+from spindle_cli.process.environment import is_chosen
 
 # Seconds that a worker has to end by itself once it is asked to; after that it is killed.
 SHUTDOWN_S = 3
@@ -101,7 +102,7 @@ def build_again(launch: Launch, step: int | None) -> Launch:
 def worker_environment(threads: int, backend: Backend, share: NodeShare) -> dict[str, str]:
     """The variables that a node's workers have beyond the launcher's own."""
     additions = {"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": share.interface}
-    if backend == "nccl":
+    if backend == "nccl" and not is_chosen("NCCL_SOCKET_IFNAME"):
         additions["NCCL_SOCKET_IFNAME"] = share.interface
     return additions
 

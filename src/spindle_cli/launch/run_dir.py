@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.files.request import error_path, pid_path, stack_path, stop_path, workers_dir
+from spindle_cli.files.request import error_path, journal_path, pid_path, stack_path, stop_path, workers_dir
 
 RUNS = Path("runs")
 
@@ -85,14 +85,15 @@ def discard_unused(run_dir: Path) -> None:
 def forget_attempt(run_dir: Path, ranks: range, node_rank: int) -> None:
     """Remove what this node's workers left behind when the run was tried before: errors, exits, stacks."""
     for rank in ranks:
-        for path in (error_path(run_dir, rank), pid_path(run_dir, rank), stack_path(run_dir, rank)):
-            path.unlink(missing_ok=True)
+        for path_of in (error_path, pid_path, stack_path, journal_path):
+            path_of(run_dir, rank).unlink(missing_ok=True)
     (workers_dir(run_dir) / f"node-{node_rank}.exits.json").unlink(missing_ok=True)
 
 
 def forget_errors(run_dir: Path) -> None:
     """Remove what an earlier part of a resumed run has left behind, and what asked it to stop."""
-    for pattern in ("rank-*.error.json", "rank-*.pid", "rank-*.stack", "rank-*.room", "node-*.exits.json"):
+    endings = ("error.json", "pid", "stack", "journal", "room")
+    for pattern in (*(f"rank-*.{ending}" for ending in endings), "node-*.exits.json"):
         for path in workers_dir(run_dir).glob(pattern):
             path.unlink(missing_ok=True)
     stop_path(run_dir).unlink(missing_ok=True)

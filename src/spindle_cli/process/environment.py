@@ -61,6 +61,17 @@ def join_environment(additions: Mapping[str, str]) -> None:
     os.environ.update(additions)
 
 
+def is_chosen(name: str) -> bool:
+    """Whether the user has set a variable."""
+    return bool(os.environ.get(name))
+
+
+def set_unless_chosen(defaults: Mapping[str, str]) -> None:
+    """Set variables for the libraries in this process, but for those that the user has set."""
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
 def chosen_interface() -> str | None:
     """The network interface that the user has chosen for the workers, if any; the name is gloo's own."""
     return os.environ.get("GLOO_SOCKET_IFNAME") or None

@@ -8,7 +8,7 @@ what was measured.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -21,20 +21,23 @@ from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
 from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json, write_json
-from spindle_cli.files.request import RunRequest
+from spindle_cli.files.journal import JournalWriter
+from spindle_cli.files.request import RunRequest, journal_path
 from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.allocator import keep_freed_memory
-from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.process.environment import WorkerEnvironment, set_unless_chosen
 from spindle_cli.process.worker_session import is_lost_peer, worker_session
 from spindle_cli.runtime.collector import not_searched_again
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.nccl import nccl_settings
 from spindle_cli.runtime.communication.strict_backend import STRICT_BACKENDS, register_strict_backends
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.measuring.comparison import compare, gather_times
+from spindle_cli.runtime.measuring.diary import Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timeline import gather_timeline
@@ -83,6 +86,8 @@ def run(request: RunRequest, environment: WorkerEnvironment) -> None:
     keep_freed_memory()
     stop = StopRequest(request.run_dir)
     stop.heed_sigterm()
+    if request.backend == "nccl":
+        set_unless_chosen(nccl_settings(request.run_dir))
     device = select_device(request, environment)
     with connected(request, environment, device):
         clock.ends("connect")
@@ -274,7 +279,17 @@ def make_trainer(
             counting,
             labels_that_must_count(model.slices.values(), batches_per_step),
         ),
-        executor=Executor(program, rank, model.slices, exchange, pool, board, stopwatch, model.train),
+        executor=Executor(
+            program,
+            rank,
+            model.slices,
+            exchange,
+            pool,
+            board,
+            stopwatch,
+            model.train,
+            open_diary(request, rank, device, steps.start * batches_per_step, batches_per_step),
+        ),
         pool=pool,
         board=board,
         optimizer=state.optimizer,
@@ -289,6 +304,19 @@ def make_trainer(
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
         clock=clock,
     )
+
+
+def open_diary(
+    request: RunRequest, rank: int, device: torch.device, first_batch: int, batches_per_step: int
+) -> Callable[[Sequence[str]], Diary]:
+    """What begins the journal of a rank's actions, once they have their names."""
+
+    def begin(actions: Sequence[str]) -> Diary:
+        path = journal_path(request.run_dir, rank)
+        path.parent.mkdir(exist_ok=True)
+        return Diary(JournalWriter(path, actions, batches_per_step, first_batch), device)
+
+    return begin
 
 
 def finish(trainer: Trainer, device: torch.device) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from spindle_cli.errors import ExitCode, RunFailedError, WorkerLostError
 from spindle_cli.files.request import WorkerError, log_path, stack_path, workers_dir
 from spindle_cli.launch.types import Launch, WorkerExit, WorkerExits
-from spindle_cli.launch.watching.stuck import StuckWorker
+from spindle_cli.launch.watching.stuck import StuckWorker, doing_of_all
 from spindle_cli.units import format_seconds
 
 TAIL_LINES = 12
@@ -82,7 +82,7 @@ def _of_error(launch: Launch, error: WorkerError) -> RunFailedError:
 
 def _of_stuck(launch: Launch, stuck: Sequence[StuckWorker]) -> RunFailedError:
     timeout = format_seconds(launch.request.timeout_s)
-    places = "; ".join(f"worker {worker.rank} hangs at {worker.place}" for worker in stuck)
+    places = "; ".join(f"worker {worker.rank} hangs at {worker}" for worker in stuck)
     logs = " and ".join(str(stack_path(launch.run_dir, worker.rank)) for worker in stuck)
     return WorkerLostError(
         f"{places}: no answer within the run's timeout of {timeout}",
@@ -100,6 +100,8 @@ def _of_death(launch: Launch, died: WorkerExit) -> RunFailedError:
     if died.exit_code < 0:
         name = signal.Signals(-died.exit_code).name
         message = f"worker {died.rank} was killed by signal {-died.exit_code} ({name})"
+        if died.exit_code == -signal.SIGABRT:  # as NCCL's watchdog ends a worker whose peers do not answer
+            message += _where_all(launch)
     else:
         message = f"worker {died.rank} ended with exit code {died.exit_code} and no error of its own"
     source = log if _tail(log) else launch.log  # what fails before a worker has its log is in the node's
@@ -112,9 +114,14 @@ def _of_lost_peer(launch: Launch, error: WorkerError) -> RunFailedError:
         hint = "No worker of this node failed by itself: see the other nodes' output, and the network."
     else:
         hint = f"No worker said why; their output is in {workers_dir(launch.run_dir)}"
-    return WorkerLostError(
-        f"worker {error.rank} lost its connection to another worker: {error.message}", hint=hint
-    )
+    message = f"worker {error.rank} lost its connection to another worker: {error.message}"
+    return WorkerLostError(message + _where_all(launch), hint=hint)
+
+
+def _where_all(launch: Launch) -> str:
+    """What every worker of this node was doing, a line each; the one that is furthest behind is asked for."""
+    found = doing_of_all(launch.run_dir)
+    return "".join(f"\n  worker {rank} was at {what}" for rank, what in found.items())
 
 
 def _of_launcher(launch: Launch) -> RunFailedError:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from spindle_cli.files.request import pid_path, stack_path, workers_dir
+from spindle_cli.files.journal import Journal
+from spindle_cli.files.request import journal_path, pid_path, stack_path, workers_dir
 
 # For the stacks to be written; a worker that does not run at all writes none.
 ANSWER_S = 1.0
@@ -37,10 +38,17 @@ _WAITS = (
 
 @dataclass(frozen=True)
 class StuckWorker:
-    """A worker that did not move, and waited for no other. `place`: 'file:line in function', for people."""
+    """A worker that did not move, and waited for no other. `place`: 'file:line in function', for people.
+
+    `doing`: 'step 3, in the forward pass of slice a/b[0:2]', from its journal; None: in no step.
+    """
 
     rank: int
     place: str
+    doing: str | None = None
+
+    def __str__(self) -> str:
+        return self.place if self.doing is None else f"{self.place} ({self.doing})"
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,25 @@ def find_stuck(run_dir: Path) -> tuple[StuckWorker, ...]:
     before = _places(run_dir, living)
     time.sleep(BETWEEN_S)
     after = _places(run_dir, living)
-    return tuple(StuckWorker(rank, str(place)) for rank, place in after.items() if before.get(rank) == place)
+    return tuple(
+        StuckWorker(rank, place, doing(run_dir, rank))
+        for rank, place in after.items()
+        if before.get(rank) == place
+    )
+
+
+def doing(run_dir: Path, rank: int) -> str | None:
+    """What a worker is doing, or was when it ended, by its journal; None: nothing of a step."""
+    journal = Journal.read(journal_path(run_dir, rank))
+    return None if journal is None else journal.place()
+
+
+def doing_of_all(run_dir: Path) -> dict[int, str]:
+    """The same of every worker of this machine that was at something, by rank."""
+    pattern = journal_path(run_dir, 0).name.replace("00000", "*")
+    ranks = sorted(int(path.stem.split("-")[1]) for path in workers_dir(run_dir).glob(pattern))
+    found = {rank: doing(run_dir, rank) for rank in ranks}
+    return {rank: what for rank, what in found.items() if what is not None}
 
 
 def _living(run_dir: Path) -> dict[int, psutil.Process]:

@@ -13,7 +13,7 @@ from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.cause import describe_failure
 from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.signals import Signals
-from spindle_cli.launch.watching.stuck import find_stuck
+from spindle_cli.launch.watching.stuck import doing_of_all, find_stuck
 from spindle_cli.units import format_seconds
 
 # Without a step for so long, and for so many times the usual step, it is said where the workers are.
@@ -70,9 +70,12 @@ class Watch:
         elif silent_s > max(self._said_s, SILENT_STEPS * statistics.median(self._pace_s)):
             self._said_s *= 2
             stuck = find_stuck(self.launch.run_dir)
-            places = "; ".join(f"worker {worker.rank} is at {worker.place}" for worker in stuck)
+            places = "; ".join(f"worker {worker.rank} is at {worker}" for worker in stuck)
+            waiting = "every worker waits for another" + "".join(
+                f"; worker {rank} at {what}" for rank, what in doing_of_all(self.launch.run_dir).items()
+            )
             after = format_seconds(timeout_s)
             self.say(
-                f"no step for {format_seconds(silent_s)}; {places or 'every worker waits for another'}; "
+                f"no step for {format_seconds(silent_s)}; {places or waiting}; "
                 f"the run ends after {after} (--timeout)"
             )

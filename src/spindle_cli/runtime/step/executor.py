@@ -6,7 +6,7 @@ gradients.py (sums), losses.py (what a share's loss counts).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from spindle_cli.runtime.communication.rows import Samples, take_rows
 from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge
+from spindle_cli.runtime.measuring.diary import Diary
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.compute import ForwardRun, LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.data import StepBatch
@@ -62,12 +63,16 @@ class Executor:
         board: LossBoard,
         stopwatch: Stopwatch,
         train: TrainSettings,
+        open_diary: Callable[[Sequence[str]], Diary],
     ) -> None:
-        """`slices`: those that this rank runs, by index in the program."""
+        """`slices`: those that this rank runs, by index in the program. `open_diary`: begins the journal of
+        the steps that are named, of which a batch's last is the update.
+        """
         actions = program.actions[rank]
         self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
         self._ending = tuple(action for action in actions if action.kind in _ENDS_STEP)
         self._labels = [piece.label for piece in program.slices]
+        self._diary = open_diary([*map(self._describe, self._steps), "the gradient sums, or the update"])
         self._slices = slices
         self._exchange = exchange
         self._pool = pool
@@ -97,16 +102,21 @@ class Executor:
             Exception: what the user's modules raised, with a note of the slice that ran.
         """
         self._ends_step, self._batch_number = ends_step, number
-        for step in self._steps:
+        for position, step in enumerate(self._steps):
+            self._diary.begins(number, position)
             with self._noting(step):
                 if isinstance(step, _Messages):
                     self._post(step)
                 elif ends_step or step.kind not in ONCE_A_STEP:
                     self._run_action(step, batch)
+            self._diary.ends(number, position)
+        self._diary.begins(number, len(self._steps))
         with self._stopwatch.timed(Activity.WAIT, cause="sum"):
             self._exchange.finish()
             if ends_step:
                 self._pool.finish()
+        if not ends_step:
+            self._diary.ends(number, len(self._steps))
         self._input_gradients.clear()
 
     def end_step(self, clip: Callable[[], Tensor], step: Callable[[Tensor | None], None]) -> Tensor | None:
@@ -128,6 +138,7 @@ class Executor:
             else:
                 assert action.group is not None
                 self._pool.start_gather(action.group)
+        self._diary.ends(self._batch_number, len(self._steps))
         return norm
 
     def _post(self, messages: _Messages) -> None:

@@ -1,0 +1,51 @@
+"""Keep a worker's journal: where its host is, and how far its device has come."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+
+import torch
+
+from spindle_cli.files.journal import JournalWriter, Note
+from spindle_cli.runtime.measuring.timing import Mark, has_passed, take_mark
+
+# A device comes to an action long after its host; how often a thread looks how far it has come.
+_LOOK_S = 0.5
+
+
+class Diary:
+    """Notes each action when the host begins it, and when the device has done it; waits for neither."""
+
+    def __init__(self, writer: JournalWriter, device: torch.device) -> None:
+        self._writer = writer
+        self._device = device
+        self._lock = threading.Lock()
+        self._ahead: deque[tuple[Mark, int, int]] = deque()
+        if device.type != "cpu":  # where the host may hang while the device goes on
+            threading.Thread(target=self._keep_looking, name="journal", daemon=True).start()
+
+    def begins(self, batch: int, action: int) -> None:
+        """The host begins an action."""
+        self._writer.begun(Note(batch, action, time.time()))
+
+    def ends(self, batch: int, action: int) -> None:
+        """The host has given its orders for an action; on a CPU it is done then."""
+        with self._lock:
+            self._ahead.append((take_mark(self._device), batch, action))
+        self.look()
+
+    def look(self) -> None:
+        """Note how far the device has come."""
+        last: tuple[int, int] | None = None
+        with self._lock:
+            while self._ahead and has_passed(self._ahead[0][0]):
+                last = self._ahead.popleft()[1:]
+            if last is not None:
+                self._writer.done(Note(*last, time.time()))
+
+    def _keep_looking(self) -> None:
+        while True:
+            time.sleep(_LOOK_S)
+            self.look()
