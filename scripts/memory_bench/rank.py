@@ -47,8 +47,8 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
     def measured(self: training.Trainer, steps: range) -> None:
         nonlocal peak
         model = self.model
-        pieces = [piece.tensor for piece in self.pool.pieces]
-        masters = [] if self.masters is None else [piece.tensor for piece in self.masters.pieces]
+        pieces = [piece.tensor for piece in self.pool.owned_ranges]
+        masters = [] if self.masters is None else [piece.tensor for piece in self.masters.owned_ranges]
         held = [*model.parameters.values(), *model.buffers.values(), *pieces, *masters]
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
         with LiveBytes([*held, *gradients]) as live:

@@ -21,7 +21,7 @@ from spindle_cli.checkpoint.files import Checkpoint, checkpoint_folder, find_che
 from spindle_cli.checkpoint.names import buffer_key, model_key, optimizer_keys, state_key
 from spindle_cli.checkpoint.reader import CheckpointReader, load_parts, plain_errors
 from spindle_cli.checkpoint.regions import Region, parse_region
-from spindle_cli.checkpoint.tensor_file import Layout, write_tensors
+from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import Fragment
@@ -76,7 +76,7 @@ def test_a_file_written_tensor_by_tensor_is_that_of_the_library(tmp_path: Path) 
         "count": torch.tensor(5),
     }
     write_tensors(
-        tmp_path / "ours", {key: Layout.of(value) for key, value in tensors.items()}, tensors.__getitem__
+        tmp_path / "ours", {key: TensorSpec.of(value) for key, value in tensors.items()}, tensors.__getitem__
     )
     save_file({key: value.contiguous() for key, value in tensors.items()}, tmp_path / "theirs")
     found = load_file(tmp_path / "ours")

@@ -13,7 +13,7 @@ from torch import nn
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.update.masters import Masters
-from spindle_cli.runtime.update.owned_ranges import UnplacedSlice
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.precision import gradient_dtype, widen_gradients
 
@@ -48,23 +48,23 @@ def test_small_gradients_are_not_lost_beside_large_ones(
     stepped = parameter(train)
     members = Members(1, 0, None)
     if way == "own":
-        pieces: tuple[UnplacedSlice, ...] = (UnplacedSlice("w", None, stepped),)
+        owned_ranges: tuple[OwnedRange, ...] = (OwnedRange("w", None, stepped),)
         backward(stepped)
     elif way == "whole":
         bucket = Bucket({"w": stepped}, members)
-        pieces = bucket.pieces
+        owned_ranges = bucket.owned_ranges
         backward(stepped)
         bucket.start_sum()
         bucket.finish_sum()
     else:
         sharded = ShardedBucket({"w": stepped}, members)
         flags = Flags([sharded], None)
-        pieces = sharded.pieces
+        owned_ranges = sharded.owned_ranges
         backward(stepped)
         sharded.hand_out(flags._reached.flags)
-    masters = Masters(pieces)
+    masters = Masters(owned_ranges)
     masters.take_gradients()
-    (master,) = masters.pieces
+    (master,) = masters.owned_ranges
     assert master.tensor.grad is not None
     assert master.tensor.grad.dtype == torch.float32
     assert master.tensor.grad.tolist() == [summed] * 4
@@ -78,7 +78,7 @@ def test_a_piece_of_a_parameter_has_its_part_of_the_wide_gradient() -> None:
     bucket = ShardedBucket({"w": whole}, Members(2, 1, None))
     (whole * torch.arange(64.0)).sum().backward()
     bucket.hand_out([True])
-    (piece,) = bucket.pieces
+    (piece,) = bucket.owned_ranges
     assert piece.part == (32, 64)
     assert piece.tensor.grad is not None
     assert piece.tensor.grad.tolist() == list(range(32, 64))
@@ -88,11 +88,11 @@ def test_a_piece_of_a_parameter_has_its_part_of_the_wide_gradient() -> None:
 def test_masters_take_wide_gradients_without_a_copy() -> None:
     held = parameter(WIDE)
     backward(held)
-    masters = Masters([UnplacedSlice("w", None, held)])
+    masters = Masters([OwnedRange("w", None, held)])
     masters.take_gradients()
-    assert masters.pieces[0].tensor.grad is held.grad
+    assert masters.owned_ranges[0].tensor.grad is held.grad
     masters.hand_back()
-    assert masters.pieces[0].tensor.grad is None
+    assert masters.owned_ranges[0].tensor.grad is None
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ of the step before and write them down.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,16 +40,20 @@ if TYPE_CHECKING:
 _STEPS_BEHIND = 1
 
 
+Computing = Callable[[], AbstractContextManager[None]]
+
+
 @dataclass
 class Trainer:
     """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing, and
     `schedule` with it; `schedule` and `clip` also where the train settings ask for none.
 
-    `iterations_s`: of the steps done so far.
+    `computing`: what passes run in, forward and backward. `iterations_s`: of the steps done so far.
     """
 
     rank: int
     request: RunRequest
+    computing: Computing
     stop: StopRequest
     model: LocalModel
     feed: Feed
@@ -112,7 +118,8 @@ class Trainer:
             ends_step = number + 1 == (step + 1) * batches
             if ends_step and self.feed.counts_losses:
                 self.board.count_next(self.feed.counts(step + 1))
-            self.executor.run(batch, number, ends_step=ends_step)
+            with self.computing():
+                self.executor.run(batch, number, ends_step=ends_step)
             if not ends_step:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -54,7 +55,7 @@ from spindle_cli.runtime.step.counting import Counting, counted_shares, labels_t
 from spindle_cli.runtime.step.data import Feed, portions
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.runtime.training import Trainer
+from spindle_cli.runtime.training import Computing, Trainer
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.masters import Masters
@@ -107,7 +108,10 @@ def train_plan(
     require_runnable(plan, request, environment.world_size)
     model = localise(request, plan, environment.rank, device)
     set_matmul_precision(model.train)
-    compile_layers(model, device)
+    asked = None if request.dtype is None else dtype_of(request, model.train)
+    computing = partial(computing_as_asked, asked, no_randomness=request.no_randomness)
+    with computing():  # compiled code is for the constants' type
+        compile_layers(model, device)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + environment.rank)
@@ -122,11 +126,12 @@ def train_plan(
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, environment.rank, total_steps), total_steps)
     stop = stop or StopRequest(request.run_dir)
-    trainer = make_trainer(request, state, pool, communicators, environment.rank, steps, stop, clock)
+    trainer = make_trainer(
+        request, state, pool, communicators, environment.rank, steps, stop, clock, computing
+    )
     clock.ends("set-up")
     try:
-        asked = None if request.dtype is None else dtype_of(request, model.train)
-        with not_searched_again(), computing_as_asked(asked, no_randomness=request.no_randomness):
+        with not_searched_again():
             trainer.train(steps)
     except Exception as error:
         if not is_lost_peer(error):  # the others can still write their parts
@@ -245,6 +250,7 @@ def make_trainer(
     steps: range,
     stop: StopRequest,
     clock: StartClock,
+    computing: Computing,
 ) -> Trainer:
     """Put a rank's parts together."""
     model, device = state.model, state.device
@@ -267,6 +273,7 @@ def make_trainer(
     return Trainer(
         rank=rank,
         request=request,
+        computing=computing,
         stop=stop,
         model=model,
         feed=Feed(

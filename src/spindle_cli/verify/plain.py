@@ -58,18 +58,16 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     write_tensors(request.capture_dir, "initial", parameters)
     count = loaded.train.accumulate
     asked = None if request.dtype is None else arithmetic.dtype
-    with (
-        (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics,
-        computing_as_asked(asked, no_randomness=request.no_randomness),
-    ):
+    with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
             began = perf_counter()
             before = torch.get_rng_state()
             numbers = range(step * count, (step + 1) * count)
-            losses = {
-                task.name: backward(task, batches[task.name], numbers, arithmetic, counted.get(task.name))
-                for task in loaded.workload.tasks
-            }
+            with computing_as_asked(asked, no_randomness=request.no_randomness):
+                losses = {
+                    task.name: backward(task, batches[task.name], numbers, arithmetic, counted.get(task.name))
+                    for task in loaded.workload.tasks
+                }
             if not request.no_randomness:
                 require_no_chance(loaded.workload, before)
             if step == 0:
