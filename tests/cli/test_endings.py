@@ -129,6 +129,7 @@ def test_completion_knows_commands_and_their_options() -> None:
     assert "--rank" in complete("spindle show --r", 2)
 
 
-def test_completion_can_be_shown() -> None:
+def test_completion_can_be_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shellingham.detect_shell", lambda: ("bash", "/bin/bash"))
     ended = run_spindle("--show-completion", "bash")
     assert "spindle" in ended.out
