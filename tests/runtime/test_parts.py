@@ -34,6 +34,7 @@ from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.learning_rate import make_schedule
 from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.training.precision import constants_in
 from spindle_cli.workload.types import Task
 
 CPU = torch.device("cpu")
@@ -289,6 +290,25 @@ def test_only_the_main_thread_reads_what_draws() -> None:
     for _ in range(4):
         feed.take()
     assert set(dataset.threads) == {"MainThread"}
+
+
+def test_nobody_reads_ahead_where_the_type_of_constants_changes_meanwhile() -> None:
+    """torch's default type is the whole process's: another thread's samples would be made in the passes'."""
+
+    class Constant(Items):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            time.sleep(0.005)
+            return {"image": super().__getitem__(index)["image"] * torch.full((1,), 0.1)}
+
+    portion = Portion("t", (0, 6), ("image",))
+    dataset = Constant(("image",), 12, 0)
+    feed = Feed(make_batches(dataset), (portion,), range(3), CPU, torch.float64, reads_ahead=False)
+    plain = make_batches(dataset)["t"]
+    for step in range(3):
+        expected = plain.rows(step, 0, 6)["image"].double()
+        assert torch.equal(feed.take().fields("t", (0, 6), ("image",))["image"], expected)
+        with constants_in(torch.float64):
+            time.sleep(0.05)  # long enough for a thread to read the next
 
 
 def test_a_batch_hands_out_views_of_the_portion_that_covers_the_samples() -> None:

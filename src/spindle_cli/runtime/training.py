@@ -48,7 +48,7 @@ class Trainer:
     """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing, and
     `schedule` with it; `schedule` and `clip` also where the train settings ask for none.
 
-    `computing`: what samples are read and passes run in. `iterations_s`: of the steps done so far.
+    `computing`: what passes run in, forward and backward. `iterations_s`: of the steps done so far.
     """
 
     rank: int
@@ -85,8 +85,7 @@ class Trainer:
         """
         self._capture("initial")
         if self.feed.counts_losses:
-            with self.computing():
-                self._uncounted = self.board.begin(self.feed.counts(steps.start))
+            self._uncounted = self.board.begin(self.feed.counts(steps.start))
         try:
             for step in steps:
                 self.step(step, is_first=step == steps.start)
@@ -114,12 +113,12 @@ class Trainer:
         batches = self.model.train.accumulate
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step()
-            with self.stopwatch.timed(Activity.DATA), self.computing():
+            with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
             ends_step = number + 1 == (step + 1) * batches
+            if ends_step and self.feed.counts_losses:
+                self.board.count_next(self.feed.counts(step + 1))
             with self.computing():
-                if ends_step and self.feed.counts_losses:
-                    self.board.count_next(self.feed.counts(step + 1))
                 self.executor.run(batch, number, ends_step=ends_step)
             if not ends_step:
                 self.stopwatch.end_step(step)

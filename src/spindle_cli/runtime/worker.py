@@ -285,6 +285,7 @@ def make_trainer(
             batches_per_step,
             counting,
             labels_that_must_count(model.slices.values(), batches_per_step),
+            reads_ahead=request.dtype is None,
         ),
         executor=Executor(
             program,

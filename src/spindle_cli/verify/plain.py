@@ -8,7 +8,7 @@ follow.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -62,12 +62,12 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
         for step in range(request.steps):
             began = perf_counter()
             before = torch.get_rng_state()
-            numbers = range(step * count, (step + 1) * count)
-            with computing_as_asked(asked, no_randomness=request.no_randomness):
-                losses = {
-                    task.name: backward(task, batches[task.name], numbers, arithmetic, counted.get(task.name))
-                    for task in loaded.workload.tasks
-                }
+            losses: dict[str, float] = {}
+            for task in loaded.workload.tasks:
+                rows = (0, task.batch_size)
+                taken = [batches[task.name].rows(step * count + number, *rows) for number in range(count)]
+                with computing_as_asked(asked, no_randomness=request.no_randomness):
+                    losses[task.name] = backward(task, taken, arithmetic, counted.get(task.name))
             if not request.no_randomness:
                 require_no_chance(loaded.workload, before)
             if step == 0:
@@ -113,15 +113,14 @@ class Arithmetic:
 
 def backward(
     task: Task | FlowTask,
-    batches: Batches,
-    numbers: range,
+    batches: Sequence[Mapping[str, Tensor]],
     arithmetic: Arithmetic,
     counted: CountedLoss | None,
 ) -> float:
     """Add the gradients of a task's weighted loss on a step's batches.
 
     Args:
-        numbers: of the step's batches.
+        batches: as the dataset gives them.
         counted: where the loss is a mean over what counts, which is one mean for all of these.
 
     Returns:
@@ -129,19 +128,18 @@ def backward(
     """
     device, dtype = arithmetic.device, arithmetic.dtype
 
-    def fields(number: int) -> dict[str, Tensor]:
-        batch = batches.rows(number, 0, task.batch_size)
+    def fields(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: convert(field, device, dtype) for name, field in batch.items()}
 
     total = 0.0
-    for some in [numbers] if counted is not None else [[number] for number in numbers]:
+    for some in [batches] if counted is not None else [[batch] for batch in batches]:
         with torch.autocast(device.type, torch.bfloat16, enabled=arithmetic.autocast):
             if counted is not None:
-                loss = counted.of([fields(number) for number in some], lambda batch: loss_of(task, batch))
+                loss = counted.of([fields(batch) for batch in some], lambda batch: loss_of(task, batch))
             else:
                 loss = loss_of(task, fields(some[0]))
         if counted is None and task.reduction == "mean":
-            loss = loss / len(numbers)
+            loss = loss / len(batches)
         total += float(loss.detach())
         (loss * task.weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return total

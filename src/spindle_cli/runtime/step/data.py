@@ -90,12 +90,16 @@ class Feed:
         batches_per_step: int = 1,
         counting: Counting | None = None,
         all_must_count: Mapping[str, Collection[str]] | None = None,
+        reads_ahead: bool = True,
     ) -> None:
         """`batches`: by task. `steps`: counted from 0. `dtype`: what floating-point fields are converted to,
         if given. `batches_per_step`: how many are taken for each step. `counting`: of what the losses count;
         then batches are held one step longer, since they are counted before their step begins.
-        `all_must_count`: by task, fields in which no label may be ignored.
+        `all_must_count`: by task, fields in which no label may be ignored. `reads_ahead`: not where passes
+        change the type of constants meanwhile, which is the whole process's: a sample made of such constants
+        would be another.
         """
+        self._reads_ahead = reads_ahead
         self._all_must_count = all_must_count or {}
         self._counting = counting
         self._batches_per_step = batches_per_step
@@ -166,7 +170,7 @@ class Feed:
             loaded = loaded.joined(self._load_all(missing, number))
         except BaseException as error:  # sys.exit too: raised when the batch is taken
             return error
-        if self._thread is None:
+        if self._thread is None and self._reads_ahead:
             self._start(self._numbers[number + 1 - self._numbers.start :])
         return loaded
 
