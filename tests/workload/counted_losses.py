@@ -81,6 +81,7 @@ CASES: Mapping[str, Case] = {
     ),
     "sample weights": Case(lambda g: (g.one * per_token(g).mean(1)).sum() / g.one.sum(), counts=1),
     "weighted squares": Case(lambda g: functional.mse_loss(g.z, g.target, weight=g.target.abs()), counts=1),
+    "weighted distances": Case(lambda g: functional.l1_loss(g.z, g.target, weight=g.target.abs()), counts=1),
     "mixture": Case(lambda g: cross_entropy(*rows(g)) + 0.1 * g.z.square().mean(), counts=1),
     "scaled sum": Case(
         lambda g: (

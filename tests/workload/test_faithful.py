@@ -105,6 +105,15 @@ def _autocast(self: Net, x: Tensor) -> Tensor:
         return x @ x.transpose(1, 2)
 
 
+def _asks_for_autocast(self: Net, x: Tensor) -> Tensor:
+    return self.first(x).mean() * (2.0 if torch.is_autocast_enabled("cpu") else 1.0)
+
+
+def _operator_without_autocast(self: Net, x: Tensor) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return self.first(x).mean()
+
+
 REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "a counter": (_sets("step", lambda self: self.step + 1), "sets self.step"),
     "a buffer": (_sets("average", lambda self: self.average * 0.9), "sets self.average"),
@@ -117,7 +126,9 @@ REFUSED: dict[str, tuple[Callable[..., Tensor], str]] = {
     "noise": (lambda self, x: self.second(self.first(x) + torch.randn(4, WIDTH)).mean(), "draws random"),
     "Python's noise": (lambda self, x: self.first(x).mean() * random.random(), "draws random"),
     "numpy's noise": (lambda self, x: self.first(x).mean() * float(np.random.rand()), "draws random"),
-    "autocast": (lambda self, x: self.second(_autocast(self, self.first(x)).sum(-1)).mean(), "autocast"),
+    "autocast": (lambda self, x: self.second(_autocast(self, self.first(x)).sum(-1)).mean(), "autocast on"),
+    "autocast's state": (_asks_for_autocast, "asks for torch.is_autocast_enabled"),
+    "an operator without autocast": (_operator_without_autocast, "autocast off around an operator"),
 }
 
 
@@ -153,3 +164,50 @@ def test_switching_gradients_off_and_on_leaves_them_on() -> None:
         return self.first(x).mean()
 
     assert analyse(workload(run)).tasks["t"].ops[0].is_loss
+
+
+def _rounds_off_in(make: Callable[[Tensor], Any]) -> Callable[..., Tensor]:
+    def run(self: Net, x: Tensor) -> Tensor:
+        x = self.first(x).float()
+        with make(x):
+            x = x @ x.transpose(1, 2) @ x
+            y = self.teacher.linear(x)
+            loss = torch.nn.functional.mse_loss(x @ y.transpose(1, 2), x @ x.transpose(1, 2)) / x.shape[0]
+        return loss * 4 + self.first(x @ self.average.unsqueeze(1).expand(-1, WIDTH)).mean()
+
+    return run
+
+
+def maybe_autocast(device_type: str) -> Any:
+    """As in transformers."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
+OFF: dict[str, Callable[[Tensor], Any]] = {
+    "by name": lambda x: torch.autocast("cpu", enabled=False),
+    "of the tensor": lambda x: torch.autocast(x.device.type, enabled=False),
+    "if it is on": lambda x: maybe_autocast("cpu"),
+    "elsewhere": lambda x: torch.autocast("cuda", enabled=False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:User provided device_type of 'cuda'")
+@pytest.mark.parametrize(
+    ("name", "is_split"), [*((name, False) for name in OFF), ("by name", True), ("if it is on", True)]
+)
+def test_autocast_is_switched_off_where_forward_switches_it_off(name: str, is_split: bool) -> None:
+    torch.manual_seed(0)
+    task = Task("t", Net(_rounds_off_in(OFF[name])), 4, Items(x=(4, WIDTH)))
+    traced = analyse(Workload("w", [task], (Block,))).tasks["t"]
+    batch = Batches(task, seed=1).rows(0, 0, 4)
+    parameters = dict(task.module.named_parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        plain = run_plain(task, batch)
+        loss = run_shares(traced, batch, dict.fromkeys(range(9), 2 if is_split else 1))
+        assert torch.is_autocast_enabled("cpu")
+    torch.testing.assert_close(loss, plain, rtol=1e-6, atol=0)
+    expected = gradients_of(plain, parameters)["teacher.linear.weight"]
+    found = gradients_of(loss, parameters)["teacher.linear.weight"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -108,14 +108,14 @@ def _used_once(task: TaskGraph, op: Op, dims: Mapping[str, int]) -> bool:
     """Whether the op uses what is split in its layer alone, and there under the split names alone."""
     split = {id(task.root.get_parameter(name)) for name in dims}
     for node in op.graph.nodes:
-        if node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            if id(getattr(task.root.get_submodule(owner), name)) in split:
-                return False
-        elif node.op == "call_module":
-            for name, parameter in task.root.get_submodule(str(node.target)).named_parameters(
-                prefix=str(node.target), remove_duplicate=False
-            ):
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        owner, _, last = str(node.target).rpartition(".")
+        held = getattr(task.root.get_submodule(owner), last)
+        if id(held) in split:
+            return False
+        if isinstance(held, nn.Module):
+            for name, parameter in held.named_parameters(prefix=str(node.target), remove_duplicate=False):
                 if id(parameter) in split and (node.target != op.target or name not in dims):
                     return False
     return True

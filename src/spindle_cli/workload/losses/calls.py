@@ -129,7 +129,8 @@ class _OneLoss:
 
     def _count(self) -> Expression | None:
         """What a mean is divided by; None: by the number of elements, the same for each sample."""
-        if self._loss.function is functional.mse_loss and self._loss.arguments["weight"] is not None:
+        by_weight = self._loss.function in (functional.mse_loss, functional.l1_loss)
+        if by_weight and self._loss.arguments.get("weight") is not None:
             return Call(torch.sum, (self._forms["weight"].expression,))
         if self._loss.over is not Over.TARGETS:
             return None

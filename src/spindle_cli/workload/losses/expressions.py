@@ -6,12 +6,14 @@ share divided by what the whole batch counts. Its expression says so over the no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from spindle_cli.workload.autocast import WithoutAutocast
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,21 @@ def parts_of(item: Any) -> Iterator[Expression]:
         yield expression
         if isinstance(expression, Call):
             yield from parts_of((expression.args, expression.kwargs))
+
+
+def without_autocast(
+    expression: Expression | Any, device_types: frozenset[str], made_before: Collection[Expression | Any]
+) -> Expression | Any:
+    """The same with autocast switched off in it, but for the expressions in it that were `made_before`."""
+    known = {id(each) for each in made_before}
+
+    def switched(item: Any) -> Any:
+        if not isinstance(item, Call) or id(item) in known:
+            return item
+        args, kwargs = fx.node.map_aggregate((item.args, item.kwargs), switched)
+        return Call(WithoutAutocast(item.target, device_types), args, dict(kwargs))
+
+    return switched(expression)
 
 
 class Writer:

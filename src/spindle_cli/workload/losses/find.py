@@ -10,7 +10,8 @@ from torch import fx
 
 from spindle_cli.workload.losses.counts import Counts
 from spindle_cli.workload.losses.expressions import Expression
-from spindle_cli.workload.losses.reduction import ARITHMETIC, LossForms
+from spindle_cli.workload.losses.operations import ARITHMETIC
+from spindle_cli.workload.losses.reduction import LossForms
 from spindle_cli.workload.splitting.coupling import Trace
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,42 +24,31 @@ from torch import fx, nn
 
 from spindle_cli.workload.losses.calls import form_of_loss
 from spindle_cli.workload.losses.counts import Counts
-from spindle_cli.workload.losses.expressions import Call, Copy, Share, over_count, whole_number
+from spindle_cli.workload.losses.expressions import (
+    Call,
+    Copy,
+    Share,
+    over_count,
+    whole_number,
+    without_autocast,
+)
 from spindle_cli.workload.losses.forms import Form, Kind, NotKnownError
 from spindle_cli.workload.losses.functions import loss_call
+from spindle_cli.workload.losses.operations import (
+    ADDITIONS,
+    GUARDS,
+    JOINS,
+    LINEAR,
+    MEANS,
+    NUMBERS_OF,
+    PRODUCTS,
+    QUOTIENTS,
+    RECIPROCALS,
+    ROW_BY_ROW,
+    SUMS,
+)
+from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
 from spindle_cli.workload.tracing.shapes import Shapes, growth
-
-_MEANS = {"mean", torch.mean}
-_SUMS = {"sum", torch.sum, "count_nonzero", torch.count_nonzero}
-_LINEAR = {
-    *("to", "float", "double", "contiguous", "clone", "squeeze", "unsqueeze", "view", "reshape", "neg"),
-    *("flatten", "type", "bfloat16", "half"),
-    *(operator.neg, operator.getitem, torch.neg, torch.squeeze, torch.unsqueeze, torch.reshape),
-    *(torch.flatten, torch.clone),
-}
-_ADDITIONS = {operator.add, operator.sub, operator.iadd, operator.isub, torch.add, torch.sub, "add", "sub"}
-_PRODUCTS = {operator.mul, operator.imul, torch.mul, torch.multiply, "mul", "multiply"}
-_QUOTIENTS = {
-    operator.truediv,
-    operator.itruediv,
-    torch.div,
-    torch.divide,
-    torch.true_divide,
-    "div",
-    "divide",
-}
-_RECIPROCALS = {"reciprocal", torch.reciprocal}
-_JOINS = {torch.stack, torch.cat}
-_NUMBERS_OF = {"count_nonzero", torch.count_nonzero}
-# Of the linear ones, those that keep every sample's rows together where the samples come first.
-_ROW_BY_ROW = {
-    *("to", "float", "double", "contiguous", "clone", "unsqueeze", "view", "reshape", "neg", "type"),
-    *(operator.neg, torch.neg, torch.unsqueeze, torch.reshape, torch.clone),
-}
-# What guards a count against zero leaves it growing as it does.
-_GUARDS = {"clamp", "clamp_min", "maximum", "max", torch.clamp, torch.clamp_min, torch.maximum, torch.max}
-# Arithmetic in which a number scales a tensor, unlike sizes given to a reshape.
-ARITHMETIC = _ADDITIONS | _PRODUCTS | _QUOTIENTS | {operator.pow, torch.pow, "pow"}
 
 
 class LossForms:
@@ -121,7 +111,12 @@ class LossForms:
         if not isinstance(value, fx.Node):
             return Form(Kind.EQUAL, 0, value)
         if value not in self._known:
-            self._known[value] = self._find_or_whole(value)
+            form = self._find_or_whole(value)
+            if NO_AUTOCAST in value.meta:
+                made_before = [known.expression for known in self._known.values()]
+                expression = without_autocast(form.expression, value.meta[NO_AUTOCAST], made_before)
+                form = replace(form, expression=expression)
+            self._known[value] = form
         return self._known[value]
 
     def _find_or_whole(self, node: fx.Node) -> Form:
@@ -165,21 +160,21 @@ class LossForms:
         target: Any = node.target
         if node.op == "call_module":
             rule: Callable[[fx.Node], Form] = self._of_other
-        elif target in _MEANS | _SUMS and len(node.all_input_nodes) == 1:
+        elif target in MEANS | SUMS and len(node.all_input_nodes) == 1:
             rule = self._of_reduction
         elif target is builtins.sum:
             rule = self._of_python_sum
-        elif target in _ADDITIONS:
+        elif target in ADDITIONS:
             rule = self._of_addition
-        elif target in _PRODUCTS | _QUOTIENTS and len(node.args) == 2 and not node.kwargs:
+        elif target in PRODUCTS | QUOTIENTS and len(node.args) == 2 and not node.kwargs:
             rule = self._of_product
-        elif target in _RECIPROCALS:
+        elif target in RECIPROCALS:
             rule = self._of_reciprocal
-        elif target in _JOINS:
+        elif target in JOINS:
             rule = self._of_join
         elif target is torch.where or target == "where":
             rule = self._of_choice
-        elif target in _LINEAR:
+        elif target in LINEAR:
             rule = self._of_linear
         else:
             rule = self._of_other
@@ -192,12 +187,12 @@ class LossForms:
         """Of a sum or mean over some dimensions."""
         (source,) = node.all_input_nodes
         form = self.of(source)
-        if node.target in _NUMBERS_OF and (form.kind is not Kind.ROWS or form.degree != 0):
+        if node.target in NUMBERS_OF and (form.kind is not Kind.ROWS or form.degree != 0):
             return self._of_other(node)
         reduced = Call(_target(node), *self._arguments(node, {source: form}))
         if form.kind is not Kind.ROWS or self._has_batch(node):
             return Form(form.kind, form.degree, reduced)
-        if node.target in _SUMS:
+        if node.target in SUMS:
             return Form(Kind.PART, _plus(form.degree, 1), reduced)
         return Form(Kind.PART, form.degree, Call(operator.mul, (reduced, Share())))
 
@@ -218,7 +213,7 @@ class LossForms:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         dims = [self._shapes.batch_dim(tensor).dim for tensor in (source, node)]
-        return dims == [0, 0] and node.target in _ROW_BY_ROW
+        return dims == [0, 0] and node.target in ROW_BY_ROW
 
     def _of_python_sum(self, node: fx.Node) -> Form:
         items = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
@@ -268,7 +263,7 @@ class LossForms:
 
     def _of_product(self, node: fx.Node) -> Form:
         left, right = (self.of(item) for item in node.args)
-        return self._multiplied(node, left, right, is_quotient=node.target in _QUOTIENTS)
+        return self._multiplied(node, left, right, is_quotient=node.target in QUOTIENTS)
 
     def _of_reciprocal(self, node: fx.Node) -> Form:
         return self._multiplied(node, self.of(1), self.of(node.args[0]), is_quotient=True)
@@ -321,7 +316,7 @@ class LossForms:
         degree = None
         if not degrees:
             degree = 0
-        elif node.target in _GUARDS and len(degrees) == 1:
+        elif node.target in GUARDS and len(degrees) == 1:
             (degree,) = degrees
         return Form(Kind.EQUAL, degree, Call(_target(node), *self._arguments(node, equal)))
 

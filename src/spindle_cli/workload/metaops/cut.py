@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.autocast import copy_without_autocast
 from spindle_cli.workload.graph import LossShares, Op, ValueSpec
 from spindle_cli.workload.losses.counts import SHARE
 from spindle_cli.workload.losses.expressions import Count, Writer, parts_of
 from spindle_cli.workload.metaops.glue import Homes
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import LISTED, Trace
+from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
 from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
 from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
 
@@ -139,6 +141,8 @@ class Cutter:
             )
             if asked is not None:
                 copies[node] = ask(graph, node, copies[asked], asked, self._trace.shapes)
+            elif NO_AUTOCAST in node.meta:
+                copies[node] = copy_without_autocast(graph, node, copies.__getitem__, node.meta[NO_AUTOCAST])
             else:
                 copies[node] = graph.node_copy(node, copies.__getitem__)
         return graph, copies
@@ -209,17 +213,17 @@ def names_used(root: nn.Module, graph: fx.Graph) -> tuple[tuple[str, ...], tuple
     parameters: dict[int, str] = {}
     buffers: dict[int, str] = {}
     for node in graph.nodes:
-        if node.op == "call_module":
-            module, prefix = root.get_submodule(str(node.target)), f"{node.target}."
-            for name, parameter in module.named_parameters():
-                parameters.setdefault(id(parameter), prefix + name)
-            for name, buffer in module.named_buffers():
-                buffers.setdefault(id(buffer), prefix + name)
-        elif node.op == "get_attr":
-            owner, _, name = str(node.target).rpartition(".")
-            value = getattr(root.get_submodule(owner), name)
-            if isinstance(value, nn.Parameter):
-                parameters.setdefault(id(value), str(node.target))
-            elif isinstance(value, Tensor) and name in root.get_submodule(owner)._buffers:
-                buffers.setdefault(id(value), str(node.target))
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        owner, _, name = str(node.target).rpartition(".")
+        value, prefix = getattr(root.get_submodule(owner), name), f"{node.target}."
+        if isinstance(value, nn.Module):
+            for inside, parameter in value.named_parameters():
+                parameters.setdefault(id(parameter), prefix + inside)
+            for inside, buffer in value.named_buffers():
+                buffers.setdefault(id(buffer), prefix + inside)
+        elif isinstance(value, nn.Parameter):
+            parameters.setdefault(id(value), str(node.target))
+        elif isinstance(value, Tensor) and name in root.get_submodule(owner)._buffers:
+            buffers.setdefault(id(value), str(node.target))
     return tuple(parameters.values()), tuple(buffers.values())

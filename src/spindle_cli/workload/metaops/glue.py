@@ -19,7 +19,7 @@ from torch import fx
 
 from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_whole
 from spindle_cli.workload.losses.forms import NotKnownError
-from spindle_cli.workload.losses.reduction import ARITHMETIC
+from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,

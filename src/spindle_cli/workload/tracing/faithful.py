@@ -16,38 +16,42 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.refuse import place_of_caller, refusal
 
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
+NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
 _IN_OPERATOR = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
     "run as it is."
 )
 _CONSTANT = "_tensor_constant"  # torch.fx keeps constant tensors under such names
-_Autocast = tuple[tuple[bool, torch.dtype], ...]
 
 
-def autocast_state() -> _Autocast:
-    """What torch.autocast is set to, per device type."""
-    types = ("cpu", "cuda")
-    return tuple((torch.is_autocast_enabled(name), torch.get_autocast_dtype(name)) for name in types)
-
-
-def note_contexts(task: str, node: fx.Node, expected: _Autocast) -> None:
-    """Note on a new node that gradients are switched off where it is made.
+def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operator: bool) -> None:
+    """Note on a new node that gradients or autocast are switched off where it is made.
 
     Raises:
-        WorkloadError: it is made under another autocast than `expected`.
+        WorkloadError: it is made where autocast is switched on; or it is an operator, and it is off.
     """
     if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
         node.meta[NO_GRAD] = True
-    if autocast_state() != expected:
-        raise refusal(
-            task,
-            "forward switches torch.autocast between operators, which a trace does not keep",
-            place_of_caller(),
-            f"Train in another precision by `precision` in the workload file, or: {_IN_OPERATOR}",
-        )
+    if autocast.is_switched_on():
+        what = "forward switches torch.autocast on between operators, which a trace does not keep"
+        hint = f"Train in another precision by `precision` in the workload file, or: {_IN_OPERATOR}"
+        raise refusal(task, what, place_of_caller(), hint)
+    switched_off = autocast.switched_off()
+    if switched_off and is_operator:
+        what = "forward switches torch.autocast off around an operator, which a trace does not keep"
+        raise refusal(task, what, place_of_caller(), "Switch it off inside the operator's own forward.")
+    if switched_off:
+        node.meta[NO_AUTOCAST] = switched_off
+
+
+def refuse_question(task: str, name: str) -> None:
+    """Refuse a forward that asks by torch's function `name` how autocast is set."""
+    what = f"forward asks for torch.{name} between operators, which a trace answers once and for all"
+    raise refusal(task, what, place_of_caller(), _IN_OPERATOR)
 
 
 @contextlib.contextmanager

@@ -86,6 +86,8 @@ def _target(node: fx.Node, root: nn.Module, operator: str | None, kinds: Kinds) 
     if node.op == "get_attr":
         owner, _, name = str(node.target).rpartition(".")
         value = getattr(root.get_submodule(owner), name)
+        if isinstance(value, nn.Module):
+            return kinds.of(value)
         return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else repr(value)
     if node.op == "call_function":
         module = settled_module_name(getattr(node.target, "__module__", None) or "")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+import torch.nn.functional as functional
 from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_error, refusal
-from spindle_cli.workload.tracing.faithful import autocast_state, note_contexts, nothing_is_frozen
+from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.known import Known, UnknownError, numbers_are_known
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.types import Task, Workload
@@ -45,7 +48,7 @@ class OperatorTracer(fx.Tracer):
         self._samples = samples
         self._observer = observer
         self._known: Known | None = None
-        self._autocast = autocast_state()
+        self.autocast = AutocastSeen()
 
     @property
     def known(self) -> Known:
@@ -63,16 +66,28 @@ class OperatorTracer(fx.Tracer):
             return True
         return m is not self.root and super().is_leaf_module(m, module_qualified_name)
 
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+    def create_node(
+        self, kind: str, target: Any, args: Any, kwargs: dict[str, Any], *more: Any, **named: Any
+    ) -> fx.Node:
         """Create a node that knows its place in the user's code."""
-        node = super().create_node(*args, **kwargs)
+        if target is functional.l1_loss:
+            kwargs = {**{name: self.create_arg(value) for name, value in _l1_loss_weight().items()}, **kwargs}
+        node = super().create_node(kind, target, args, kwargs, *more, **named)
         node.meta["place"] = place_of_caller()
-        note_contexts(self._task.name, node, self._autocast)
+        is_operator = node.op == "call_module" and isinstance(
+            self.root.get_submodule(str(node.target)), self._leaves
+        )
+        note_contexts(self._task.name, node, self.autocast, is_operator=is_operator)
         return node
 
     def is_looking(self) -> bool:
         """Whether modules are being run only to find out what is known."""
         return self._known is not None and self._known.looking
+
+    def refuse_question(self, name: str) -> None:
+        """Refuse a question for autocast's state, unless it comes from a module that is being run."""
+        if not self.is_looking():
+            refuse_question(self._task.name, name)
 
     def create_args_for_root(self, *_: Any) -> tuple[Any, list[Any]]:
         """One placeholder per batch field, passed by keyword, so that defaults and **kwargs mean what they
@@ -107,6 +122,15 @@ class OperatorTracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 
+def _l1_loss_weight() -> dict[str, Any]:
+    """The weight of the call of l1_loss that is under way, which torch 2.13 hands on to no tracer."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code is not functional.l1_loss.__code__:
+        frame = frame.f_back
+    weight = frame.f_locals.get("weight") if frame.f_code is functional.l1_loss.__code__ else None
+    return {} if weight is None else {"weight": weight}
+
+
 def trace_task(task: Task, workload: Workload, samples: Mapping[str, Tensor], observer: Observer) -> fx.Graph:
     """The task's forward as a graph of operators and glue.
 
@@ -126,6 +150,7 @@ def trace_task(task: Task, workload: Workload, samples: Mapping[str, Tensor], ob
             numbers_are_known(tracer),
             torch.enable_grad(),
             nothing_is_frozen(task.name, task.module, tracer.is_looking),
+            tracer.autocast.seeing(tracer.refuse_question),
         ):
             graph = tracer.trace(task.module)
     except WorkloadError:
