@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from spindle_cli.check.check_report import CheckReport
-from spindle_cli.checkpoint.files import Checkpoint
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.export.types import Exported
 from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster

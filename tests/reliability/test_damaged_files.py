@@ -15,7 +15,8 @@ from test_faults import launch, require_same_model, undisturbed  # noqa: F401
 from helpers.cli import run_spindle
 from helpers.faulty_workload import write_faults
 from helpers.toy_plan import write_toy
-from spindle_cli.checkpoint.files import INDEX_FILE, checkpoint_folder
+from spindle_cli.checkpoint.files import checkpoint_folder
+from spindle_cli.checkpoint.index import INDEX_FILE
 from spindle_cli.launch.starting.network import LOOPBACK, listen
 
 pytestmark = pytest.mark.processes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
@@ -17,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed import checkpoint as dcp
 
-from spindle_cli.checkpoint.files import Checkpoint, checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.files import checkpoint_folder
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import buffer_key, model_key, optimizer_keys, state_key
 from spindle_cli.checkpoint.reader import CheckpointReader, load_parts, plain_errors
 from spindle_cli.checkpoint.regions import Region, parse_region
@@ -141,14 +141,6 @@ def test_a_tensor_of_which_nobody_has_a_part_is_not_saved(tmp_path: Path) -> Non
     held.add("v", torch.empty(2, 2))
     with pytest.raises(InputError, match=r"v has shape \(4, 6\); the workload's has \(2, 2\)"):
         load_parts(CheckpointReader(folder), held.by_name(), folder)
-
-
-def test_a_checkpoint_of_an_earlier_version_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    folder = checkpoint_folder(tmp_path, 3)
-    folder.mkdir(parents=True)
-    (folder / "checkpoint.json").write_text(json.dumps({"schema": "spindle.checkpoint/1", "step": 3}))
-    with pytest.raises(InputError, match=r"earlier version of Spindle wrote it .*end the run with that"):
-        find_checkpoint(tmp_path)
 
 
 @pytest.mark.usefixtures("alone")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import re
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +14,11 @@ import pytest
 import torch
 from alone import STEPS, TRAIN, run, world_of_one
 from case_runs import captured
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
+from helpers.checkpoints import describe, write_index
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.index import read_index
 from spindle_cli.checkpoint.tensor_file import write_tensors
 from spindle_cli.errors import InputError, StoppedError
 from spindle_cli.files.request import stop_path
@@ -181,6 +185,28 @@ def test_going_on_with_other_settings_or_no_steps_left_is_refused(whole: Path) -
     with pytest.raises(InputError, match=r"train.clip_norm = 1.0, but the workload now says 2.0"):
         run(whole, steps=8, resume=True)
     source.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("key", "shape"), [("exp_avg", (1, 2)), ("exp_avg_sq", (2, 1)), ("random.cpu.0", (17,))]
+)
+def test_state_of_another_shape_than_the_parameter_is_refused_before_a_kernel_reads_it(
+    key: str, shape: tuple[int, ...], whole: Path, tmp_path: Path
+) -> None:
+    """In a checkpoint whose files fit together and have their checksums."""
+    shutil.copytree(whole, tmp_path / "run")
+    folder = checkpoint_folder(tmp_path / "run", STEPS)
+    shard = folder / "rank-00000.safetensors"
+    tensors = load_file(shard)
+    name = next(name for name in sorted(tensors) if name.endswith(key))
+    tensors[name] = torch.zeros(shape, dtype=tensors[name].dtype)
+    save_file(tensors, shard)
+    checkpoint = read_index(folder)
+    specs = {**checkpoint.tensors, name: checkpoint.tensors[name].model_copy(update={"shape": shape})}
+    written = describe(shard, checkpoint.shards[0].keys)
+    write_index(folder, checkpoint.model_copy(update={"tensors": specs, "shards": (written,)}))
+    with pytest.raises(InputError, match=f"{re.escape(name)} has shape {re.escape(str(shape))}"):
+        run(whole, steps=STEPS + 1, resume=True, run_dir=tmp_path / "run")
 
 
 def test_a_captured_run_leaves_its_model(whole: Path) -> None:

@@ -13,7 +13,8 @@ from plain_loop import train_plainly
 from runtime_cases import GONE_ON, GONE_ON_ELSEWHERE, SAVED
 from test_training_is_exact import close
 
-from spindle_cli.checkpoint.files import INDEX_FILE, checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
+from spindle_cli.checkpoint.index import INDEX_FILE
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import read_metrics
 

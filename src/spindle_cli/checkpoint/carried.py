@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spindle_cli.checkpoint.carry_over import CarryOver, saved_names, with_aliases
-from spindle_cli.checkpoint.files import Checkpoint
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import optimizer_keys
 from spindle_cli.errors import InputError
 from spindle_cli.workload.file import TrainSettings

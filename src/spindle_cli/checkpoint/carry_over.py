@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.checkpoint.files import Checkpoint
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import model_names
 
 Names = Mapping[str, Sequence[str]]  # canonical name -> all names of the same tensor, itself among them

@@ -1,6 +1,6 @@
-"""A run's checkpoints as files: what is in one, which are whole, and which are kept. No torch.
+"""A run's checkpoints as files: which are whole, and which are kept. No torch.
 
-`<run>/checkpoints/step-NNNNNN/` holds a shard per worker, `rank-NNNNN.safetensors`, and `checkpoint.json`,
+`<run>/checkpoints/step-NNNNNN/` holds a shard per worker, `rank-NNNNN.safetensors`, and the index (index.py),
 which says what is in which. It is written beside its place and renamed, so that a folder with this name is
 whole unless something has damaged it since.
 
@@ -10,84 +10,15 @@ regions.py.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
-
+from spindle_cli.checkpoint.damage import damage
+from spindle_cli.checkpoint.index import Checkpoint, read_index
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact, Model, read_data
 from spindle_cli.files.run_files import CHECKPOINTS_DIR, model_path
-from spindle_cli.workload.file import TrainSettings
-
-INDEX_FILE = "checkpoint.json"
-EARLIER_SCHEMA = "spindle.checkpoint/1"
-MAX_READERS = 8
-
-
-class SavedTensor(Model):
-    """A whole tensor, whichever shards have it. `dtype`: torch's name of it."""
-
-    shape: tuple[Annotated[int, Field(ge=0)], ...]
-    dtype: str
-
-
-class Shard(Model):
-    """One worker's file in a checkpoint, with its size, its keys, and the SHA-256 of its bytes. A key is the
-    name of a tensor, or of a box of one.
-    """
-
-    file: str
-    num_bytes: Annotated[int, Field(ge=0)]
-    keys: tuple[str, ...]
-    sha256: str
-
-
-class TrainedTask(Model):
-    """What a task counted for in each step."""
-
-    batch_size: int
-    weight: float
-
-
-class Checkpoint(Artifact):
-    """checkpoint.json: where a run was after `step` steps.
-
-    Attributes:
-        step: steps that were done. The samples of the next one follow from it, the seed and the task.
-        plan_sha256: of the plan that the workers ran.
-        workload: where it is, as the workers took it. `fingerprint`: of it, and `tasks`: by name.
-        aliases: of each parameter and buffer that tasks share, the names that it has besides the one that it
-            is saved under, '<task>.<dotted name>' like that.
-        dtype: what everything was converted to, if anything.
-        train: how it was trained.
-        tensors: by name.
-        shards: by rank; together they have every element of every tensor once.
-        hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
-        schedule: the schedule's own numbers.
-    """
-
-    KIND: ClassVar[str] = "checkpoint"
-    MAJOR: ClassVar[int] = 2
-
-    schema_: Annotated[Literal["spindle.checkpoint/2"], Field(alias="schema")] = "spindle.checkpoint/2"
-    step: Annotated[int, Field(ge=1)]
-    plan_sha256: str
-    workload: str
-    fingerprint: str | None = None
-    tasks: dict[str, TrainedTask] = Field(default_factory=dict)
-    aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    dtype: str | None = None
-    train: TrainSettings
-    tensors: dict[str, SavedTensor] = Field(default_factory=dict)
-    shards: tuple[Shard, ...] = ()
-    hyperparameters: dict[str, Any] = Field(default_factory=dict)
-    schedule: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -102,11 +33,6 @@ class FoundCheckpoint:
 def checkpoint_folder(run_dir: Path, step: int) -> Path:
     """Where the checkpoint after `step` steps is."""
     return model_path(run_dir, step).parent
-
-
-def shard_name(rank: int) -> str:
-    """A worker's file in every checkpoint."""
-    return f"rank-{rank:05d}.safetensors"
 
 
 def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool = False) -> FoundCheckpoint:
@@ -129,7 +55,11 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
         except InputError as error:
             skipped.append(f"{folder.name} cannot be used: {error.message}")
             continue
-        problem = _damage(folder, checkpoint, reads_all=reads_all)
+        problem = (
+            damage(folder, checkpoint, reads_all=reads_all)
+            if checkpoint.step == number
+            else f"its index is of step {checkpoint.step}"
+        )
         if problem is None:
             return FoundCheckpoint(folder, checkpoint, tuple(skipped))
         skipped.append(f"{folder.name} cannot be used: {problem}")
@@ -137,32 +67,6 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
         "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *skipped)),
         hint="Start the run anew; with --checkpoint-every it saves one every so many steps.",
     )
-
-
-def read_index(folder: Path) -> Checkpoint:
-    """A checkpoint's index.
-
-    Raises:
-        InputError: it is missing, malformed, or of another version.
-    """
-    path = folder / INDEX_FILE
-    data = read_data(path)
-    if isinstance(data, dict) and data.get("schema") == EARLIER_SCHEMA:
-        raise InputError(
-            f"{path}: an earlier version of Spindle wrote it ({EARLIER_SCHEMA}), which this one cannot read: "
-            "end the run with that version, or export with it what is trained so far"
-        )
-    return Checkpoint.from_data(data, where=str(path))
-
-
-def checksum(path: Path) -> str:
-    """SHA-256 of a file.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_steps_left(found: FoundCheckpoint, total_steps: int) -> None:
@@ -201,15 +105,33 @@ def locate_checkpoint(path: Path) -> tuple[Path, int | None]:
     return path, None
 
 
-def forget_old(run_dir: Path, newest_step: int, keep: int) -> None:
-    """Delete all but the last `keep` checkpoints up to `newest_step`.
+def forget_old(run_dir: Path, newest_step: int, keep: int, *, own: Collection[int], began: int) -> None:
+    """Delete what is older than the last `keep` whole checkpoints up to `newest_step`.
+
+    Args:
+        newest_step: of the one that was just saved, which always stays.
+        own: steps after which this run has saved since it was started: these are whole.
+        began: the step that it went on from then. What lies behind it and is not its own is damaged, or of an
+            attempt that was given up, and keeps nothing else from staying.
 
     Raises:
         OSError: one cannot be deleted.
     """
-    until = [folder for step, folder in _folders(run_dir) if step <= newest_step]
-    for folder in until[:-keep]:
-        shutil.rmtree(folder)
+    until = [(step, folder) for step, folder in reversed(_folders(run_dir)) if step <= newest_step]
+    kept = 0
+    for step, folder in until:
+        if kept >= keep:
+            shutil.rmtree(folder)
+        elif step in own or step == newest_step or (step <= began and _is_whole(folder)):
+            kept += 1
+
+
+def _is_whole(folder: Path) -> bool:
+    """By its index and its files' sizes."""
+    try:
+        return damage(folder, read_index(folder), reads_all=False) is None
+    except InputError:
+        return False
 
 
 def _folders(run_dir: Path) -> list[tuple[int, Path]]:
@@ -220,29 +142,3 @@ def _folders(run_dir: Path) -> list[tuple[int, Path]]:
         if (number := folder.name.removeprefix("step-")).isdecimal()
     ]
     return sorted(found)
-
-
-def _damage(folder: Path, checkpoint: Checkpoint, *, reads_all: bool) -> str | None:
-    """What is wrong with a checkpoint's shards; None: nothing."""
-    for shard in checkpoint.shards:
-        path = folder / shard.file
-        if not path.is_file():
-            return f"{shard.file} is missing"
-        if (size := path.stat().st_size) != shard.num_bytes:
-            return f"{shard.file} has {size} bytes; {shard.num_bytes} were written"
-    if not reads_all:
-        return None
-    # One thread each: hashing lets others run meanwhile.
-    with ThreadPoolExecutor(max_workers=MAX_READERS) as readers:
-        wrong = readers.map(partial(_wrong_checksum, folder), checkpoint.shards)
-        return next((problem for problem in wrong if problem is not None), None)
-
-
-def _wrong_checksum(folder: Path, shard: Shard) -> str | None:
-    try:
-        found = checksum(folder / shard.file)
-    except OSError as error:
-        return f"{shard.file} cannot be read: {error.strerror}"
-    if found == shard.sha256:
-        return None
-    return f"{shard.file} is not what was written: its checksum differs"

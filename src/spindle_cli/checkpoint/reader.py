@@ -33,9 +33,10 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from spindle_cli.checkpoint.files import INDEX_FILE, Checkpoint, SavedTensor, read_index
+from spindle_cli.checkpoint.damage import damage, place_of_key
+from spindle_cli.checkpoint.index import INDEX_FILE, Checkpoint, SavedTensor, read_index
 from spindle_cli.checkpoint.names import every_name
-from spindle_cli.checkpoint.regions import Region, parse_region
+from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError
 
@@ -44,20 +45,20 @@ class CheckpointReader(StorageReader):
     """A checkpoint's folder, for `torch.distributed.checkpoint.load`."""
 
     def __init__(self, folder: str | os.PathLike[str], checkpoint: Checkpoint | None = None) -> None:
-        """`checkpoint`: the folder's, where it has been read.
+        """`checkpoint`: the folder's, where it has been read and its files looked at.
 
         Raises:
-            InputError: the folder has no index, or it is not one.
+            InputError: the folder has no index, or a file of it is not what was written.
         """
         self._folder = Path(folder)
-        self._checkpoint = checkpoint or read_index(self._folder)
+        self._checkpoint = checkpoint or _read_whole(self._folder)
         self._where: dict[MetadataIndex, tuple[str, str]] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Part of torch's interface: from now on another folder, if one is given."""
         if checkpoint_id is not None:
             self._folder, self._where = Path(checkpoint_id), {}
-            self._checkpoint = read_index(self._folder)
+            self._checkpoint = _read_whole(self._folder)
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:  # noqa: ARG002
         """What is in the checkpoint, and in which chunks."""
@@ -129,12 +130,17 @@ class CheckpointReader(StorageReader):
 
     def _parse(self, key: str) -> tuple[str, Region]:
         """The tensor that a shard's key stands for, and the part of it."""
-        if key in self._checkpoint.tensors:
-            return key, Region.whole(self._checkpoint.tensors[key].shape)
-        parsed = parse_region(key)
-        if parsed is None or parsed[0] not in self._checkpoint.tensors:
-            raise InputError(f"{self._folder / INDEX_FILE}: shards: {key!r} is of no tensor in it")
-        return parsed
+        place = place_of_key(key, self._checkpoint.tensors)
+        assert place is not None, "looked at when the checkpoint was found"
+        return place
+
+
+def _read_whole(folder: Path) -> Checkpoint:
+    checkpoint = read_index(folder)
+    problem = damage(folder, checkpoint, reads_all=True)
+    if problem is not None:
+        raise InputError(f"{folder}: {problem}")
+    return checkpoint
 
 
 def _dtype(saved: SavedTensor) -> torch.dtype:

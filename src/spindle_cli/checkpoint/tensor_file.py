@@ -17,24 +17,9 @@ from typing import IO, Protocol
 import torch
 from torch import Tensor
 
-_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+from spindle_cli.checkpoint.dtypes import DTYPES
+
+_NAMES = {getattr(torch, name): code for name, (code, _) in DTYPES.items()}
 _ALIGNMENT = 8  # of the tensors' bytes in the file
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from spindle_cli.checkpoint.carry_over import CarryOver, task_of
 from spindle_cli.checkpoint.files import (
-    Checkpoint,
     FoundCheckpoint,
     find_checkpoint,
     require_same_workload,
     require_steps_left,
 )
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest

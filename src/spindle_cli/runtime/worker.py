@@ -307,7 +307,7 @@ def make_trainer(
         clip=None
         if model.train.clip_norm is None
         else GradientClip(model.train.clip_norm, state.owned_ranges),
-        checkpoints=Checkpoints(request, state, rank),
+        checkpoints=Checkpoints(request, state, rank, steps.start),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if rank == 0 else None,
         clock=clock,

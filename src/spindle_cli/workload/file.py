@@ -123,7 +123,12 @@ class TrainSettings(Model):
     @property
     def shards_optimizer_state(self) -> bool:
         """Whether each device keeps optimizer state for its range of its parameters alone."""
-        return self.shard_optimizer and self.optimizer in _STATE_PER_PARAM
+        return self.shard_optimizer and self.treats_elements_alone
+
+    @property
+    def treats_elements_alone(self) -> bool:
+        """Whether the optimizer is known to keep nothing but numbers and tensors of a parameter's shape."""
+        return self.optimizer in _STATE_PER_PARAM
 
     @property
     def optimizer_state_per_param(self) -> float:

@@ -37,13 +37,15 @@ from torch.distributed.checkpoint.planner import (
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from spindle_cli.checkpoint.files import (
+from spindle_cli.checkpoint.files import forget_old
+from spindle_cli.checkpoint.index import (
     INDEX_FILE,
+    SUMS_FILE,
     Checkpoint,
     SavedTensor,
     Shard,
-    forget_old,
     shard_name,
+    sums_text,
 )
 from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensor_file import TensorSpec, write_tensors
@@ -119,15 +121,25 @@ def _write_item(name: str, tensor: HeldTensor, region: Region) -> WriteItem:
 class ShardWriter(StorageWriter):
     """One checkpoint's folder: a shard per rank, written aside and renamed when the last is on the disk."""
 
-    def __init__(self, target: Path, rank: int, draft: Callable[[], Checkpoint], keep: int) -> None:
+    def __init__(
+        self,
+        target: Path,
+        rank: int,
+        draft: Callable[[], Checkpoint],
+        keep: int,
+        own: frozenset[int] = frozenset(),
+        began: int = 0,
+    ) -> None:
         """`draft`: the index, without what writing finds out; called on the first rank alone. `keep`: how
-        many checkpoints are kept.
+        many checkpoints are kept. `own`, `began`: see `forget_old`.
         """
         self._target = target
         self._aside = target.with_name(f".{target.name}.tmp")
         self._rank = rank
         self._draft = draft
         self._keep = keep
+        self._own = own
+        self._began = began
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Part of torch's interface; a writer is for one checkpoint."""
@@ -200,13 +212,17 @@ class ShardWriter(StorageWriter):
                 "schedule": numbers.schedule,
             }
         )
-        write_text(self._aside / INDEX_FILE, to_compact_json(checkpoint))
+        index = to_compact_json(checkpoint)
+        write_text(self._aside / INDEX_FILE, index)
+        index_sha256 = hashlib.sha256(index.encode()).hexdigest()
+        write_text(self._aside / SUMS_FILE, sums_text(index_sha256, checkpoint.shards))
         try:
             if self._target.exists():  # one that could not be gone on from, or a run's end that is trained on
                 shutil.rmtree(self._target)
             self._aside.rename(self._target)
             _sync(self._target.parent)
-            forget_old(self._target.parent.parent, checkpoint.step, self._keep)
+            run_dir = self._target.parent.parent
+            forget_old(run_dir, checkpoint.step, self._keep, own=self._own, began=self._began)
         except OSError as error:
             raise InputError(f"{self._target}: cannot be written: {error.strerror}") from error
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
 
-from spindle_cli.checkpoint.files import Checkpoint, TrainedTask, checkpoint_folder
+from spindle_cli.checkpoint.files import checkpoint_folder
+from spindle_cli.checkpoint.index import Checkpoint, TrainedTask
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
@@ -31,8 +32,11 @@ T = TypeVar("T")
 class Checkpoints:
     """One rank's side of a run's checkpoints."""
 
-    def __init__(self, request: RunRequest, state: TrainState, rank: int) -> None:
+    def __init__(self, request: RunRequest, state: TrainState, rank: int, began: int) -> None:
         """Collective: ranks tell each other whether they write into one folder.
+
+        Args:
+            began: steps that were done when these workers were started.
 
         Raises:
             InputError: checkpoints are asked for, but the ranks' folders are on different disks.
@@ -40,7 +44,8 @@ class Checkpoints:
         self._request = request
         self._state = state
         self._rank = rank
-        self._saved_step: int | None = None
+        self._began = began
+        self._saved: frozenset[int] = frozenset()  # after these steps, by these workers
         self.possible = _one_folder(request.run_dir / CHECKPOINTS_DIR, rank)
         if request.checkpoint_every is not None and not self.possible:
             raise InputError(
@@ -66,20 +71,21 @@ class Checkpoints:
                 another method.
         """
         self.finish()
-        if not self.possible or step == self._saved_step:
+        if not self.possible or step in self._saved:
             return
         # Its import takes most of a second, which a run that saves nothing need not wait for.
         from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 
         target = checkpoint_folder(self._request.run_dir, step)
-        writer = ShardWriter(target, self._rank, partial(self._draft, step), self._request.keep)
+        draft, keep = partial(self._draft, step), self._request.keep
+        writer = ShardWriter(target, self._rank, draft, keep, self._saved, self._began)
         copied = None if self._background is None else threading.Event()
         planner = PartsSavePlanner(held_by(self._state, self._rank), numbers_of(self._state), copied)
         if self._background is None or copied is None:
             _save(writer, planner, None)
         else:
             self._background.start(partial(_save, writer, planner, self._background.group), copied)
-        self._saved_step = step
+        self._saved |= {step}
 
     def check(self) -> None:
         """Raise InputError where a save in the background has failed."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from spindle_cli.checkpoint.carry_over import CarryOver
-from spindle_cli.checkpoint.files import Checkpoint, SavedTensor
+from spindle_cli.checkpoint.index import Checkpoint, SavedTensor
 from spindle_cli.checkpoint.names import (
     buffer_key,
     every_name,
@@ -19,6 +20,7 @@ from spindle_cli.checkpoint.names import (
     state_key,
 )
 from spindle_cli.checkpoint.tensors import HeldTensors
+from spindle_cli.errors import InputError
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
 from spindle_cli.runtime.update.masters import MASTER_KEY
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -48,7 +50,7 @@ def restore(
     same_plan = checkpoint.plan_sha256 == state.model.program.plan.sha256()
     if not same_plan:
         torch.manual_seed(state.model.train.seed + rank + (checkpoint.step << 20))
-    wish = _Wish(checkpoint, state, rank, carried, same_plan=same_plan)
+    wish = _Wish(checkpoint, state, rank, carried, folder, same_plan=same_plan)
     load_parts(CheckpointReader(folder, checkpoint), wish.wanted.by_name(), folder)
     if state.masters is not None:
         state.masters.take_parameters()
@@ -88,11 +90,13 @@ class _Wish:
         state: TrainState,
         rank: int,
         carried: CarryOver | None,
+        folder: Path,
         *,
         same_plan: bool,
     ) -> None:
         self._state = state
         self._carried = carried
+        self._folder = folder
         saved = every_name(checkpoint.tensors, checkpoint.aliases)
         self._tensors: dict[str, SavedTensor] = {
             name: checkpoint.tensors[known] for name, known in saved.items()
@@ -137,6 +141,8 @@ class _Wish:
         for key in (key for key in self._keys.get(known, ()) if key not in dropped):
             saved = self._tensors[state_key(known, key)]
             is_like_parameter = saved.shape == shape
+            if not is_like_parameter and prod(saved.shape) != 1:
+                self._require_free_shape(state_key(known, key), saved, shape)
             size = owned.tensor.shape if is_like_parameter else saved.shape
             found[key] = torch.empty(size, dtype=getattr(torch, saved.dtype))
             if is_like_parameter:
@@ -145,16 +151,21 @@ class _Wish:
                 self.wanted.add(state_key(known, key), found[key])
         return found
 
+    def _require_free_shape(self, key: str, saved: SavedTensor, shape: tuple[int, ...]) -> None:
+        """Fused kernels take it that all state has the parameter's shape, and look at none themselves."""
+        if self._state.model.train.treats_elements_alone:
+            raise InputError(
+                f"{self._folder}: {key} has shape {saved.shape}; its parameter has {shape}",
+                hint="The checkpoint is of another version of the workload.",
+            )
+
     def _want_generators(self, rank: int) -> dict[str, Tensor]:
-        kinds = {"cpu", self._state.device.type}
-        names = [random_key(kind, rank) for kind in sorted(kinds)]
-        found = {
-            name: torch.empty(self._tensors[name].shape, dtype=torch.uint8)
-            for name in names
-            if name in self._tensors
-        }
+        now = {random_key("cpu", rank): torch.get_rng_state()}
+        if self._state.device.type == "cuda":
+            now[random_key("cuda", rank)] = torch.cuda.get_rng_state(self._state.device)
+        found = {name: torch.empty_like(state) for name, state in now.items() if name in self._tensors}
         for name, generator in found.items():
-            self.wanted.add(name, generator)
+            self.wanted.add(name, generator)  # whose shape has to be that of what was saved
         return found
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint.files import Checkpoint, require_same_workload
+from spindle_cli.checkpoint.files import require_same_workload
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import buffer_key, model_key, random_key, state_key
 from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors

@@ -1,0 +1,141 @@
+"""A checkpoint's index: what is in which of its files, and the checksums of all of them. No torch.
+
+`checkpoint.json` says it, and has the SHA-256 of every shard. `SHA256SUMS` has that of the index itself, and
+those of the shards once more, so that `sha256sum -c SHA256SUMS` looks at all of it without Spindle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field
+
+from spindle_cli.checkpoint.dtypes import DTYPES
+from spindle_cli.errors import InputError
+from spindle_cli.files.artifact import Artifact, Model, read_data
+from spindle_cli.workload.file import TrainSettings
+
+INDEX_FILE = "checkpoint.json"
+SUMS_FILE = "SHA256SUMS"
+EARLIER_SCHEMAS = ("spindle.checkpoint/1", "spindle.checkpoint/2")
+MAX_SIZE = 2**48  # of a tensor's dimension: beyond any memory, and far from where sizes overflow
+
+
+def _known_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"expected one of {', '.join(DTYPES)}")
+    return name
+
+
+class SavedTensor(Model):
+    """A whole tensor, whichever shards have it. `dtype`: torch's name of it."""
+
+    shape: tuple[Annotated[int, Field(ge=0, le=MAX_SIZE)], ...]
+    dtype: Annotated[str, AfterValidator(_known_dtype)]
+
+
+class Shard(Model):
+    """One worker's file in a checkpoint, with its size, its keys, and the SHA-256 of its bytes. A key is the
+    name of a tensor, or of a box of one.
+    """
+
+    file: Annotated[str, Field(pattern=r"^rank-[0-9]{5,}\.safetensors$")]  # in the folder, and nowhere else
+    num_bytes: Annotated[int, Field(ge=0)]
+    keys: tuple[str, ...]
+    sha256: str
+
+
+class TrainedTask(Model):
+    """What a task counted for in each step."""
+
+    batch_size: int
+    weight: float
+
+
+class Checkpoint(Artifact):
+    """checkpoint.json: where a run was after `step` steps.
+
+    Attributes:
+        step: steps that were done. The samples of the next one follow from it, the seed and the task.
+        plan_sha256: of the plan that the workers ran.
+        workload: where it is, as the workers took it. `fingerprint`: of it, and `tasks`: by name.
+        aliases: of each parameter and buffer that tasks share, the names that it has besides the one that it
+            is saved under, '<task>.<dotted name>' like that.
+        dtype: what everything was converted to, if anything.
+        train: how it was trained.
+        tensors: by name.
+        shards: by rank; together they have every element of every tensor once.
+        hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
+        schedule: the schedule's own numbers.
+    """
+
+    KIND: ClassVar[str] = "checkpoint"
+    MAJOR: ClassVar[int] = 3
+
+    schema_: Annotated[Literal["spindle.checkpoint/3"], Field(alias="schema")] = "spindle.checkpoint/3"
+    step: Annotated[int, Field(ge=1)]
+    plan_sha256: str
+    workload: str
+    fingerprint: str | None = None
+    tasks: dict[str, TrainedTask] = Field(default_factory=dict)
+    aliases: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    dtype: str | None = None
+    train: TrainSettings
+    tensors: dict[str, SavedTensor] = Field(default_factory=dict)
+    shards: tuple[Shard, ...] = ()
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    schedule: dict[str, Any] = Field(default_factory=dict)
+
+
+def shard_name(rank: int) -> str:
+    """A worker's file in every checkpoint."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def sums_text(index_sha256: str, shards: Iterable[Shard]) -> str:
+    """The content of SHA256SUMS, as `sha256sum` writes it."""
+    sums = [(index_sha256, INDEX_FILE), *((shard.sha256, shard.file) for shard in shards)]
+    return "".join(f"{sha256}  {file}\n" for sha256, file in sums)
+
+
+def read_index(folder: Path) -> Checkpoint:
+    """A checkpoint's index, once it is known to be what was written.
+
+    Raises:
+        InputError: it or its checksum is missing, it is not what was written, or of another version.
+    """
+    path, sums = folder / INDEX_FILE, folder / SUMS_FILE
+    data = read_data(path)
+    earlier = data.get("schema") if isinstance(data, dict) else None
+    if earlier in EARLIER_SCHEMAS and not sums.exists():
+        raise InputError(
+            f"{path}: an earlier version of Spindle wrote it ({earlier}), which this one cannot read: "
+            "end the run with that version, or export with it what is trained so far"
+        )
+    try:
+        index_sha256, written = checksum(path), sums.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{sums}: no such file, so that nobody knows whether {INDEX_FILE} is whole"
+        ) from error
+    except OSError as error:
+        raise InputError(f"{sums}: cannot be read: {error.strerror}") from error
+    if not written.startswith(sums_text(index_sha256, ()).encode()):
+        raise InputError(f"{path}: not what was written: its checksum in {SUMS_FILE} differs")
+    checkpoint = Checkpoint.from_data(data, where=str(path))
+    if written != sums_text(index_sha256, checkpoint.shards).encode():
+        raise InputError(f"{sums}: not what was written: it differs from {INDEX_FILE}")
+    return checkpoint
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
