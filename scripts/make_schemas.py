@@ -31,6 +31,7 @@ from spindle_cli.show.summary import ShowReport
 from spindle_cli.simulate.simulation_report import SimulationReport
 from spindle_cli.verify.types import VerifyReport
 from spindle_cli.workload.file import WorkloadFile
+from spindle_cli.workload.memo import AnalysisMemo
 
 FOLDER = Path(__file__).parent.parent / "schemas"
 ARTIFACTS: tuple[type[Artifact], ...] = (
@@ -52,6 +53,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     ReportData,
     Launch,
     RunRequest,
+    AnalysisMemo,
     Checkpoint,
     Exported,
     WorkerError,

@@ -17,10 +17,13 @@ from safetensors.torch import load_file
 from helpers.cli import Ended, run_spindle, spindle_process
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
+from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import METRICS_FILE, newest_model, read_metrics
 from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.plan.file import read_plan
+from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.memo import AnalysisMemo
 
 pytestmark = pytest.mark.processes
 
@@ -69,6 +72,15 @@ def test_the_report_says_what_the_time_until_the_first_step_went_into(trained: T
     assert sum(stages.values()) == pytest.approx(start_up["first_step_s"])
     assert stages["first step"] >= report["first"]["iteration_s"]
     assert 0 < start_up["first_step_s"] <= trained.took_s
+
+
+def test_workers_are_handed_what_the_launcher_found_of_the_workload(trained: Trained) -> None:
+    request = RunRequest.read(trained.run_dir / "workers" / "node-0.request.json")
+    assert request.memo is not None
+    memo = AnalysisMemo.read(request.memo)
+    analysed = analyse(load(request.workload).workload, memo)
+    assert analysed.fingerprint == read_plan(trained.folder / "plan.yaml").workload.fingerprint
+    assert memo.observed
 
 
 def test_the_trace_and_the_timeline_have_every_slice_and_sum_of_the_last_steps(trained: Trained) -> None:

@@ -11,9 +11,11 @@ import pytest
 from helpers.cli import run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
-from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.build import build_again, build_launch
+from spindle_cli.launch.run_dir import hand_on
 from spindle_cli.launch.starting.shell import shell_script
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
+from spindle_cli.workload.memo import AnalysisMemo
 
 LOOPBACK = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "lo")
 
@@ -109,6 +111,18 @@ def test_the_script_is_what_the_launch_says() -> None:
         "  > '/a run/workers/node-0.log' 2>&1",
     ]
     assert json.loads("\n".join(lines[3:-4]))["steps"] == 7
+
+
+def test_a_run_that_is_started_again_analyses_its_workload_anew(tmp_path: Path) -> None:
+    """Its files may have changed since the launcher looked."""
+    _, plan = two_towers()
+    launch = build_launch(plan, Path("/plan.yaml"), "toy:build", tmp_path, LOOPBACK, LaunchOptions())
+    launch.request_file.parent.mkdir()
+    memo = AnalysisMemo(torch_version="2.13", observed={}, findings={}, mixes={})
+    told = hand_on(launch, memo)
+    assert told.request.memo is not None
+    assert AnalysisMemo.read(told.request.memo) == memo
+    assert build_again(told, 3).request.memo is None
 
 
 def test_gpus_get_nccl_on_the_same_interface() -> None:

@@ -28,6 +28,8 @@ class RunRequest(Artifact):
         plan: the plan file.
         workload: source of the workload (file or function), as `workload.load` takes it.
         steps: iterations to train; None: as many as the workload's train settings say.
+        memo: what the launcher has just found of the workload (workload/memo.py), for workers to read; None:
+            they find it all by themselves.
         run_dir: where metrics.jsonl, predicted.json, checkpoints/ and workers/ go. It exists.
         resume: go on from the newest checkpoint in `run_dir`. `resume_step`: from the one after this step.
         begin_from: where there is nothing to resume, begin from the checkpoint of this other run, possibly of
@@ -53,6 +55,7 @@ class RunRequest(Artifact):
     schema_: Annotated[Literal["spindle.run-request/1"], Field(alias="schema")] = "spindle.run-request/1"
     plan: Path
     workload: str
+    memo: Path | None = None
     steps: Annotated[int, Field(ge=1)] | None = None
     run_dir: Path
     resume: bool = False
@@ -118,6 +121,11 @@ def workers_dir(run_dir: Path) -> Path:
 def stop_path(run_dir: Path) -> Path:
     """A file that asks the workers to save a checkpoint and end, once it is there."""
     return workers_dir(run_dir) / STOP_FILE
+
+
+def memo_path(run_dir: Path, node_rank: int) -> Path:
+    """What a node's launcher hands to its workers of what it has found of the workload."""
+    return workers_dir(run_dir) / f"node-{node_rank}.memo.json"
 
 
 def log_path(run_dir: Path, rank: int) -> Path:

@@ -96,7 +96,9 @@ def build_again(launch: Launch, step: int | None) -> Launch:
     before = f"--rdzv-conf=rank={launch.node_rank}"
     wait_s = math.ceil(launch.request.timeout_s + START_S)
     argv = tuple(f"{before},join_timeout={wait_s}" if word == before else word for word in launch.argv)
-    return timed(going_on(launch.model_copy(update={"argv": argv}), step), time.time())
+    # What the launcher has found of the workload is old by now: the user may have changed it.
+    request = launch.request.model_copy(update={"memo": None})
+    return timed(going_on(launch.model_copy(update={"argv": argv, "request": request}), step), time.time())
 
 
 def worker_environment(threads: int, backend: Backend, share: NodeShare) -> dict[str, str]:

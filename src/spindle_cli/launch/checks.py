@@ -15,17 +15,22 @@ from spindle_cli.workload.file import TrainSettings
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import WorkloadGraph
+    from spindle_cli.workload.memo import AnalysisMemo
 
 SHOWN_VIOLATIONS = 3
 
 
 @dataclass(frozen=True)
 class FoundWorkload:
-    """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained."""
+    """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained.
+
+    `memo`: what workers need not find again.
+    """
 
     source: str
     train: TrainSettings
     graph: WorkloadGraph
+    memo: AnalysisMemo
 
 
 def require_valid(plan: Plan, plan_path: Path) -> None:
@@ -62,14 +67,14 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
     with lasting_imports():
         from spindle_cli.operators.compiled import require_compiler
         from spindle_cli.operators.plan_splits import plan_splits
-        from spindle_cli.workload.analyse import analyse
+        from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
         from spindle_cli.workload.training.learning_rate import require_trainable
         from spindle_cli.workload.training.optimizer import require_elementwise
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)
-    found = analyse(loaded.workload)
+    found, memo = analyse_for_others(loaded.workload)
     if found.fingerprint != plan.workload.fingerprint:
         raise InputError(
             f"{plan_path}: the plan is for workload {plan.workload.name!r} "
@@ -81,7 +86,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
     require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
     if plan_splits(plan, found, str(plan_path)).by_op:
         require_elementwise(loaded.train)
-    return FoundWorkload(source, loaded.train, found)
+    return FoundWorkload(source, loaded.train, found, memo)
 
 
 def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from spindle_cli.launch.build import (
 )
 from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.run_dir import choose_run_dir, discard_unused, forget_errors, prepare_run_dir
+from spindle_cli.launch.run_dir import choose_run_dir, discard_unused, forget_errors, hand_on, prepare_run_dir
 from spindle_cli.launch.start_point import StartPoint, find_start
 from spindle_cli.launch.starting.forked import IMPORTED_LATE
 from spindle_cli.launch.starting.head_start import HeadStart
@@ -141,7 +141,7 @@ def start(
     is_new = not launch.run_dir.exists()
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals(launch.run_dir) as signals:
-        launch = _with_folder(launch, begins)
+        launch = hand_on(_with_folder(launch, begins), prepared.workload.memo)
         if signals.stop:
             stop_path(launch.run_dir).touch()
         attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, head_start)

@@ -5,9 +5,24 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.files.request import error_path, journal_path, pid_path, stack_path, stop_path, workers_dir
+from spindle_cli.files.artifact import to_compact_json
+from spindle_cli.files.request import (
+    error_path,
+    journal_path,
+    memo_path,
+    pid_path,
+    stack_path,
+    stop_path,
+    workers_dir,
+)
+from spindle_cli.files.writing import write_text
+from spindle_cli.launch.types import Launch
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.memo import AnalysisMemo
 
 RUNS = Path("runs")
 
@@ -49,6 +64,13 @@ def _last_run(name: str, node_rank: int) -> Path | None:
     runs = [path for path in RUNS.glob(f"{name}-*") if path.name.removeprefix(f"{name}-").isdecimal()]
     runs = [path for path in runs if is_taken(path, node_rank)]
     return max(runs, key=lambda path: int(path.name.removeprefix(f"{name}-")), default=None)
+
+
+def hand_on(launch: Launch, memo: AnalysisMemo) -> Launch:
+    """The same launch, whose workers read what was just found of the workload. The folder is there."""
+    path = memo_path(launch.run_dir, launch.node_rank)
+    write_text(path, to_compact_json(memo))
+    return launch.model_copy(update={"request": launch.request.model_copy(update={"memo": path})})
 
 
 def is_taken(run_dir: Path, node_rank: int) -> bool:

@@ -16,17 +16,18 @@ from torch import Tensor
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Workload
 
 Batch = Mapping[str, Tensor]
 
 
-def counted_losses(workload: Workload) -> dict[str, CountedLoss]:
-    """By task, the losses that are means over what counts."""
+def counted_losses(workload: Workload, memo: AnalysisMemo | None = None) -> dict[str, CountedLoss]:
+    """By task, the losses that are means over what counts. `memo`: see `analyse`."""
     return {
         name: CountedLoss(graph)
-        for name, graph in analyse(workload).tasks.items()
+        for name, graph in analyse(workload, memo).tasks.items()
         if (shares := graph.ops[-1].shares) is not None and shares.num_counts > 0
     }
 

@@ -26,6 +26,7 @@ from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -44,7 +45,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     loaded = load(request.workload)
     if loaded.train.float32_matmul is not None:
         torch.set_float32_matmul_precision(loaded.train.float32_matmul)
-    counted = counted_losses(loaded.workload)
+    memo = None if request.memo is None else AnalysisMemo.read(request.memo)
+    counted = counted_losses(loaded.workload, memo)
     arithmetic = Arithmetic.of(request, loaded.train)
     move_to(loaded.workload, arithmetic.device, arithmetic.dtype)
     parameters = parameters_by_name(loaded.workload)

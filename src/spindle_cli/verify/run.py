@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import DtypeName
@@ -13,7 +14,7 @@ from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.checks import find_workload, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker, usable_cores
-from spindle_cli.launch.run_dir import prepare_run_dir
+from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
 from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import RUNTIME_WORKER, Launch, LaunchOptions
@@ -41,6 +42,9 @@ from spindle_cli.verify.types import (
     VerifyReport,
 )
 from spindle_cli.workload.file import Precision
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.memo import AnalysisMemo
 
 DEFAULT_STEPS = 3
 
@@ -91,14 +95,14 @@ def verify_plan(
             say(line)
         require_disk(folder, needed_bytes=captured_bytes(plan))
         say(f"training {options.steps} steps in one plain process")
-        train(runs.plain, "plain PyTorch")
+        train(runs.plain, "plain PyTorch", found.memo)
         say(f"training {options.steps} steps by the plan with {runs.ours.processes} workers")
-        train(runs.ours, "the plan's run")
+        train(runs.ours, "the plan's run", found.memo)
         report = compare_runs(runs, options)
         if not _rounding_may_explain(report):
             return report
         say(f"training {options.steps} steps in one plain process with rounding noise in its gradients")
-        train(runs.rounded, "plain PyTorch with rounding noise")
+        train(runs.rounded, "plain PyTorch with rounding noise", found.memo)
         return compare_runs(runs, options, with_rounding=True)
 
 
@@ -146,14 +150,16 @@ def _plain_process(launch: Launch, *flags: str) -> Launch:
     return launch.model_copy(update={"argv": argv, "processes": 1})
 
 
-def train(launch: Launch, name: str) -> None:
-    """Run one of them to its end; `name` tells them apart in messages.
+def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
+    """Run one of them to its end; `name` tells them apart in messages. `memo`: what it need not find again.
 
     Raises:
         RunFailedError: a process failed.
     """
     prepare_run_dir(launch.run_dir)
     capture_dir_of(launch).mkdir()
+    if memo is not None:
+        launch = hand_on(launch, memo)
     ending = run_launch(launch, lambda: None)
     if ending.code != 0:
         failure = failure_of(launch, ending.stuck)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.fingerprint import fingerprint
 from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.contract import Run, find_runs
 from spindle_cli.workload.metaops.naming import component_path, short_names
 from spindle_cli.workload.metaops.ops import make_ops
@@ -25,16 +27,36 @@ from spindle_cli.workload.types import FlowTask, Task, Workload
 _SAMPLES = 2  # enough to see that items fit together
 
 
-def analyse(workload: Workload) -> WorkloadGraph:
+def analyse(workload: Workload, memo: AnalysisMemo | None = None) -> WorkloadGraph:
     """Trace every task and contract it into MetaOps. Nothing is computed, and parameters may be on the meta
     device.
+
+    Args:
+        memo: what another process of the same run has found of this workload, which saves time.
 
     Raises:
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and
             what to do.
     """
+    observer = Observer(memo)
+    return _analyse(workload, observer, Independence(observer))
+
+
+def analyse_for_others(workload: Workload) -> tuple[WorkloadGraph, AnalysisMemo]:
+    """What `analyse` gives, and what other processes need not find again. Raises what `analyse` raises."""
     observer = Observer()
     independence = Independence(observer)
+    graph = _analyse(workload, observer, independence)
+    memo = AnalysisMemo(
+        torch_version=torch.__version__,
+        observed=observer.observed(),
+        findings=independence.verdicts.findings(),
+        mixes=independence.tried(),
+    )
+    return graph, memo
+
+
+def _analyse(workload: Workload, observer: Observer, independence: Independence) -> WorkloadGraph:
     tasks = {task.name: analyse_task(task, workload, observer, independence) for task in workload.tasks}
     _check_operators_occur(workload, tasks)
     metaops = _make_metaops(tasks, observer.kinds)

@@ -22,6 +22,7 @@ from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.rebind import rebind
 
 
@@ -44,6 +45,7 @@ def load_local(
     wanted: Wanted | Callable[[WorkloadGraph], Wanted],
     *,
     relative_to: Path | None = None,
+    memo: AnalysisMemo | None = None,
 ) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
     the meta device.
@@ -52,6 +54,7 @@ def load_local(
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
         wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
         relative_to: folder that relative paths start from; the current one if None.
+        memo: see `analyse`.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not
     wanted is dropped.
@@ -61,21 +64,23 @@ def load_local(
     """
     found = resolve(source, relative_to=relative_to)
     try:
-        graph = _build_in_part(found, wanted)
+        graph = _build_in_part(found, wanted, memo)
     except _UnlocalisableError:
-        graph = analyse(build(found))
+        graph = analyse(build(found), memo)
         _keep_only(graph, wanted)
     return LocalWorkload(graph.workload, found.train, source, graph)
 
 
-def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> WorkloadGraph:
+def _build_in_part(
+    source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted], memo: AnalysisMemo | None
+) -> WorkloadGraph:
     first = Births()
     try:
         with parameters_born(first, keep=lambda _: False):
             abstract = build(source)
     except SpindleError as error:
         raise _UnlocalisableError from error
-    graph = analyse(abstract)
+    graph = analyse(abstract, memo)
     used = _used(graph, wanted)
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
@@ -90,7 +95,7 @@ def _build_in_part(source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wa
     if second.describe() != first.describe() or any(second.parameters[number].is_meta for number in kept):
         raise _UnlocalisableError
     drop(second.parameters[number] for number in needed - kept)
-    return rebind(graph, workload) or analyse(workload)
+    return rebind(graph, workload) or analyse(workload, memo)
 
 
 def _with_sources(kept: set[int], births: Births) -> set[int]:

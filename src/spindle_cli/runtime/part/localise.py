@@ -28,6 +28,7 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.optimizer import require_elementwise
 from spindle_cli.workload.training.precision import in_dtype, number_format
@@ -74,7 +75,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         require_same_workload(plan, graph, request)
         return ops_of_rank(plan, graph, rank)
 
-    loaded = load_local(request.workload, choose)
+    memo = None if request.memo is None else AnalysisMemo.read(request.memo)
+    loaded = load_local(request.workload, choose, memo=memo)
     # A dtype that the request asks for is that of all arithmetic.
     train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
     graph = loaded.graph

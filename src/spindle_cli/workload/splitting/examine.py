@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.workload.refuse import place_of_error
-from spindle_cli.workload.rules.states import Mixed, MixesError, State
+from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape
 from spindle_cli.workload.splitting.attributes import Changes, watching
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
 from spindle_cli.workload.tracing.shapes import leaves_of
 
+_STATES: Mapping[str, Any] = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -35,6 +37,38 @@ class Findings:
     results: tuple[Any, ...] | None
     states: tuple[State, ...]
     why_not: Mixed | None = None
+
+    def record(self) -> FindingsRecord:
+        """As data. Raises NotPortableError: a result is of a type of the user's own."""
+        return FindingsRecord(
+            results=None if self.results is None else tuple(packed(result) for result in self.results),
+            states=tuple(_state_record(state) for state in self.states),
+            why_not=None if self.why_not is None else _state_record(self.why_not),
+        )
+
+    @classmethod
+    def of(cls, record: FindingsRecord) -> Findings:
+        """From data; results on the meta device."""
+        why_not = None if record.why_not is None else _state(record.why_not)
+        assert why_not is None or isinstance(why_not, Mixed)
+        return cls(
+            None if record.results is None else tuple(unpacked(each, _on_meta) for each in record.results),
+            tuple(_state(each) for each in record.states),
+            why_not,
+        )
+
+
+def _state_record(state: State) -> StateRecord:
+    return StateRecord(kind=type(state).__name__, attributes=asdict(state))
+
+
+def _state(record: StateRecord) -> State:
+    made: State = _STATES[record.kind](**record.attributes)
+    return made
+
+
+def _on_meta(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 def examine(

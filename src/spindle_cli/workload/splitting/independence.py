@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.splitting.samples import Verdicts
 from spindle_cli.workload.tracing.kind import Kinds
@@ -50,8 +51,18 @@ class Independence:
         trial = _Trial(node, root, shapes)
         key = trial.key(self._kinds)
         if key not in self._known:
-            self._known[key] = trial.differs()
+            told = self._told(key)
+            self._known[key] = trial.differs() if told is None else told
         return self._known[key]
+
+    def tried(self) -> dict[str, bool]:
+        """What was tried, for another process (see `AnalysisMemo`)."""
+        return portable(self._known, bool)
+
+    def _told(self, call: str) -> bool | None:
+        """What another process has seen; None if it says nothing."""
+        memo, key = self.verdicts.observer.memo, key_of(call)
+        return None if memo is None or key is None else memo.mixes.get(key)
 
 
 class _Trial:

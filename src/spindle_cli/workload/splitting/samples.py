@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.memo import FindingsRecord, key_of, portable
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.workload.splitting.examine import Findings, Inputs, empty_like, examine
 from spindle_cli.workload.tracing.kind import Kinds
@@ -60,11 +61,24 @@ class Verdicts:
     ) -> Findings:
         described = pytree.tree_map(_describe, (inputs[0], inputs[-2]))
         key = f"{code} {described} {states} {sizes}"
+        if key not in self._known and (told := self._told(key)) is not None:
+            self._known[key] = told
         if key not in self._known:
             self._known[key] = examine(run, inputs, states, sizes, self.observer, module)
         found = self._known[key]
         results = None if found.results is None else pytree.tree_map(again, found.results)
         return Findings(results, found.states, found.why_not)
+
+    def findings(self) -> dict[str, FindingsRecord]:
+        """What was found, for another process (see `AnalysisMemo`)."""
+        return portable(self._known, Findings.record)
+
+    def _told(self, call: str) -> Findings | None:
+        """What another process has found of a call; None if it says nothing."""
+        memo = self.observer.memo
+        key = None if memo is None else key_of(call)
+        record = None if memo is None or key is None else memo.findings.get(key)
+        return None if record is None else Findings.of(record)
 
 
 def _describe(value: Any) -> str:

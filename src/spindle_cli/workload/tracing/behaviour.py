@@ -16,14 +16,20 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from spindle_cli.workload.memo import HERE
+
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 _MAX_ELEMENTS = 2**16  # larger buffers are told apart by being others
 _DEPTH = 6
+# Begins the text of what is known by its place in memory alone; no text of anything else has it in it.
+_PLACE = "\x00"
 _HELD_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
 def behaviour_of(module: nn.Module) -> str:
-    """A digest that two modules share if their forwards do the same."""
+    """A digest that two modules share if their forwards do the same; it begins with `memo.HERE` where it says
+    so in this process alone.
+    """
     parts: list[str] = []
     for name, part in module.named_modules():
         parts.append(f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.training}")
@@ -35,7 +41,9 @@ def behaviour_of(module: nn.Module) -> str:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         parts.append(f"{name}:{tuple(parameter.shape)}:{parameter.dtype}:{parameter.requires_grad}")
     parts += [f"{name}:{_tensor(buffer)}" for name, buffer in module.named_buffers(remove_duplicate=False)]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    text = "\n".join(parts)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return HERE + digest if _PLACE in text else digest
 
 
 def _text(value: Any, depth: int) -> str:
@@ -95,4 +103,4 @@ def _tensor(value: Tensor) -> str:
 
 
 def _itself(value: Any) -> str:
-    return f"{type(value).__qualname__} at {id(value)}"
+    return f"{_PLACE}{type(value).__qualname__} at {id(value)}"

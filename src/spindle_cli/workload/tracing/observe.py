@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
+from pydantic import JsonValue
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.shapes import Shapes
@@ -30,9 +32,13 @@ class _ChangesItsInputError(Exception):
 
 
 class Observer:
-    """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input."""
+    """Runs the traces of one workload on fake tensors, each kind of layer once for each kind of input.
 
-    def __init__(self) -> None:
+    `memo`: what another process has found of the same workload.
+    """
+
+    def __init__(self, memo: AnalysisMemo | None = None) -> None:
+        self.memo = memo if memo is not None and memo.is_of_this_torch() else None
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.kinds = Kinds()
         # by id, with the tensor itself, so that its id stays its own
@@ -64,6 +70,8 @@ class Observer:
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs."""
         key = f"{self.kinds.behaviour(module)} {pytree.tree_map(_describe, (args, kwargs))}"
+        if key not in self._known and (told := self._told(key)) is not None:
+            self._known[key] = told
         if key not in self._known:
             given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             versions = [tensor._version for tensor in given]
@@ -72,6 +80,21 @@ class Observer:
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError
         return pytree.tree_map(again, self._known[key])
+
+    def observed(self) -> dict[str, JsonValue]:
+        """What was observed, for another process (see `AnalysisMemo`)."""
+        return portable(self._known, packed)
+
+    def _told(self, call: str) -> Any:
+        """What another process says that a call gives; None if it says nothing."""
+        key = None if self.memo is None else key_of(call)
+        record = None if self.memo is None or key is None else self.memo.observed.get(key)
+        if record is None:
+            return None
+        with self.mode:
+            return unpacked(
+                record, lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)
+            )
 
     def fake(self, tensor: Tensor) -> Tensor:
         """A fake tensor like a real or meta one; the same for the same."""

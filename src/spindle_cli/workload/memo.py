@@ -1,0 +1,132 @@
+"""What one process has found of a workload's layers, for the other processes of the same run.
+
+To find what a layer gives and how it treats its samples takes most of the time of an analysis. The launcher
+has found it when it starts the workers, and hands it on as data: by layer and input, the shapes that come out
+and the verdicts. A worker traces its own copy of the workload all the same, and what it looks up is named by
+all that the layer's forward could read (tracing/behaviour.py). What is not in the memo it finds by itself.
+
+Only what means the same in another process is in it: neither values that are known by their place in memory
+alone, nor results of types of the user's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+import torch
+from pydantic import Field, JsonValue
+from torch import Tensor
+
+from spindle_cli.files.artifact import Artifact, Model
+
+T = TypeVar("T")
+R = TypeVar("R")
+MakeTensor = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+_PLAIN = (bool, int, float, str, type(None))
+# How Python shows what it knows by its place in memory alone.
+_BY_ADDRESS = " at 0x"
+# How behaviour.py begins the digest of what has such a thing in it.
+HERE = "here:"
+
+
+class NotPortableError(Exception):
+    """A value means nothing in another process."""
+
+
+class StateRecord(Model):
+    """A `rules.states.State`: the name of its class and its attributes."""
+
+    kind: Literal["Whole", "Batch", "Reduced", "Mixed"]
+    attributes: dict[str, bool | int | str | None]
+
+
+class FindingsRecord(Model):
+    """`splitting.examine.Findings` of one call; values as `packed` gives them."""
+
+    results: tuple[JsonValue, ...] | None
+    states: tuple[StateRecord, ...]
+    why_not: StateRecord | None = None
+
+
+class AnalysisMemo(Artifact):
+    """What was found of a workload's layers.
+
+    Attributes:
+        torch_version: with which it was found; another finds it anew.
+        observed: what calls give for the batch's shapes, by `key_of` the call.
+        findings: how calls treat their samples, by `key_of` the call.
+        mixes: whether samples were seen to depend on each other when a call was tried, by `key_of` the call.
+    """
+
+    KIND: ClassVar[str] = "analysis-memo"
+
+    schema_: Annotated[Literal["spindle.analysis-memo/1"], Field(alias="schema")] = "spindle.analysis-memo/1"
+    torch_version: str
+    observed: dict[str, JsonValue]
+    findings: dict[str, FindingsRecord]
+    mixes: dict[str, bool]
+
+    def is_of_this_torch(self) -> bool:
+        """Whether what was found holds here."""
+        return self.torch_version == torch.__version__
+
+
+def key_of(call: str) -> str | None:
+    """A short name of a call from a text that says all about it; None where that means nothing elsewhere."""
+    if HERE in call or _BY_ADDRESS in call:
+        return None
+    return hashlib.sha256(call.encode()).hexdigest()[:32]
+
+
+def packed(value: Any) -> JsonValue:
+    """Tensors without values, and tuples, lists and dicts of them, as JSON.
+
+    Raises:
+        NotPortableError: there is something else in it.
+    """
+    if isinstance(value, Tensor):
+        if type(value).__name__ not in ("Tensor", "FakeTensor"):
+            raise NotPortableError
+        return {
+            "tensor": list(value.shape),
+            "strides": list(value.stride()),
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "grad": value.requires_grad,
+        }
+    if type(value) in _PLAIN:
+        return {"plain": value}
+    if type(value) in (tuple, list):
+        return {type(value).__name__: [packed(item) for item in value]}
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": {key: packed(item) for key, item in value.items()}}
+    raise NotPortableError
+
+
+def unpacked(record: Any, make: MakeTensor) -> Any:
+    """What `packed` was given; tensors are made by `make(shape, strides, dtype)`."""
+    if "tensor" in record:
+        made = make(tuple(record["tensor"]), tuple(record["strides"]), getattr(torch, record["dtype"]))
+        return made.requires_grad_() if record["grad"] else made
+    if "plain" in record:
+        return record["plain"]
+    if "tuple" in record:
+        return tuple(unpacked(item, make) for item in record["tuple"])
+    if "list" in record:
+        return [unpacked(item, make) for item in record["list"]]
+    return {key: unpacked(item, make) for key, item in record["dict"].items()}
+
+
+def portable(known: Mapping[str, T], record: Callable[[T], R]) -> dict[str, R]:
+    """What is known that means the same in another process, by `key_of` its key."""
+    found: dict[str, R] = {}
+    for call, value in known.items():
+        key = key_of(call)
+        if key is None:
+            continue
+        try:
+            found[key] = record(value)
+        except NotPortableError:
+            continue
+    return found
