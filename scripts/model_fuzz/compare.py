@@ -11,26 +11,29 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from model_fuzz.models import Recipe, workload
+from model_fuzz.models import Drawn, Recipe, workload
 from spindle_cli.errors import WorkloadError
+from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
-from spindle_cli.workload.metaops.ops import op_module, share_module
+from spindle_cli.workload.metaops.ops import share_module
 
+Cuts = Sequence[tuple[int, int]]
 _TOLERANCE = 1e-9  # relative to the largest entry; float64 rounds at 1e-16
 
 
 @dataclass(frozen=True)
 class Outcome:
     """`wrong`: largest relative difference where another model was trained. `whole`: ops that are not split,
-    with the reason; `refused`: the message.
+    with the reason; `refused`: the message. `misjudged`: why `profile`'s check finds ops to differ that do not.
     """
 
     recipe: Recipe
     wrong: float | None = None
     whole: tuple[str, ...] = ()
     refused: str | None = None
+    misjudged: str | None = None
 
     @property
     def is_needless(self) -> bool:
@@ -38,8 +41,11 @@ class Outcome:
         return not self.recipe.couples and bool(self.whole or self.refused)
 
 
-def compare(recipe: Recipe) -> Outcome:
-    """Analyse a model, and compare what its ops give in 2, 3 and 4 shares with plain PyTorch."""
+def compare(recipe: Recipe, *, with_check: bool = False) -> Outcome:
+    """Analyse a model, and compare what its ops give in 1 to 4 shares with plain PyTorch.
+
+    `with_check`: also let `profile`'s check by numbers judge it, which must see no difference either.
+    """
     made = workload(recipe)
     task = made.tasks[0]
     plain = copy.deepcopy(task.module)  # type: ignore[union-attr]
@@ -48,19 +54,46 @@ def compare(recipe: Recipe) -> Outcome:
     except WorkloadError as error:
         return Outcome(recipe, refused=str(error).split("\n")[0])
     traced = graph.tasks["t"]
-    batch = {name: values[: recipe.batch_size] for name, values in task.dataset.fields.items()}
-    expected = _state_after(plain, plain(**batch))
+    reasons = tuple(f"{op.target}: {op.coupled_because}" for op in traced.ops if op.coupled)
+    # What is whole is a mean of the batches' losses, which is another thing than the loss of all of them.
+    count = 1 if reasons else recipe.batches
+    batches = [_samples(task.dataset, recipe.batch_size, number) for number in range(count)]
+    if _labels_are_ignored_inside(traced, batches):
+        return Outcome(recipe, refused="labels that its operator's mean ignores", whole=reasons)
+    joined = {name: torch.cat([batch[name] for batch in batches]) for name in batches[0]}
+    expected = _state_after(plain, plain(**joined))
     worst = 0.0
-    for shares in (2, 3, 4):
+    for shares in (1, 2, 3, 4):
         module = copy.deepcopy(task.module)  # type: ignore[union-attr]
         moved = TaskGraph(traced.task, module, traced.ops, traced.values, traced.fields)
-        loss = _run(moved, batch, shares, random.Random(recipe.number * 10 + shares))
-        worst = max(worst, _difference(_state_after(module, loss), expected))
-    reasons = tuple(f"{op.target}: {op.coupled_because}" for op in traced.ops if op.coupled)
-    return Outcome(recipe, worst if worst > _TOLERANCE else None, reasons)
+        loss = _run(moved, batches, shares, random.Random(recipe.number * 10 + shares))
+        worst = max(worst, _difference(_state_after(module, loss, count), expected))
+    wrong = worst if worst > _TOLERANCE else None
+    misjudged = _misjudged(graph) if with_check and wrong is None else None
+    return Outcome(recipe, wrong, reasons, misjudged=misjudged)
 
 
-def _state_after(module: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
+def _samples(dataset: Drawn, size: int, number: int) -> dict[str, Tensor]:
+    return {name: values[number * size : (number + 1) * size] for name, values in dataset.fields.items()}
+
+
+def _labels_are_ignored_inside(task: TaskGraph, batches: Sequence[dict[str, Tensor]]) -> bool:
+    """Whether the runtime would end, as a mean inside an operator leaves labels out."""
+    shares = task.ops[-1].shares
+    if shares is None or task.ops[-1].coupled:
+        return False
+    return any(bool((batch[name] == -100).any()) for batch in batches for name in shares.all_must_count)
+
+
+def _misjudged(graph: WorkloadGraph) -> str | None:
+    try:
+        (found,) = check_numbers(graph, 0, CheckSettings()).tasks
+    except WorkloadError as error:
+        return str(error)
+    return next(iter(found.whole.values()), None)
+
+
+def _state_after(module: torch.nn.Module, loss: Tensor, batches: int = 1) -> dict[str, Tensor]:
     """The loss, every gradient, and every buffer."""
     for parameter in module.parameters():
         parameter.grad = None
@@ -68,25 +101,44 @@ def _state_after(module: torch.nn.Module, loss: Tensor) -> dict[str, Tensor]:
     found = {"loss": loss.detach()}
     for name, parameter in module.named_parameters():
         found[name] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    if batches > 1:  # statistics are kept batch by batch
+        return found
     return found | {name: buffer.detach().double() for name, buffer in module.named_buffers()}
 
 
 def _difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     scale = max(1.0, float(expected["loss"].abs()))
-    return max(float((found[name] - value).abs().max()) for name, value in expected.items()) / scale
+    return max(float((value - expected[name]).abs().max()) for name, value in found.items()) / scale
 
 
-def _run(task: TaskGraph, batch: dict[str, Tensor], shares: int, draw: random.Random) -> Tensor:
+def _run(task: TaskGraph, batches: Sequence[dict[str, Tensor]], shares: int, draw: random.Random) -> Tensor:
     """The task's loss, op by op, every op that may be split cut at random places."""
     size = task.task.batch_size
-    values: dict[str, Tensor] = {}
+    cuts: list[Cuts] = []
     for op in task.ops:
         inner = [] if op.coupled else sorted(draw.sample(range(1, size), shares - 1))
-        cuts = list(pairwise([0, *inner, size]))
+        cuts.append(list(pairwise([0, *inner, size])))
+    counts = _counts(task, batches, cuts[-1])
+    return torch.stack([_run_batch(task, batch, cuts, counts, len(batches)) for batch in batches]).sum()
+
+
+def _run_batch(
+    task: TaskGraph,
+    batch: dict[str, Tensor],
+    cuts_of: Sequence[Cuts],
+    counts: Sequence[Tensor],
+    num_batches: int,
+) -> Tensor:
+    """What one of a step's batches adds to the loss."""
+    values: dict[str, Tensor] = {}
+    for op, cuts in zip(task.ops, cuts_of, strict=True):
+        module = share_module(task, op)
+        more = _more(task, op, cuts, counts, num_batches)
+        results = [
+            module(*_given(task, op, batch, values, cut), *each) for cut, each in zip(cuts, more, strict=True)
+        ]
         if op.is_loss:
-            return _loss(task, op, batch, values, cuts)
-        module = op_module(task, op)
-        results = [module(*_given(task, op, batch, values, cut)) for cut in cuts]
+            return _added(task, op, results, cuts, num_batches)
         for position, name in enumerate(op.outputs):
             parts = [result[position] for result in results]
             dim = task.values[name].batch_dim
@@ -94,40 +146,39 @@ def _run(task: TaskGraph, batch: dict[str, Tensor], shares: int, draw: random.Ra
     raise AssertionError("no op gives the loss")
 
 
-def _loss(
-    task: TaskGraph,
-    op: Op,
-    batch: dict[str, Tensor],
-    values: dict[str, Tensor],
-    cuts: Sequence[tuple[int, int]],
-) -> Tensor:
+def _added(task: TaskGraph, op: Op, results: Sequence[Tensor], cuts: Cuts, num_batches: int) -> Tensor:
     """Sum of what the shares of the loss add to it."""
-    parts = [share_of_samples(last - first, task.task.batch_size, 1) for first, last in cuts]
-    module = share_module(task, op)
-    results = [
-        module(*_given(task, op, batch, values, cut), *more) for cut, more in _counted(task, op, batch, cuts)
+    if op.shares is not None or task.task.reduction == "sum":
+        return torch.stack(list(results)).sum()
+    parts = [share_of_samples(last - first, task.task.batch_size, num_batches) for first, last in cuts]
+    return torch.stack([result * part for result, part in zip(results, parts, strict=True)]).sum()
+
+
+def _more(
+    task: TaskGraph, op: Op, cuts: Cuts, counts: Sequence[Tensor], num_batches: int
+) -> list[tuple[float | Tensor, ...]]:
+    """What each share of a loss takes beside its samples: its part of them, and the counts."""
+    if op.shares is None:
+        return [()] * len(cuts)
+    size = task.task.batch_size
+    return [(share_of_samples(last - first, size, num_batches), *counts) for first, last in cuts]
+
+
+def _counts(task: TaskGraph, batches: Sequence[dict[str, Tensor]], cuts: Cuts) -> list[Tensor]:
+    """What all shares of all batches together count."""
+    shares = task.ops[-1].shares
+    if shares is None or not shares.num_counts:
+        return []
+    counter = LossCounter(task.root, shares)
+    each = [
+        counter.count(
+            {name: batch[name][first:last] for name in counter.fields},
+            share_of_samples(last - first, task.task.batch_size, len(batches)),
+        )
+        for batch in batches
+        for first, last in cuts
     ]
-    if op.shares is None:
-        results = [result * part for result, part in zip(results, parts, strict=True)]
-    return torch.stack(results).sum()
-
-
-def _counted(
-    task: TaskGraph, op: Op, batch: dict[str, Tensor], cuts: Sequence[tuple[int, int]]
-) -> list[tuple[tuple[int, int], tuple[float | Tensor, ...]]]:
-    """For each share its part of the samples, and what all shares together count."""
-    if op.shares is None:
-        return [(cut, ()) for cut in cuts]
-    parts = {cut: share_of_samples(cut[1] - cut[0], task.task.batch_size, 1) for cut in cuts}
-    counts: list[Tensor] = []
-    if op.shares.num_counts:
-        counter = LossCounter(task.root, op.shares)
-        each = [
-            counter.count({name: batch[name][cut[0] : cut[1]] for name in counter.fields}, part)
-            for cut, part in parts.items()
-        ]
-        counts = list(torch.stack(each).sum(0))
-    return [(cut, (part, *counts)) for cut, part in parts.items()]
+    return list(torch.stack(each).sum(0))
 
 
 def _given(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as functional
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 
 from model_fuzz.pieces import WIDTH
 
-# (output [batch, tokens, channels], label [batch], target [batch, channels], mask [batch, tokens]) -> loss
-Loss = Callable[["Head", Tensor, Tensor, Tensor, Tensor], Tensor]
+# x: what the model gives [batch, tokens, channels]; label [batch]; target [batch, channels]; mask [batch,
+# tokens], 0 or 1; padded [batch, tokens]: labels, of which -100 do not count, for some samples all.
+Given = SimpleNamespace
+Loss = Callable[["Head", Given], Tensor]
 
 
 class Head(nn.Module):
@@ -22,92 +25,128 @@ class Head(nn.Module):
         self.kind = kind
         self.map = nn.Linear(WIDTH, WIDTH)
         self.score = nn.Linear(WIDTH, 1)
+        self.register_buffer("weights", torch.linspace(0.5, 2, WIDTH))
 
-    def forward(self, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, label: Tensor, target: Tensor, mask: Tensor, padded: Tensor) -> Tensor:
         """The loss of the batch."""
-        return (MEANS.get(self.kind) or COUPLED[self.kind])(self, self.map(x), label, target, mask)
+        loss = MEANS.get(self.kind) or SUMS.get(self.kind) or COUPLED[self.kind]
+        return loss(self, Given(x=self.map(x), label=label, target=target, mask=mask, padded=padded))
 
 
-def _contrast(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    left, right = functional.normalize(x.mean(1), dim=-1), functional.normalize(target, dim=-1)
-    return functional.cross_entropy(left @ right.T, torch.arange(x.shape[0]))
+def _contrast(self: Head, g: Given) -> Tensor:
+    left, right = functional.normalize(g.x.mean(1), dim=-1), functional.normalize(g.target, dim=-1)
+    return functional.cross_entropy(left @ right.T, torch.arange(g.x.shape[0]))
 
 
-def _two(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    return functional.mse_loss(x[:, 0], target) + 0.1 * x.abs().mean() + 0.01 * self.map.weight.pow(2).sum()
+def _two(self: Head, g: Given) -> Tensor:
+    decay = 0.01 * self.map.weight.pow(2).sum()
+    return functional.mse_loss(g.x[:, 0], g.target) + 0.1 * g.x.abs().mean() + decay
 
 
-def _triplet(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    return functional.triplet_margin_loss(x[:, 0], target, x[:, 1])
-
-
-def _cosine(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    return functional.cosine_embedding_loss(x[:, 0], target, (label % 2) * 2 - 1)
-
-
-def _divergence(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    given, wanted = x.mean(1).log_softmax(-1), target.softmax(-1)
+def _divergence(self: Head, g: Given) -> Tensor:
+    given, wanted = g.x.mean(1).log_softmax(-1), g.target.softmax(-1)
     return functional.kl_div(given, wanted, reduction="batchmean")
 
 
-def _tokens(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    labels = label.unsqueeze(1).expand(-1, x.shape[1])
-    return functional.cross_entropy(x.flatten(0, 1), labels.flatten(0, 1))
+def _tokens(self: Head, g: Given) -> Tensor:
+    labels = g.label.unsqueeze(1).expand(-1, g.x.shape[1])
+    return functional.cross_entropy(g.x.flatten(0, 1), labels.flatten(0, 1))
 
 
-def _turned(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+def _turned(self: Head, g: Given) -> Tensor:
     """Rows of the scores time first, of the labels batch first."""
-    labels = label.unsqueeze(1).expand(-1, x.shape[1])
-    return functional.cross_entropy(x.transpose(0, 1).reshape(-1, WIDTH), labels.reshape(-1))
+    labels = g.label.unsqueeze(1).expand(-1, g.x.shape[1])
+    return functional.cross_entropy(g.x.transpose(0, 1).reshape(-1, WIDTH), labels.reshape(-1))
 
 
-def _square(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+def _square(self: Head, g: Given) -> Tensor:
     """(batch, 1) - (batch): batch x batch differences."""
-    return (self.score(x[:, 0]) - target[:, 0]).pow(2).mean()
+    return (self.score(g.x[:, 0]) - g.target[:, 0]).pow(2).mean()
 
 
-def _relative(self: Head, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
-    real, fake = self.score(x[:, 0]), self.score(x[:, 1])
+def _relative(self: Head, g: Given) -> Tensor:
+    real, fake = self.score(g.x[:, 0]), self.score(g.x[:, 1])
     return functional.softplus(fake - real.mean()).mean()
 
 
+def _rows(g: Given) -> tuple[Tensor, Tensor]:
+    return g.x.flatten(0, 1), g.padded.flatten()
+
+
+def _causal(self: Head, g: Given) -> Tensor:
+    """As Hugging Face's ForCausalLMLoss has it."""
+    labels = functional.pad(g.padded, (0, 1), value=-100)[..., 1:].contiguous()
+    return functional.cross_entropy(g.x.view(-1, WIDTH), labels.view(-1), ignore_index=-100)
+
+
+def _counted_sum(self: Head, g: Given) -> Tensor:
+    return functional.cross_entropy(*_rows(g), reduction="sum") / (g.padded != -100).sum()
+
+
+def _scores(self: Head, g: Given, scores: Tensor) -> Tensor:
+    return functional.binary_cross_entropy_with_logits(scores, (g.label % 2).to(scores.dtype))
+
+
+def _alike(self: Head, g: Given) -> Tensor:
+    return functional.cosine_embedding_loss(g.x[:, 0], g.target, (g.label % 2) * 2 - 1)
+
+
 MEANS: dict[str, Loss] = {
-    "mean": lambda self, x, label, target, mask: x.pow(2).mean(),
-    "squares": lambda self, x, label, target, mask: functional.mse_loss(x[:, 0], target),
-    "absolute": lambda self, x, label, target, mask: functional.l1_loss(x.mean(1), target),
-    "huber": lambda self, x, label, target, mask: functional.smooth_l1_loss(x[:, 0], target),
-    "classes": lambda self, x, label, target, mask: functional.cross_entropy(x[:, 0], label),
-    "smoothed classes": lambda self, x, label, target, mask: functional.cross_entropy(
-        x[:, 0], label, label_smoothing=0.1
-    ),
+    "mean": lambda self, g: g.x.pow(2).mean(),
+    "squares": lambda self, g: functional.mse_loss(g.x[:, 0], g.target),
+    "absolute": lambda self, g: functional.l1_loss(g.x.mean(1), g.target),
+    "huber": lambda self, g: functional.smooth_l1_loss(g.x[:, 0], g.target),
+    "classes": lambda self, g: functional.cross_entropy(g.x[:, 0], g.label),
+    "smoothed classes": lambda self, g: functional.cross_entropy(g.x[:, 0], g.label, label_smoothing=0.1),
     "tokens": _tokens,
-    "scores": lambda self, x, label, target, mask: functional.binary_cross_entropy_with_logits(
-        self.score(x[:, 0]).squeeze(-1), (label % 2).to(x.dtype)
+    "scores": lambda self, g: _scores(self, g, self.score(g.x[:, 0]).squeeze(-1)),
+    "squeezed": lambda self, g: _scores(self, g, self.score(g.x[:, 0]).squeeze()),
+    "positive scores": lambda self, g: functional.binary_cross_entropy_with_logits(
+        g.x[:, 0], g.target.sigmoid(), pos_weight=self.weights
     ),
-    "squeezed": lambda self, x, label, target, mask: functional.binary_cross_entropy_with_logits(
-        self.score(x[:, 0]).squeeze(), (label % 2).to(x.dtype)
-    ),
-    "sum over size": lambda self, x, label, target, mask: x.pow(2).sum() / x.shape[0],
+    "sum over size": lambda self, g: g.x.pow(2).sum() / g.x.shape[0],
     "two losses": _two,
-    "triplet": _triplet,
-    "cosine": _cosine,
+    "triplet": lambda self, g: functional.triplet_margin_loss(g.x[:, 0], g.target, g.x[:, 1]),
+    "cosine": _alike,
     "divergence": _divergence,
-    "weighted": lambda self, x, label, target, mask: (x.pow(2).mean((1, 2)) * mask[:, 0]).mean(),
-    "sum of means": lambda self, x, label, target, mask: torch.add(x.mean(), x.abs().mean(), alpha=0.5),
-    "masked": lambda self, x, label, target, mask: (x.pow(2).mean(-1) * mask).sum() / mask.sum(),
+    "weighted": lambda self, g: (g.x.pow(2).mean((1, 2)) * g.mask[:, 0]).mean(),
+    "sum of means": lambda self, g: torch.add(g.x.mean(), g.x.abs().mean(), alpha=0.5),
+    "masked": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum() / g.mask.sum(),
+    "padded": lambda self, g: functional.cross_entropy(*_rows(g)),
+    "padded, classes second": lambda self, g: functional.cross_entropy(g.x.transpose(1, 2), g.padded),
+    "padded, weighted": lambda self, g: functional.cross_entropy(*_rows(g), weight=self.weights),
+    "padded, other number": lambda self, g: functional.cross_entropy(
+        g.x.flatten(0, 1), g.padded.clamp(min=0).flatten(), ignore_index=0
+    ),
+    "weighted classes": lambda self, g: functional.cross_entropy(g.x[:, 0], g.label, self.weights),
+    "likelihood": lambda self, g: functional.nll_loss(g.x.log_softmax(-1).transpose(1, 2), g.padded),
+    "causal": _causal,
+    "counted sum": _counted_sum,
+}
+# Of tasks with reduction="sum".
+SUMS: dict[str, Loss] = {
+    "sum": lambda self, g: g.x.pow(2).sum(),
+    "sum of squares": lambda self, g: functional.mse_loss(g.x[:, 0], g.target, reduction="sum"),
+    "sum of classes": lambda self, g: functional.cross_entropy(g.x[:, 0], g.label, reduction="sum"),
+    "padded sum": lambda self, g: functional.cross_entropy(*_rows(g), reduction="sum"),
+    "weighted sum": lambda self, g: functional.cross_entropy(*_rows(g), self.weights, reduction="sum"),
+    "mean times size": lambda self, g: g.x.pow(2).mean() * g.x.shape[0],
+    "masked sum": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum(),
 }
 COUPLED: dict[str, Loss] = {
     "contrast": _contrast,
-    "root": lambda self, x, label, target, mask: functional.mse_loss(x[:, 0], target).sqrt(),
-    "softplus of a mean": lambda self, x, label, target, mask: functional.softplus(x.mean()),
+    "root": lambda self, g: functional.mse_loss(g.x[:, 0], g.target).sqrt(),
+    "softplus of a mean": lambda self, g: functional.softplus(g.x.mean()),
     "turned rows": _turned,
     "batch x batch": _square,
     "relative": _relative,
-    "one less": lambda self, x, label, target, mask: x.pow(2).sum() / (x.shape[0] + 1),
-    "spread": lambda self, x, label, target, mask: x.std(0).mean(),
-    "log of a sum": lambda self, x, label, target, mask: x.mean((1, 2)).logsumexp(0),
-    "largest": lambda self, x, label, target, mask: x.pow(2).mean((1, 2)).max(),
-    "norm of a mean": lambda self, x, label, target, mask: (
-        functional.layer_norm(x.mean((0, 1)), (WIDTH,), self.map.bias).pow(2).mean()
+    "one less": lambda self, g: g.x.pow(2).sum() / (g.x.shape[0] + 1),
+    "spread": lambda self, g: g.x.std(0).mean(),
+    "log of a sum": lambda self, g: g.x.mean((1, 2)).logsumexp(0),
+    "largest": lambda self, g: g.x.pow(2).mean((1, 2)).max(),
+    "norm of a mean": lambda self, g: (
+        functional.layer_norm(g.x.mean((0, 1)), (WIDTH,), self.map.bias).pow(2).mean()
     ),
+    "own mask": lambda self, g: g.x.pow(2).sum() / (g.x > 0).sum(),
+    "square of a count": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum() / g.mask.sum().pow(2),
 }

@@ -9,16 +9,21 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from model_fuzz.losses import COUPLED, MEANS, Head
-from model_fuzz.pieces import COUPLING, SEPARATE, TOKENS, WIDTH, UnplacedSlice
+from model_fuzz.losses import COUPLED, MEANS, SUMS, Head
+from model_fuzz.pieces import COUPLING, SEPARATE, TOKENS, WIDTH, Piece
 from spindle_cli.workload.types import Task, Workload
 
 _PLANTED = 0.35  # of the models, how many have a coupling planted in them; of the losses likewise
+_SUMMED = 0.15  # of the tasks, how many have reduction="sum"
+_MOST_SAMPLES = 18
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a model is made of. `before`, `between` and `after` are glue; each of `blocks` an operator."""
+    """What a model is made of. `before`, `between` and `after` are glue; each of `blocks` an operator.
+
+    `batches`: of a step, which is computed as one batch of all their samples.
+    """
 
     number: int
     batch_size: int
@@ -29,6 +34,12 @@ class Recipe:
     loss: str
     is_loss_operator: bool
     alphas: tuple[float, ...]
+    batches: int = 1
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether its task has reduction="sum"."""
+        return self.loss in SUMS
 
     @property
     def couples(self) -> bool:
@@ -53,19 +64,19 @@ def recipe(seed: int, number: int) -> Recipe:
     if draw.random() < _PLANTED:
         chosen = draw.choice(parts)
         chosen.insert(draw.randint(0, len(chosen)), draw.choice(list(COUPLING)))
-    losses = COUPLED if draw.random() < _PLANTED else MEANS
+    losses = COUPLED if draw.random() < _PLANTED else SUMS if draw.random() < _SUMMED else MEANS
     before, *blocks, between, after = (tuple(part) for part in parts)
     loss, is_operator = draw.choice(list(losses)), draw.random() < 0.3
     count = len(before) + sum(map(len, blocks)) + len(between) + len(after)
     alphas = tuple(draw.choice((0.0, 0.5)) for _ in range(count))
-    size = draw.choice((7, 8, 9))
-    return Recipe(number, size, before, tuple(blocks), between, after, loss, is_operator, alphas)
+    size, batches = draw.choice((7, 8, 9)), draw.choice((1, 1, 2))
+    return Recipe(number, size, before, tuple(blocks), between, after, loss, is_operator, alphas, batches)
 
 
 class Block(nn.Module):
     """An operator of some pieces."""
 
-    def __init__(self, pieces: list[UnplacedSlice]) -> None:
+    def __init__(self, pieces: list[Piece]) -> None:
         super().__init__()
         self.pieces = nn.ModuleList(pieces)
 
@@ -87,15 +98,15 @@ class Model(nn.Module):
         super().__init__()
         alphas = iter(recipe.alphas)
 
-        def made(names: tuple[str, ...]) -> list[UnplacedSlice]:
-            return [UnplacedSlice(name, next(alphas)) for name in names]
+        def made(names: tuple[str, ...]) -> list[Piece]:
+            return [Piece(name, next(alphas)) for name in names]
 
         self.before = nn.ModuleList(made(recipe.before))
         self.blocks = nn.ModuleList(Block(made(names)) for names in recipe.blocks)
         self.between, self.after = nn.ModuleList(made(recipe.between)), nn.ModuleList(made(recipe.after))
         self.head = (LossHead if recipe.is_loss_operator else Head)(recipe.loss)
 
-    def forward(self, x: Tensor, label: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, label: Tensor, target: Tensor, mask: Tensor, padded: Tensor) -> Tensor:
         """The loss of a batch."""
         for piece in self.before:
             x = piece(x)
@@ -105,13 +116,13 @@ class Model(nn.Module):
                 x = piece(x)
         for piece in self.after:
             x = piece(x)
-        return self.head(x, label, target, mask)
+        return self.head(x, label, target, mask, padded)
 
 
 class Drawn(Dataset[dict[str, Tensor]]):
     """Samples drawn once, in double precision."""
 
-    def __init__(self, count: int = 16) -> None:
+    def __init__(self, count: int = _MOST_SAMPLES) -> None:
         generator = torch.Generator().manual_seed(0)
 
         def normal(*shape: int) -> Tensor:
@@ -121,6 +132,9 @@ class Drawn(Dataset[dict[str, Tensor]]):
         self.fields["label"] = torch.randint(WIDTH, (count,), generator=generator)
         self.fields["mask"] = (normal(TOKENS) > 0).double()
         self.fields["mask"][:, 0] = 1
+        labels = torch.randint(WIDTH, (count, TOKENS), generator=generator)
+        lengths = torch.randint(TOKENS + 1, (count, 1), generator=generator)
+        self.fields["padded"] = labels.masked_fill(torch.arange(TOKENS) >= lengths, -100)
 
     def __len__(self) -> int:
         return len(self.fields["x"])
@@ -132,6 +146,7 @@ class Drawn(Dataset[dict[str, Tensor]]):
 def workload(recipe: Recipe) -> Workload:
     """A recipe as a workload of one task, in double precision."""
     torch.manual_seed(recipe.number)
-    task = Task("t", Model(recipe).double(), recipe.batch_size, Drawn())
+    reduction = "sum" if recipe.is_sum else "mean"
+    task = Task("t", Model(recipe).double(), recipe.batch_size, Drawn(), reduction=reduction)
     operators = (Block, LossHead) if recipe.is_loss_operator else (Block,)
     return Workload("fuzz", [task], operators)

@@ -9,10 +9,10 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 
 TOKENS, WIDTH, HEADS = 4, 8, 2
-Step = Callable[["UnplacedSlice", Tensor], Tensor]
+Step = Callable[["Piece", Tensor], Tensor]
 
 
-class UnplacedSlice(nn.Module):
+class Piece(nn.Module):
     """One step of a model, by name; with the layers that steps need."""
 
     def __init__(self, kind: str, alpha: float) -> None:
@@ -29,7 +29,7 @@ class UnplacedSlice(nn.Module):
         return step(self, x)
 
 
-def _heads(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _heads(self: Piece, x: Tensor) -> Tensor:
     """Attention with the batch and the heads merged."""
     batch, tokens, width = x.shape
     parts = self.layer(x).view(batch, tokens, HEADS, width // HEADS)
@@ -38,54 +38,54 @@ def _heads(self: UnplacedSlice, x: Tensor) -> Tensor:
     return x + (scores @ merged).view(batch, HEADS, tokens, -1).transpose(1, 2).flatten(2)
 
 
-def _causal(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _causal(self: Piece, x: Tensor) -> Tensor:
     scores = x @ x.transpose(1, 2)
     mask = torch.ones(TOKENS, TOKENS).triu(1).bool()
     return x + scores.masked_fill(mask, -1e9).softmax(-1) @ self.layer(x)
 
 
-def _time_first(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _time_first(self: Piece, x: Tensor) -> Tensor:
     batch = x.shape[0]
     rows = x.transpose(0, 1).reshape(TOKENS * batch, WIDTH)
     return torch.tanh(self.layer(rows)).view(TOKENS, batch, WIDTH).transpose(0, 1)
 
 
-def _class_token(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _class_token(self: Piece, x: Tensor) -> Tensor:
     token = self.layer.bias.view(1, 1, -1).expand(x.shape[0], -1, -1)
     joined = torch.cat([token, x], dim=1)
     return joined[:, 1:] * joined[:, :1]
 
 
-def _picked(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _picked(self: Piece, x: Tensor) -> Tensor:
     chosen = x[torch.arange(x.shape[0]), x[..., 0].argmax(-1)]
     return self.layer(x) + chosen.unsqueeze(1)
 
 
-def _channels_first(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _channels_first(self: Piece, x: Tensor) -> Tensor:
     return x + self.layer(x.transpose(1, 2)).transpose(1, 2)
 
 
-def _moving_average(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _moving_average(self: Piece, x: Tensor) -> Tensor:
     with torch.no_grad():
         self.average.mul_(0.5).add_(x.mean((0, 1)), alpha=0.5)
     return self.layer(x) - self.average
 
 
-def _training_only(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _training_only(self: Piece, x: Tensor) -> Tensor:
     if self.training:
         x = x - x.mean(0)
     return self.layer(x)
 
 
-def _few_samples(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _few_samples(self: Piece, x: Tensor) -> Tensor:
     return self.layer(x) * (1.0 if x.shape[0] > 3 else 2.0)
 
 
-def _halves(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _halves(self: Piece, x: Tensor) -> Tensor:
     return x + self.layer(x.chunk(2, 0)[0].mean(0))
 
 
-def _backwards(self: UnplacedSlice, x: Tensor) -> Tensor:
+def _backwards(self: Piece, x: Tensor) -> Tensor:
     return x + 0.1 * x[torch.arange(x.shape[0] - 1, -1, -1)]
 
 

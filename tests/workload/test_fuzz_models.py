@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from model_fuzz.compare import compare
-from model_fuzz.losses import COUPLED, MEANS
+from model_fuzz.losses import COUPLED, MEANS, SUMS
 from model_fuzz.models import Recipe, recipe
 from model_fuzz.pieces import COUPLING, SEPARATE
 
@@ -42,9 +42,9 @@ def test_a_piece_that_couples_samples_is_whole_or_refused(piece: str) -> None:
         assert outcome.whole or outcome.refused
 
 
-@pytest.mark.parametrize("loss", [*MEANS, *COUPLED])
+@pytest.mark.parametrize("loss", [*MEANS, *SUMS, *COUPLED])
 @pytest.mark.parametrize("is_operator", [False, True])
 def test_a_loss_is_the_plain_one(loss: str, is_operator: bool) -> None:
     outcome = compare(made(("linear",), loss=loss, is_operator=is_operator))
-    assert outcome.wrong is None and outcome.refused is None
-    assert outcome.whole or loss in MEANS
+    assert outcome.wrong is None and (outcome.refused is None or is_operator)
+    assert outcome.whole or loss not in COUPLED
