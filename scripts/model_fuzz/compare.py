@@ -26,7 +26,7 @@ _TOLERANCE = 1e-9  # relative to the largest entry; float64 rounds at 1e-16
 @dataclass(frozen=True)
 class Outcome:
     """`wrong`: largest relative difference where another model was trained. `whole`: ops that are not split,
-    with the reason; `refused`: the message. `misjudged`: why `profile`'s check finds ops to differ that do not.
+    with the reason; `refused`: the message. `misjudged`: why `profile`'s check calls it wrong.
     """
 
     recipe: Recipe

@@ -26,6 +26,8 @@ from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
 from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.progress import live_progress, progress_text
 from spindle_cli.launch.watching.run_report import render_report, report_run
+from spindle_cli.launch.watching.signals import Signals
+from spindle_cli.launch.watching.watch import Watch
 
 
 def step(number: int, loss: float = 1.0, iteration_s: float = 0.5) -> StepMetrics:
@@ -53,6 +55,24 @@ def test_a_resumed_run_starts_after_the_lines_that_are_there(tmp_path: Path) -> 
     with path.open("a") as file:
         file.write(step(2).to_line())
     assert [metrics.step for metrics in follower.new()] == [2]
+
+
+def test_a_task_that_counts_nothing_is_warned_of_once(tmp_path: Path) -> None:
+    said: list[str] = []
+    _, plan = two_towers()
+    share = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "lo")
+    launch = build_launch(plan, Path("plan.yaml"), "w", tmp_path, share, LaunchOptions(steps=9))
+    watch = Watch(launch, MetricsFollower(tmp_path), Signals(), lambda metrics: None, said.append, [])
+    uncounted = {2: ("a",), 3: ("a", "b"), 4: ("b",)}
+    with (tmp_path / METRICS_FILE).open("w") as file:
+        for number in range(1, 6):
+            named = step(number).model_copy(update={"uncounted_tasks": uncounted.get(number, ())})
+            file.write(named.to_line())
+    watch.poll()
+    assert [line.split(" counts")[0] for line in said] == [
+        "warning: step 2: in the loss of task 'a' a mean",
+        "warning: step 3: in the loss of task 'b' a mean",
+    ]
 
 
 def test_a_broken_line_is_refused_with_its_file(tmp_path: Path) -> None:

@@ -297,3 +297,20 @@ def test_the_line_about_what_is_not_checked() -> None:
     assert line.startswith("not checked by numbers: a, b (large); c (late).")
     many = describe_unchecked(dict.fromkeys("abcd", "--no-check"))
     assert many is not None and "4 parts (--no-check)" in many
+
+
+class Following(Tracking):
+    """What it gives depends on its moving average."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) - self.seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_run_of_a_check_begins_with_the_buffers_as_they_were(dtype: torch.dtype) -> None:
+    """Also where they need no conversion."""
+    graph = graph_of(layer=Following, splits=False)
+    graph.tasks["t"].root.to(dtype)
+    before = {name: buffer.clone() for name, buffer in graph.tasks["t"].root.named_buffers()}
+    assert check(graph).forward_unchecked is None
+    assert all(torch.equal(buffer, before[name]) for name, buffer in graph.tasks["t"].root.named_buffers())

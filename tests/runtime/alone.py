@@ -37,6 +37,12 @@ def run(
 ) -> RunRequest:
     """Train the moving workload in a folder, which may hold a run that is gone on with."""
     case = Case("moving", (0,), function="build_moving", train=train, steps=steps, checkpoint_every=1)
+    return run_case(case, folder, **changes)
+
+
+def run_case(case: Case, folder: Path, **changes: object) -> RunRequest:
+    """Train a case of one device in a folder, which may hold a run that is gone on with."""
+    steps = case.steps
     if folder.exists():
         request = RunRequest.read(folder / "request.json").model_copy(update={"steps": steps, **changes})
     else:

@@ -59,7 +59,8 @@ class StepMetrics(Model):
 
     `loss` is the weighted total and `task_losses` the losses before weighting, both over the whole batch.
     Where training went wrong they are not finite: null in the file, NaN here. `iteration_s`: wall clock.
-    `samples_per_s`: of all tasks together.
+    `samples_per_s`: of all tasks together. `uncounted_tasks`: those of which something, a mean's labels or
+    mask, counted nothing in this step, so that it was 0 and trained nothing; in the file where there are any.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
@@ -69,10 +70,12 @@ class StepMetrics(Model):
     task_losses: dict[str, Loss] = Field(default_factory=dict)
     iteration_s: Annotated[float, Field(ge=0)]
     samples_per_s: Annotated[float, Field(ge=0)] = 0.0
+    uncounted_tasks: tuple[str, ...] = ()
 
     def to_line(self) -> str:
         """One line of JSON with its newline; every finite number reads back as it was."""
-        return json.dumps(self.model_dump(mode="json"), allow_nan=False) + "\n"
+        data = self.model_dump(mode="json", exclude=None if self.uncounted_tasks else {"uncounted_tasks"})
+        return json.dumps(data, allow_nan=False) + "\n"
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> StepMetrics:

@@ -226,5 +226,6 @@ class Trainer:
             task_losses=losses,
             iteration_s=iteration_s,
             samples_per_s=samples / iteration_s,
+            uncounted_tasks=self._uncounted,
         )
         self.log.write(metrics)

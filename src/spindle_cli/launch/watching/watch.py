@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.cause import describe_failure
 from spindle_cli.launch.watching.follow import MetricsFollower
@@ -51,6 +51,7 @@ class Watch:
         for metrics in self.follower.new():
             while self.steps and self.steps[-1].step >= metrics.step:
                 self.steps.pop()
+            self._warn(metrics)
             self.steps.append(metrics)
             self.show(metrics)
             self._pace_s.append(metrics.iteration_s)
@@ -58,6 +59,17 @@ class Watch:
         self.signals.look()
         if self._last_s is not None:
             self._listen(time.monotonic() - self._last_s)
+
+    def _warn(self, metrics: StepMetrics) -> None:
+        """Say of each task once that it counts nothing in a step."""
+        known = {task for earlier in self.steps for task in earlier.uncounted_tasks}
+        for task in metrics.uncounted_tasks:
+            if task not in known:
+                self.say(
+                    f"warning: step {metrics.step}: in the loss of task {task!r} a mean counts nothing (no "
+                    "label, or nothing of its mask), so it is 0 and trains nothing; such steps are named in "
+                    f"{METRICS_FILE}"
+                )
 
     def _listen(self, silent_s: float) -> None:
         """The time until the first step is not looked at: building a large model may take long."""

@@ -112,7 +112,8 @@ class Values:
     def start_anew(self) -> None:
         """Let the modules hold copies of their buffers as they were before anything has run."""
         for name, before in self._before.items():
-            self._hold(name, before.to(self._dtype) if before.is_floating_point() else before.clone())
+            dtype = self._dtype if before.is_floating_point() else before.dtype
+            self._hold(name, before.to(dtype, copy=True))  # forward may change it in place
 
     def _hold(self, name: str, buffer: Tensor) -> None:
         owner, _, attribute = name.rpartition(".")
