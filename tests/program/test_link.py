@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,10 +13,12 @@ from helpers.random_plans import plans
 from spindle_cli.account.edges import execution_order, slice_edges
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
+from spindle_cli.program.clock import PassClock
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.text import format_action
 from spindle_cli.program.types import Kind, Program, StepSettings
+from spindle_cli.units import KIB
 
 
 def texts(program: Program, device: int) -> list[str]:
@@ -102,6 +105,49 @@ def test_a_receive_is_posted_one_compute_ahead() -> None:
         "B",
         "STEP",
     ]
+
+
+def posted_ahead(sizes: Sequence[int]) -> list[str]:
+    """What device 0 does up to its last forward pass: three slices of its own, then some that take what
+    device 1 has made while the first of them ran, so many bytes each.
+    """
+    own = metaop_of("a/own", 3, {1: 1.0})
+    makers = [metaop_of(f"b{i}/maker", 1, {1: 0.1}) for i in range(len(sizes))]
+    makers = [
+        maker.model_copy(update={"output_bytes": size}) for maker, size in zip(makers, sizes, strict=True)
+    ]
+    takers = [metaop_of(f"b{i}/taker", 1, {1: 1.0}, inputs=(makers[i].name,)) for i in range(len(sizes))]
+    waves = [
+        [
+            slice_of(own, (0, 1), (0,), 0.0),
+            *(slice_of(maker, (0, 1), (1,), 0.1 * i) for i, maker in enumerate(makers)),
+        ],
+        *([slice_of(own, (op, op + 1), (0,), float(op))] for op in (1, 2)),
+        *([slice_of(taker, (0, 1), (0,), 3.0 + i)] for i, taker in enumerate(takers)),
+    ]
+    program = link(plan_of(profile_of(own, *makers, *takers), cluster_of(2), waves))
+    kinds = [action.kind for action in program.actions[0]]
+    return [str(kind) for kind in kinds[: kinds.index(Kind.LOSSES)]]
+
+
+def test_small_receives_are_posted_as_early_as_they_are_made() -> None:
+    """Up to 64 KiB of what is taken in passes to come, in the order of those passes."""
+    half, all_of_it = 32 * KIB, 64 * KIB
+    assert posted_ahead([all_of_it]) == ["RECV", "F", "F", "F", "F"]
+    assert posted_ahead([all_of_it + 8]) == ["F", "F", "RECV", "F", "F"]
+    assert posted_ahead([half, half]) == ["RECV", "RECV", "F", "F", "F", "F", "F"]
+    assert posted_ahead([half, half + 8]) == ["RECV", "F", "F", "F", "RECV", "F", "F"]
+    last_two = ["RECV", "RECV", "F", "F", "F"]  # together: what the pass before took is out of the way
+    assert posted_ahead([all_of_it, half, half]) == ["RECV", "F", "F", "F", *last_two]
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans())
+def test_no_two_passes_end_at_the_same_time(plan: Plan) -> None:
+    edges = slice_edges(plan)
+    clock = PassClock.of(plan, execution_order(plan, edges), edges)
+    ends = [end for _, end in clock.when.values()]
+    assert len(set(ends)) == len(ends)
 
 
 @settings(max_examples=150, deadline=None)

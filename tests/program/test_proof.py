@@ -127,7 +127,7 @@ def test_a_sum_that_may_begin_too_early_is_caught() -> None:
     program = link(two_towers()[1])
     step = steps_of(program, 0, Kind.SUM)[-1]
     early = replace(program.actions[0][step], op=2)
-    with pytest.raises(ProgramError, match="before op 0"):
+    with pytest.raises(ProgramError, match="before op 1, which adds"):
         prove(changed(program, 0, lambda actions: actions.__setitem__(step, early)))
 
 
@@ -181,36 +181,3 @@ def test_devices_that_run_split_slices_in_different_orders_are_caught() -> None:
     turned = changed(changed(program, 1, swap(*forward)), 1, swap(*backward))
     with pytest.raises(ProgramError, match="devices 0 and 1 post in different orders"):
         prove(turned)
-
-
-def test_a_chain_that_posts_a_receive_before_the_losses_of_all_is_refused() -> None:
-    """Device 0 waits for the gradient before it sums the losses, device 1 for the sum before it sends the
-    gradient: where all goes one after another, for ever.
-    """
-    net = metaop_of("task/net", 2, {1: 1.0})
-    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
-    program = link(plan_of(profile_of(net), cluster_of(2), waves))
-    prove(program)
-    losses, receive = steps_of(program, 0, Kind.LOSSES, Kind.RECV_GRAD)
-    with pytest.raises(ProgramError, match="over different communicators in different orders") as raised:
-        prove(changed(program, 0, swap(losses, receive)))
-    assert ">>B 0<<" in str(raised.value)
-
-
-def test_a_cycle_of_three_devices_that_receive_before_they_send_is_refused() -> None:
-    """Three chains, 0 -> 1, 1 -> 2 and 2 -> 0: each device hands on what it has made, and takes the next
-    one's. With every receive ahead of the device's own send no first message is left.
-    """
-    nets = [metaop_of(f"task{number}/net", 2, {1: 1.0}) for number in range(3)]
-    waves = [
-        [slice_of(net, (0, 1), (number,), 0.0) for number, net in enumerate(nets)],
-        [slice_of(net, (1, 2), ((number + 1) % 3,), 1.0) for number, net in enumerate(nets)],
-    ]
-    program = link(plan_of(profile_of(*nets), cluster_of(3), waves))
-    prove(program)
-    for device in range(3):
-        (send,), (receive,) = steps_of(program, device, Kind.SEND), steps_of(program, device, Kind.RECV)
-        if receive > send:
-            program = changed(program, device, lambda actions, at=receive: actions.insert(0, actions.pop(at)))
-    with pytest.raises(ProgramError, match="3 of 3 devices wait for ever"):
-        prove(program)

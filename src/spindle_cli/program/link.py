@@ -201,7 +201,8 @@ class _Draft:
 
     def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
         """Give each sum the op of the slice before it with which it may start: the one that completes it,
-        where that slice does, else the slice's first; never before an earlier sum.
+        where that slice does, else the slice's first, behind what is posted when the pass is through; never
+        before an earlier sum.
         """
         written: list[Action] = []
         first_op, least = 0, 0
@@ -215,8 +216,6 @@ class _Draft:
                 assert action.group is not None, "a SUM has a group"
                 least = min(least, self.completing.get((piece, action.group), first_op))
                 action = replace(action, op=least)
-            else:
-                least = first_op  # what is posted when the pass is through keeps those behind it waiting
             written.append(action)
         return written
 

@@ -8,7 +8,7 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
 4. communicators: everything goes over one that is made for it, in one order on all of its devices, and
    nothing is left out                                                      (proof_communicators.py)
 5. rows: each device gets every sample of every input, and of every gradient, once   (proof_rows.py)
-6. a run to the end: nothing waits for ever, whatever the library     (proof_run.py)
+6. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.proof.proof_communicators import check_communicators
+from spindle_cli.program.proof.proof_moves import early_ops
 from spindle_cli.program.proof.proof_rows import check_rows
 from spindle_cli.program.proof.proof_run import check_run
 from spindle_cli.program.types import COMPUTES, Action, Kind, Program
@@ -40,7 +41,7 @@ def prove(program: Program) -> None:
 
 def check_computes(program: Program) -> None:
     """Each device runs its own slices once forward, then once backward in reverse, and ends with its one
-    STEP.
+    STEP, just before it NORM if there is one, and behind it GATHERs alone.
 
     Raises:
         ProgramError: naming the first device that does not.
@@ -67,6 +68,9 @@ def check_computes(program: Program) -> None:
             raise fault(
                 program, f"device {device}: expected one STEP, and only GATHERs behind it", (device, last)
             )
+        for step in (step for step, action in enumerate(actions) if action.kind is Kind.NORM):
+            if step != last - 1:
+                raise fault(program, f"device {device}: expected NORM just before STEP", (device, step))
 
 
 def check_sums(program: Program) -> None:
@@ -94,8 +98,11 @@ def check_sums(program: Program) -> None:
 
 
 def _check_ops(program: Program, device: int) -> None:
-    """A sum's op is of the backward slice before it, and not before the last that adds to it there."""
+    """A sum's op is of the backward slice before it. Neither with it, nor with a sum behind it, which would
+    take it along, may it start before the last op that adds to it there.
+    """
     piece: int | None = None
+    early = early_ops(program, device)
     for step, action in enumerate(program.actions[device]):
         if action.kind is Kind.BACKWARD:
             piece = action.piece
@@ -104,7 +111,7 @@ def _check_ops(program: Program, device: int) -> None:
                 raise fault(program, f"device {device}: expected an op of the slice before", (device, step))
             group = program.groups[_group(action)]
             first_op = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, action.op)
-            if action.op > first_op:
+            if early[step] > first_op:
                 message = f"device {device} may start this sum before op {first_op}, which adds to it"
                 raise fault(program, message, (device, step))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from spindle_cli.program.proof.faults import Place, fault
+from spindle_cli.program.proof.proof_moves import Moves
 from spindle_cli.program.types import Action, Kind, Program, Purpose, Transfer
 
 _Posts = list[tuple[int, Action]]  # (step, action)
@@ -122,18 +123,33 @@ def _check_once_a_step(program: Program, device: int) -> None:
     if Counter(communicator for _, communicator in flags) != Counter(list(last_sums) if sharded else ()):
         message = "does not exchange flags once over each communicator that it sums over"
         raise fault(program, f"device {device} {message}", last)
+    _check_losses_first(program, device)
     for step, communicator in flags:
         if step < last_sums[communicator]:
             raise fault(program, f"device {device} exchanges flags before its last sum", (device, step))
 
 
+def _check_losses_first(program: Program, device: int) -> None:
+    """The losses' sum comes before the gradient sums that share its communicator: those may be held back
+    until there is room for their buffers, on one device longer than on another.
+    """
+    everyone = next(action.communicator for action in program.actions[device] if action.kind is Kind.LOSSES)
+    for step, action in enumerate(program.actions[device]):
+        if action.kind is Kind.LOSSES:
+            return
+        if action.kind is Kind.SUM and action.communicator == everyone:
+            message = "sums gradients before the losses, over one communicator"
+            raise fault(program, f"device {device} {message}", (device, step))
+
+
 def _posts(program: Program) -> list[dict[int, _Posts]]:
-    """What each device posts, by communicator."""
+    """What each device posts, by communicator, in the order in which the runtime does."""
     posts: list[dict[int, _Posts]] = [{rank: [] for rank in each.ranks} for each in program.communicators]
+    moves = Moves(program)
     for device, actions in program.actions.items():
-        for step, action in enumerate(actions):
-            if action.communicator is not None:
-                posts[action.communicator].setdefault(device, []).append((step, action))
+        for move in moves.of(device):
+            if move.posts is not None:
+                posts[move.communicator].setdefault(device, []).append((move.step, actions[move.step]))
     return posts
 
 

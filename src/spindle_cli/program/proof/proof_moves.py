@@ -1,0 +1,138 @@
+"""Part of the proof: what each device's host does one after another, as the runtime goes through its actions.
+
+That is its program with one difference: a sum starts while the backward pass before it still runs, with the
+op that it names, and so ahead of what the program has between that pass and the sum. Where the pass is split
+by tensor parallelism, the sum comes between two of the collectives that the pass takes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from spindle_cli.program.types import COMPUTES, RECEIVES, Action, Kind, Program, Transfer
+
+# A transfer's key; or the communicator of a collective, and which of its collectives it is.
+Operation = int | tuple[int, int]
+_Taker = tuple[int, Kind, int]  # a device, and a pass of its own
+
+
+class Move(NamedTuple):
+    """A wait, or a post, that action `step` of a device's program asks for.
+
+    `waits_for`: what has to be through before the next move. `posts`: what is put behind all that the device
+    has posted, over `communicator`, with its `members`.
+    """
+
+    step: int
+    waits_for: tuple[Operation, ...] = ()
+    posts: Operation | None = None
+    communicator: int = 0
+    members: tuple[int, ...] = ()
+
+
+def early_ops(program: Program, device: int) -> dict[int, int]:
+    """{step of a SUM: the op with whose backward it may start}. A sum starts with those behind it: one that
+    may start earlier takes along all that the program has ahead of it behind the same pass.
+    """
+    found: dict[int, int] = {}
+    latest: int | None = None  # of the sums between here and the next pass
+    for step, action in reversed(list(enumerate(program.actions[device]))):
+        if action.kind is Kind.BACKWARD:
+            latest = None
+        elif action.kind is Kind.SUM and action.op is not None:
+            latest = action.op if latest is None else max(latest, action.op)
+            found[step] = latest
+    return found
+
+
+class Moves:
+    """The moves of every device of a program."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._takes: dict[_Taker, list[Operation]] = {}
+        self._inside: dict[int, dict[int, list[tuple[int, int]]]] = {}  # device -> B's step -> (SUM's, op)
+        self._breaks: dict[int, set[int]] = {}  # ops of a slice with which any device starts a sum
+        for device, actions in program.actions.items():
+            for action in actions:
+                if action.kind in RECEIVES and action.transfer is not None:
+                    taker = (device, *_taker(action.transfer))
+                    self._takes.setdefault(taker, []).append(action.transfer.key)
+            self._inside[device] = self._sums_inside(device)
+
+    def of(self, device: int) -> list[Move]:
+        """A device's moves, in order."""
+        return list(self._write(device))
+
+    def _sums_inside(self, device: int) -> dict[int, list[tuple[int, int]]]:
+        """By the step of each backward pass, the sums that start in it: their steps and ops."""
+        found: dict[int, list[tuple[int, int]]] = {}
+        early = early_ops(self._program, device)
+        backward: int | None = None
+        for step, action in enumerate(self._program.actions[device]):
+            if action.kind is Kind.BACKWARD:
+                backward = step
+            elif action.kind is Kind.SUM and backward is not None:
+                piece = self._program.actions[device][backward].piece
+                assert piece is not None, "a B has a slice"
+                op = early.get(step)
+                if op is not None and op > self._program.slices[piece].ops[0]:
+                    found.setdefault(backward, []).append((step, op))
+                    self._breaks.setdefault(piece, set()).add(op)
+        return found
+
+    def _write(self, device: int) -> Iterator[Move]:
+        actions = self._program.actions[device]
+        numbers: Counter[int] = Counter()  # collectives so far, by communicator
+        posted: list[Operation] = []
+        inside = self._inside[device]
+        started = {sum_step for sums in inside.values() for sum_step, _ in sums}
+
+        def post(step: int, action: Action) -> Move:
+            move = _post(self._program, step, action, numbers)
+            assert move.posts is not None, "it is a post"
+            posted.append(move.posts)
+            return move
+
+        for step, action in enumerate(actions):
+            if action.kind in COMPUTES:
+                assert action.piece is not None, "an F or B has a slice"
+                yield Move(step, tuple(self._takes.get((device, action.kind, action.piece), ())))
+                breaks = self._breaks.get(action.piece, ()) if action.kind is Kind.BACKWARD else ()
+                sums = inside.get(step, ())
+                for op in sorted(breaks, reverse=True):
+                    if action.communicator is not None:
+                        yield from _and_wait(post(step, action))
+                    yield from (post(other, actions[other]) for other, start in sums if start == op)
+                if action.communicator is not None:
+                    yield from _and_wait(post(step, action))
+                continue
+            if action.kind in (Kind.NORM, Kind.STEP):
+                yield Move(step, tuple(posted))
+            if action.communicator is not None and step not in started:
+                yield post(step, action)
+
+
+def _and_wait(move: Move) -> tuple[Move, Move]:
+    assert move.posts is not None, "it is a post"
+    return move, Move(move.step, (move.posts,))
+
+
+def _post(program: Program, step: int, action: Action, numbers: Counter[int]) -> Move:
+    communicator = action.communicator
+    assert communicator is not None, "asked of what communicates"
+    if action.transfer is not None:
+        ends = (action.transfer.source, action.transfer.destination)
+        return Move(step, (), action.transfer.key, communicator, ends)
+    number = numbers[communicator]
+    numbers[communicator] += 1
+    return Move(step, (), (communicator, number), communicator, program.communicators[communicator].ranks)
+
+
+def _taker(transfer: Transfer) -> tuple[Kind, int]:
+    """The pass that takes what is transferred."""
+    if transfer.is_gradient:
+        return Kind.BACKWARD, transfer.producer
+    return Kind.FORWARD, transfer.consumer

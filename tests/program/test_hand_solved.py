@@ -1,0 +1,221 @@
+"""Programs that hang, or might, solved by hand: the proof and the little executor agree on each, and on what
+takes its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from helpers.little_executor import FailsError, Rules, execute
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.profile.types import CurvePoint
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.faults import ProgramError
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.proof.proof_run import check_run
+from spindle_cli.program.types import Action, Kind, Program, StepSettings
+
+
+def changed(program: Program, device: int, change: Callable[[list[Action]], object]) -> Program:
+    actions = list(program.actions[device])
+    change(actions)
+    return replace(program, actions={**program.actions, device: tuple(actions)})
+
+
+def step_of(program: Program, device: int, *kinds: Kind) -> int:
+    return next(step for step, action in enumerate(program.actions[device]) if action.kind in kinds)
+
+
+def move(first: int, second: int) -> Callable[[list[Action]], None]:
+    return lambda actions: actions.insert(second, actions.pop(first))
+
+
+def runs(program: Program, rules: Rules) -> bool:
+    try:
+        execute(program, rules)
+    except FailsError:
+        return False
+    return True
+
+
+def assert_accepted(program: Program) -> None:
+    prove(program)
+    assert all(runs(program, rules) for rules in Rules)
+
+
+def chain() -> Program:
+    """Slice 0 on device 0 hands to slice 1 on device 1."""
+    net = metaop_of("task/net", 2, {1: 1.0})
+    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
+    return link(plan_of(profile_of(net), cluster_of(2), waves))
+
+
+def with_early_receive(program: Program) -> Program:
+    """Device 0 posts the receive of its gradient before the sum of the losses."""
+    losses, receive = (step_of(program, 0, kind) for kind in (Kind.LOSSES, Kind.RECV_GRAD))
+    return changed(program, 0, move(receive, losses))
+
+
+def over_one_communicator(program: Program) -> Program:
+    """The same, with all transfers over the communicator of everyone."""
+    actions = {
+        device: tuple(
+            action if action.transfer is None else replace(action, communicator=0) for action in own
+        )
+        for device, own in program.actions.items()
+    }
+    return replace(program, actions=actions)
+
+
+def test_a_chain_whose_transfers_share_the_communicator_of_the_losses_is_refused() -> None:
+    """Device 0 waits for the gradient before it sums the losses, device 1 for the sum before it sends the
+    gradient: where all goes one after another, for ever. gloo lets messages by.
+    """
+    assert_accepted(chain())
+    once = over_one_communicator(with_early_receive(chain()))
+    assert not runs(once, Rules.NCCL)
+    assert runs(once, Rules.GLOO)
+    with pytest.raises(ProgramError, match="communicator 0, everyone, is not for this"):
+        prove(once)
+    with pytest.raises(ProgramError, match="2 of 2 devices wait for ever") as raised:
+        check_run(once)
+    assert ">>B 0<<" in str(raised.value)
+
+
+def test_a_chain_that_posts_a_receive_before_the_losses_is_refused_whatever_it_goes_over() -> None:
+    """With communicators of their own both could run at once, if the device has room for both."""
+    early = with_early_receive(chain())
+    assert runs(early, Rules.NCCL)
+    assert not runs(early, Rules.ONE_ROOM)
+    with pytest.raises(ProgramError, match="over different communicators in different orders") as raised:
+        prove(early)
+    assert ">>B 0<<" in str(raised.value)
+
+
+def test_a_cycle_of_three_devices_that_receive_before_they_send_is_refused() -> None:
+    """Three chains, 0 -> 1, 1 -> 2 and 2 -> 0: each device hands on what it has made, and takes the next
+    one's. With every receive ahead of the device's own send no first message is left.
+    """
+    nets = [metaop_of(f"task{number}/net", 2, {1: 1.0}) for number in range(3)]
+    waves = [
+        [slice_of(net, (0, 1), (number,), 0.0) for number, net in enumerate(nets)],
+        [slice_of(net, (1, 2), ((number + 1) % 3,), 1.0) for number, net in enumerate(nets)],
+    ]
+    program = link(plan_of(profile_of(*nets), cluster_of(3), waves))
+    assert_accepted(program)
+    for device in range(3):
+        program = changed(program, device, move(step_of(program, device, Kind.RECV), 0))
+    assert not runs(program, Rules.NCCL)
+    assert runs(program, Rules.GLOO)
+    with pytest.raises(ProgramError, match="3 of 3 devices wait for ever"):
+        prove(program)
+
+
+def two_sums(settings: StepSettings) -> Program:
+    """`wide` on devices 0 to 2, then `narrow` on 0 and 1, two ops each: its sums go over two devices, those
+    of `wide` over three.
+    """
+    wide, narrow = metaop_of("a/wide", 2, {3: 1.0}, batch_size=6), metaop_of("b/narrow", 2, {2: 1.0})
+    waves = [[slice_of(wide, (0, 2), (0, 1, 2), 0.0)], [slice_of(narrow, (0, 2), (0, 1), 2.0)]]
+    program = link(plan_of(profile_of(wide, narrow), cluster_of(3), waves), settings=settings)
+    assert_accepted(program)
+    return program
+
+
+def test_gathers_that_are_left_behind_at_the_end_are_refused() -> None:
+    """Nothing in the step waits for them; the next one would, for ever."""
+    program = two_sums(StepSettings(sharded=True))
+    gathers = [step for step, action in enumerate(program.actions[1]) if action.kind is Kind.GATHER]
+    crossed = program
+    for _ in range(2):  # those over two devices ahead of those over three
+        crossed = changed(crossed, 1, move(gathers[-1], gathers[0]))
+    assert runs(crossed, Rules.NCCL)
+    assert not runs(crossed, Rules.ONE_ROOM)
+    with pytest.raises(ProgramError, match="over different communicators in different orders"):
+        prove(crossed)
+
+
+def test_flags_before_the_last_sum_of_their_communicator_are_refused() -> None:
+    """Even where all devices agree on it: the sum may wait for its last op, and the flags know no more."""
+    program = two_sums(StepSettings(sharded=True))
+    for device in (0, 1):
+        flags = next(
+            step
+            for step, action in enumerate(program.actions[device])
+            if action.kind is Kind.FLAGS and action.communicator != 0
+        )
+        last_sum = max(
+            step
+            for step, action in enumerate(program.actions[device][:flags])
+            if action.kind is Kind.SUM and action.communicator != 0
+        )
+        program = changed(program, device, move(flags, last_sum))
+    with pytest.raises(ProgramError, match="exchanges flags before its last sum"):
+        prove(program)
+
+
+def test_a_sum_over_everyone_before_the_losses_is_refused() -> None:
+    """A gradient sum may be held back on one device and not on another, and with it what is behind it."""
+    net = metaop_of("task/net", 1, {2: 1.0})
+    program = link(plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]]))
+    assert_accepted(program)
+    for device in (0, 1):
+        program = changed(program, device, move(step_of(program, device, Kind.LOSSES), 3))
+    with pytest.raises(ProgramError, match="sums gradients before the losses"):
+        prove(program)
+
+
+def with_op(program: Program, device: int, group: int, op: int) -> Program:
+    """A sum of a device starts with another op."""
+    actions = tuple(
+        replace(action, op=op) if (action.kind, action.group) == (Kind.SUM, group) else action
+        for action in program.actions[device]
+    )
+    return replace(program, actions={**program.actions, device: actions})
+
+
+def test_a_sum_that_starts_inside_a_pass_is_ahead_of_what_is_posted_behind_the_pass() -> None:
+    """`second` on device 0 hands its gradient to `first` on device 1, and both have the same parameters. On
+    device 0 the sum of op 1's stands behind the send. With op 1 it would start before it, while device 1
+    posts the receive before the sum.
+    """
+    first = metaop_of("task/first", 2, {1: 1.0}, parameters="shared")
+    second = metaop_of("task/second", 2, {1: 1.0}, parameters="shared", inputs=(first.name,))
+    waves = [[slice_of(first, (0, 2), (1,), 0.0)], [slice_of(second, (0, 2), (0,), 2.0)]]
+    program = link(plan_of(profile_of(first, second), cluster_of(2), waves))
+    assert_accepted(program)
+    kinds = [action.kind for action in program.actions[0]]
+    assert kinds[-5:] == [Kind.BACKWARD, Kind.SEND_GRAD, Kind.SUM, Kind.SUM, Kind.STEP]
+    early = with_op(program, 0, 0, 1)
+    assert runs(early, Rules.NCCL)
+    assert not runs(early, Rules.ONE_ROOM)
+    with pytest.raises(ProgramError, match="over different communicators in different orders"):
+        prove(early)
+
+
+def test_sums_inside_split_passes_that_wait_for_each_others_end_are_refused() -> None:
+    """Devices 0 and 1 share a slice, and 2 and 3; 0 and 2 share parameters, and 1 and 3. Device 0 starts its
+    sum inside its pass, device 2 behind its own; where 3 starts its sum inside and 1 behind, each pass waits
+    for the other. So one of two passes has to be the first to end, by a clock without ties.
+    """
+    halves = CurvePoint(num_devices=2, dp=1, tp=2, forward_s=0.2, backward_s=0.4, source="measured")
+    nets = [metaop_of(f"{task}/net", 2, {1: 1.0}, parameters="shared") for task in "ab"]
+    nets = [net.model_copy(update={"curve": (*net.curve, halves)}) for net in nets]
+    waves = [
+        [
+            slice_of(net, (0, 2), devices, 0.0, tp=2)
+            for net, devices in zip(nets, ((0, 1), (2, 3)), strict=True)
+        ]
+    ]
+    program = link(plan_of(profile_of(*nets), cluster_of(4), waves))
+    assert_accepted(program)
+    ops = [{a.group: a.op for a in program.actions[device] if a.kind is Kind.SUM} for device in range(4)]
+    assert ops == [{0: 1, 2: 0}, {1: 1, 3: 0}, {0: 0, 2: 0}, {1: 0, 3: 0}]
+    crossed = with_op(with_op(program, 1, 1, 0), 3, 1, 1)
+    assert runs(crossed, Rules.NCCL)
+    assert not runs(crossed, Rules.ONE_ROOM)
+    with pytest.raises(ProgramError, match="over different communicators in different orders"):
+        prove(crossed)

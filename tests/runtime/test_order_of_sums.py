@@ -1,0 +1,72 @@
+"""On gloo a gradient sum may start later than the program says. Whenever sums happen to be through, the pool
+starts them, and the flags behind them, in the program's order, so that ranks that are held back differently
+never start different things on one communicator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.program.types import Communicator, Purpose
+from spindle_cli.runtime.communication import gradients
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
+
+GROUPS = tuple(
+    ParameterGroup(index, devices, ((f"p{index}", 0),), 64, slices=(index,), first_ops=(0,))
+    for index, devices in enumerate([(0, 1), (0, 1, 2), (0, 1), (0, 1), (0, 1, 2), (0, 1, 2)])
+)
+MADE = (Communicator(0, (0, 1, 2), Purpose.EVERYONE), Communicator(1, (0, 1), Purpose.SUMS))
+# As a program has them: the flags of two devices ahead of the last sum of three.
+PROGRAM = [0, 1, 2, 3, "flags 1", 4, 5, "flags 0"]
+
+
+class Through(dist.Work):
+    """What was started, and is seen to be through only when `steps` says so."""
+
+    def __init__(self, steps: Iterator[bool]) -> None:
+        super().__init__()
+        self._steps = steps
+
+    def is_completed(self) -> bool:
+        return next(self._steps)
+
+    def wait(self, *_: Any) -> bool:
+        return True
+
+
+@settings(max_examples=50, deadline=None)
+@given(held=st.lists(st.booleans(), min_size=40, max_size=40), room=st.integers(0, 8000))
+def test_sums_and_flags_start_in_the_order_of_the_program(held: list[bool], room: int) -> None:
+    steps = iter([*held, *([True] * 1000)])
+    started: list[tuple[str | None, torch.Size]] = []
+
+    def start(*tensors: Any, group: Any = None, **_: Any) -> dist.Work:
+        started.append((group, tensors[-1].numel()))
+        return Through(steps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "new_group", lambda *_, **__: "pair")
+        patch.setattr(dist, "get_backend", lambda _: "gloo")
+        patch.setattr(dist, "all_to_all_single", start)
+        patch.setattr(dist, "all_reduce", start)
+        patch.setattr(gradients, "SUM_BUFFER_BYTES", room)
+        trained = {f"p{index}": nn.Parameter(torch.ones(96 * (index + 2))) for index in range(len(GROUPS))}
+        pool = GradientPool(GROUPS, trained, Communicators(MADE, 10), rank=0, sharded=True)
+        for _ in range(2):
+            for each in PROGRAM:
+                pool.start_sum(each) if isinstance(each, int) else pool.start_flags(int(each[-1]))
+            pool.finish()
+            pool.reset()
+    names = {("pair" if len(g.devices) == 2 else None, 96 * (g.index + 2)): g.index for g in GROUPS}
+    order = [names.get(each, f"flags {int(each[0] == 'pair')}") for each in started]
+    assert order == [*PROGRAM, *PROGRAM]
