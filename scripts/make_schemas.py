@@ -16,6 +16,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.request import RunRequest, WorkerError
 from spindle_cli.files.run_files import PredictedVsMeasured, StepMetrics
 from spindle_cli.files.run_timeline import MeasuredTimeline
+from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.run_report import RunReport
 from spindle_cli.plan.plan_report import PlanReport
@@ -54,6 +55,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     Launch,
     RunRequest,
     AnalysisMemo,
+    Owner,
     Checkpoint,
     Exported,
     WorkerError,

@@ -14,8 +14,8 @@ from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.launch.checks import compiled_otherwise, locate
+from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.run_dir import choose_run_dir
 from spindle_cli.launch.starting.network import (
     interface_of,
     listen,
@@ -79,7 +79,7 @@ def test_a_plan_that_was_edited_wrongly_is_refused(plan_path: Path) -> None:
 def test_a_taken_run_dir_is_refused_and_the_default_goes_on_counting(plan_path: Path) -> None:
     Path("runs/toy-1").mkdir(parents=True)
     Path("runs/toy-1/metrics.jsonl").write_text("")
-    assert choose_run_dir("toy", None, resume=False, node_rank=0) == Path("runs/toy-2")
+    assert choose_run_dir("toy", None, resume=False, node_rank=0, run="mine") == Path("runs/toy-2")
     ended = dry_run(plan_path, "--run-dir", "runs/toy-1")
     assert ended.code == 2
     assert "--resume" in ended.err
@@ -98,19 +98,6 @@ def test_a_run_dir_that_cannot_be_is_refused_with_the_reason(
 ) -> None:
     ended = run_spindle("launch", plan_path, "--run-dir", folder)
     assert (ended.code, said in ended.err) == (code, True), ended.err
-
-
-def test_nodes_of_one_run_choose_the_same_folder_on_a_shared_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for node in range(2):
-        chosen = choose_run_dir("toy", None, resume=False, node_rank=node)
-        assert chosen == Path("runs/toy-1")
-        (chosen / "workers").mkdir(parents=True, exist_ok=True)
-        (chosen / "workers" / f"node-{node}.request.json").write_text("")
-    assert choose_run_dir("toy", None, resume=False, node_rank=1) == Path("runs/toy-2")
-    assert choose_run_dir("toy", None, resume=True, node_rank=1) == Path("runs/toy-1")
 
 
 def test_resume_without_a_run_is_refused(plan_path: Path) -> None:

@@ -35,9 +35,11 @@ from spindle_cli.process.at_once import ending_at_once
 from spindle_cli.units import counted
 
 if TYPE_CHECKING:
+    from spindle_cli.launch.owner import Hold
     from spindle_cli.launch.run import Prepared
     from spindle_cli.launch.starting.head_start import HeadStart
     from spindle_cli.launch.watching.run_report import RunReport
+    from spindle_cli.plan.types import Plan
 
 
 def launch(
@@ -72,6 +74,7 @@ def launch(
     begun_s = time.time()
     from spindle_cli.files.writing import require_no_input
     from spindle_cli.launch import run
+    from spindle_cli.launch.owner import Hold
     from spindle_cli.launch.starting.head_start import HeadStart
     from spindle_cli.launch.starting.shell import shell_script
     from spindle_cli.launch.types import LaunchOptions
@@ -101,7 +104,7 @@ def launch(
         return run.prepare(
             path,
             workload=workload,
-            run_dir=prepared.launch.run_dir if goes_on else run_dir,
+            run_dir=hold.run_dir if goes_on else run_dir,
             node_rank=node_rank,
             master=master,
             options=replace(options, resume=resume or goes_on),
@@ -109,7 +112,7 @@ def launch(
             head_start=head_start,
         )
 
-    with ending_at_once(signal.SIGINT, signal.SIGTERM), HeadStart() as head_start:
+    with ending_at_once(signal.SIGINT, signal.SIGTERM), HeadStart() as head_start, Hold() as hold:
         prepared = prepare(plan, head_start=None if dry_run else head_start)
         fewer = None
         if elastic:
@@ -120,23 +123,23 @@ def launch(
         if dry_run:
             output.report(as_json, prepared.launch, shell_script(prepared.launch))
             return
-        start = partial(train, or_anew=elastic and not resume, head_start=head_start)
+        start = partial(train, or_anew=elastic and not resume, hold=hold, head_start=head_start)
         prepared, report = (prepared, start(prepared)) if fewer is None else fewer.train(prepared, start)
     if trace is not None:
-        output.note(_write_trace(trace, prepared))
+        output.note(_write_trace(trace, prepared.plan, Path(report.run_dir)))
     output.report(as_json, report, render_report(report))
 
 
-def _write_trace(path: Path, prepared: Prepared) -> str:
+def _write_trace(path: Path, plan: Plan, run_dir: Path) -> str:
     """Write the run's timeline, where this node has it; gives what is to be said of it."""
     from spindle_cli.launch.watching.trace import write_run_trace
 
-    if write_run_trace(path, prepared.plan, prepared.launch.run_dir):
+    if write_run_trace(path, plan, run_dir):
         return f"wrote {path}"
     return "the trace is written on node 0, where rank 0 is"
 
 
-def train(prepared: Prepared, *, or_anew: bool, head_start: HeadStart) -> RunReport:
+def train(prepared: Prepared, *, or_anew: bool, hold: Hold, head_start: HeadStart) -> RunReport:
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
     from spindle_cli.launch.start_point import describe_folder
@@ -155,4 +158,4 @@ def train(prepared: Prepared, *, or_anew: bool, head_start: HeadStart) -> RunRep
     started = prepared.launch
     steps, workers = counted(prepared.total_steps, "step"), counted(started.processes, "worker")
     output.note(f"training {steps} with {workers} in {started.run_dir}")
-    return run.start(prepared, begins, output.err(), output.note, head_start)
+    return run.start(prepared, begins, output.err(), output.note, hold, head_start)

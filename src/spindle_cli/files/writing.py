@@ -26,6 +26,37 @@ def write_text(path: Path, text: str) -> None:
         file.write(text.encode())
 
 
+def write_new(path: Path, text: str) -> bool:
+    """Write a text file where there is none; False, and nothing is done, where there is one.
+
+    It appears at once and whole: of several processes that try, also on hosts that share a disk, one
+    succeeds.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
+    try:
+        descriptor, found = tempfile.mkstemp(dir=path.parent, prefix=".spindle-", suffix=".tmp")
+        name = Path(found)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(text.encode())
+                file.flush()
+                os.fsync(file.fileno())
+            name.chmod(_FOR_ALL & ~_umask())
+            os.link(name, path)
+        finally:
+            name.unlink()
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be written: {error.strerror}",
+            hint="Check that the folder is writable, that its disk is not full, and that it has hard links.",
+        ) from error
+    return True
+
+
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file to write to, which appears at `path` when the block ends, and only if it ends well.

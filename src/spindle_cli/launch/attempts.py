@@ -10,6 +10,7 @@ from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
 from spindle_cli.files.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after
 from spindle_cli.launch.build import build_again
+from spindle_cli.launch.owner import Hold
 from spindle_cli.launch.run_dir import forget_attempt
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.process import run_launch
@@ -37,9 +38,11 @@ class Attempts:
         console: Console,
         say: Say,
         progress: tuple[int, int],
+        hold: Hold,
         head_start: HeadStart | None = None,
     ) -> None:
-        """`ranks`: this node's workers. `progress`: the run's steps, and the samples of each.
+        """`ranks`: this node's workers. `progress`: the run's steps, and the samples of each. `hold`: on the
+        run's folder.
 
         `head_start`: of the first attempt.
         """
@@ -50,6 +53,7 @@ class Attempts:
         self._console = console
         self._say = say
         self._progress = progress
+        self._hold = hold
         self._failures = 0
         self.steps: list[StepMetrics] = []
 
@@ -73,8 +77,13 @@ class Attempts:
         follower = MetricsFollower(launch.run_dir)
         with live_progress(self._console, total_steps, samples_per_step) as show:
             watch = Watch(launch, follower, self._signals, show, self._say, self.steps)
+
+            def poll() -> None:
+                self._hold.require()
+                watch.poll()
+
             try:
-                ending = run_launch(launch, watch.poll, self._head_start)
+                ending = run_launch(launch, poll, self._head_start)
             except WorkerLostError as stuck:
                 return stuck
         return None if ending.code == 0 else failure_of(launch, ending.stuck)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
-from spindle_cli.files.request import stop_path
 from spindle_cli.files.run_files import forget_metrics_after
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import (
@@ -20,8 +21,10 @@ from spindle_cli.launch.build import (
     worker_environment,
 )
 from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
+from spindle_cli.launch.choose import choose_run_dir, is_free
 from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
-from spindle_cli.launch.run_dir import choose_run_dir, discard_unused, forget_errors, hand_on, prepare_run_dir
+from spindle_cli.launch.owner import HeldError, Hold, run_of
+from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on
 from spindle_cli.launch.start_point import StartPoint, find_start
 from spindle_cli.launch.starting.forked import IMPORTED_LATE
 from spindle_cli.launch.starting.head_start import HeadStart
@@ -38,7 +41,8 @@ class Prepared:
     """A launch that is ready to start, and what its progress is measured against.
 
     `total_steps`: at which the run ends. `samples_per_step`: of all tasks together.
-    `begun_s`: when the command began, in seconds since the epoch.
+    `begun_s`: when the command began, in seconds since the epoch. `run`: of the launch, as in `Owner`.
+    `choose`: the run's folder, once more; `launch_in`: the launch in a folder.
     """
 
     launch: Launch
@@ -48,6 +52,9 @@ class Prepared:
     total_steps: int
     samples_per_step: int
     begun_s: float
+    run: str
+    choose: Callable[[], Path]
+    launch_in: Callable[[Path], Launch]
 
     @property
     def ranks(self) -> range:
@@ -80,7 +87,11 @@ def prepare(
     plan = read_plan(plan_path)
     require_valid(plan, plan_path)
     share = share_of_node(plan.cluster, node_rank, master)
-    chosen = choose_run_dir(plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank)
+    run = run_of(plan, share)
+    choose = partial(
+        choose_run_dir, plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank, run=run
+    )
+    chosen = choose()
     threads = threads_per_worker(plan, share.processes)
     if head_start is not None:
         modules = (*IMPORTED_LATE, asked.worker_module) if start_method(plan) == "fork" else ()
@@ -88,8 +99,12 @@ def prepare(
     found = find_workload(plan, plan_path, workload)
     steps = asked.steps or found.train.steps
     full = replace(asked, steps=steps, threads=threads)
-    launch = build_launch(plan, plan_path, found.source, chosen, share, full)
-    return Prepared(launch, share, plan, found, steps, samples_per_step(plan), begun_s)
+
+    def launch_in(folder: Path) -> Launch:
+        return build_launch(plan, plan_path, found.source, folder, share, full)
+
+    samples = samples_per_step(plan)
+    return Prepared(launch_in(chosen), share, plan, found, steps, samples, begun_s, run, choose, launch_in)
 
 
 def samples_per_step(plan: Plan) -> int:
@@ -124,39 +139,59 @@ def start(
     begins: StartPoint | None,
     console: Console,
     say: Say,
+    hold: Hold,
     head_start: HeadStart | None = None,
 ) -> RunReport:
     """Run this node's workers to their end, with progress on `console` where it is a terminal.
 
-    `begins`: the checkpoint that they go on from. `say`: takes lines for people. `head_start`: taken by the
-    first attempt.
+    `begins`: the checkpoint that they go on from. `say`: takes lines for people. `hold`: on the run's folder,
+    which this takes. `head_start`: taken by the first attempt.
 
     Raises:
+        HeldError: another launch has the folder.
         RunFailedError: a worker failed, with that worker's error; or SIGTERM has stopped the run, with the
             exit code STOPPED.
         InputError: the run's folder cannot be written.
         KeyboardInterrupt: after everything that was started has ended.
     """
-    launch = timed(prepared.launch, prepared.begun_s)
-    is_new = not launch.run_dir.exists()
     progress = (prepared.total_steps, prepared.samples_per_step)
-    with heeding_signals(launch.run_dir) as signals:
-        launch = hand_on(_with_folder(launch, begins), prepared.workload.memo)
-        if signals.stop:
-            stop_path(launch.run_dir).touch()
-        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, head_start)
+    with heeding_signals() as signals:
+        launch = _with_folder(timed(_held(prepared, hold, say), prepared.begun_s), begins)
+        launch = hand_on(launch, prepared.workload.memo)
+        signals.pass_on(launch.run_dir)
+        attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, hold, head_start)
         try:
             attempts.run()
         except (KeyboardInterrupt, SystemExit):
-            if is_new and launch.num_nodes == 1:
+            if hold.is_new and launch.num_nodes == 1:
                 discard_unused(launch.run_dir)
             raise
     return report_run(launch, attempts.steps, prepared.samples_per_step)
 
 
+def _held(prepared: Prepared, hold: Hold, say: Say) -> Launch:
+    """The launch, in a folder that no other launch has: the one that was chosen, or the next where another
+    has come first and the user has not named it.
+
+    Raises:
+        UsageError: there is a run in the folder that the user has named; HeldError: or one is going on.
+    """
+    launch, rank = prepared.launch, prepared.share.rank
+    while True:
+        try:
+            hold.take(launch.run_dir, prepared.run, rank)
+            if launch.request.resume or is_free(launch.run_dir, prepared.run, rank):
+                return launch
+            hold.release()
+        except HeldError:
+            if launch.request.resume:
+                raise
+        launch = prepared.launch_in(prepared.choose())
+        say(f"another run has begun in the folder meanwhile; this one goes to {launch.run_dir}")
+
+
 def _with_folder(launch: Launch, begins: StartPoint | None) -> Launch:
-    """Make the run's folder, or make it ready to go on in; the launch from where it begins."""
-    prepare_run_dir(launch.run_dir)
+    """Make the run's folder ready to go on in; the launch from where it begins."""
     if launch.request.resume:
         step = begins.found.checkpoint.step if begins is not None and begins.is_own else None
         launch = going_on(launch, step)

@@ -1,13 +1,12 @@
-"""The folder of a run: chosen so that no run writes over another."""
+"""The folder of a run: made, looked at, and tidied up."""
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spindle_cli.errors import InputError, UsageError
+from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.files.request import (
     error_path,
@@ -24,46 +23,38 @@ from spindle_cli.launch.types import Launch
 if TYPE_CHECKING:
     from spindle_cli.workload.memo import AnalysisMemo
 
-RUNS = Path("runs")
+CLAIM = "owner-"  # how the names of claims to a folder begin (owner.py)
 
 
-def choose_run_dir(workload: str, wanted: Path | None, *, resume: bool, node_rank: int) -> Path:
-    """The folder of this node's run; it may not exist yet.
-
-    Without `wanted`: the first of runs/<workload>-1, -2, ... in which this node has no run, so that nodes
-    with one shared disk and nodes with a disk each agree; to resume, the last one in which it has.
+def prepare_run_dir(run_dir: Path) -> Path:
+    """Make a run's folder and its workers/, which is returned.
 
     Raises:
-        UsageError: `wanted` holds something already, or there is no run to resume.
+        InputError: it cannot be made or written.
     """
-    name = re.sub(r"[^\w.-]+", "-", workload) or "run"
-    if resume:
-        found = wanted or _last_run(name, node_rank)
-        if found is None or not found.is_dir():
-            raise UsageError(
-                f"--resume: there is no run in {found or RUNS / (name + '-*')}",
-                hint="Give the folder of the run to resume with --run-dir.",
-            )
-        return found
-    if wanted is not None:
-        if wanted.exists() and not wanted.is_dir():
-            raise UsageError(f"--run-dir {wanted}: it is a file, not a folder", hint="Choose another name.")
-        if is_taken(wanted, node_rank):
-            raise UsageError(
-                f"--run-dir {wanted}: there is a run in it already",
-                hint="Choose another folder, or add --resume to go on with that run.",
-            )
-        return wanted
-    number = 1
-    while is_taken(RUNS / f"{name}-{number}", node_rank):
-        number += 1
-    return RUNS / f"{name}-{number}"
+    folder = workers_dir(run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"{run_dir}: the run's folder cannot be made: {error.strerror}",
+            hint="Choose a folder on a disk that can be written, with --run-dir.",
+        ) from error
+    return folder
 
 
-def _last_run(name: str, node_rank: int) -> Path | None:
-    runs = [path for path in RUNS.glob(f"{name}-*") if path.name.removeprefix(f"{name}-").isdecimal()]
-    runs = [path for path in runs if is_taken(path, node_rank)]
-    return max(runs, key=lambda path: int(path.name.removeprefix(f"{name}-")), default=None)
+def has_run(run_dir: Path) -> bool:
+    """Whether there is anything in a folder but claims to it."""
+    workers = workers_dir(run_dir)
+    if not run_dir.is_dir():
+        return run_dir.exists()
+    if any(path != workers for path in run_dir.iterdir()):
+        return True
+    return workers.is_dir() and any(not _is_of_claims(path.name) for path in workers.iterdir())
+
+
+def _is_of_claims(name: str) -> bool:
+    return name.startswith((CLAIM, ".spindle-"))
 
 
 def hand_on(launch: Launch, memo: AnalysisMemo) -> Launch:
@@ -71,31 +62,6 @@ def hand_on(launch: Launch, memo: AnalysisMemo) -> Launch:
     path = memo_path(launch.run_dir, launch.node_rank)
     write_text(path, to_compact_json(memo))
     return launch.model_copy(update={"request": launch.request.model_copy(update={"memo": path})})
-
-
-def is_taken(run_dir: Path, node_rank: int) -> bool:
-    """Whether this node must not start a run here: it has one, or the folder holds something else."""
-    if not run_dir.exists():
-        return False
-    if not run_dir.is_dir() or (workers_dir(run_dir) / f"node-{node_rank}.request.json").exists():
-        return True
-    started_by_others = any(workers_dir(run_dir).glob("node-*.request.json"))
-    return not started_by_others and any(run_dir.iterdir())
-
-
-def prepare_run_dir(run_dir: Path) -> None:
-    """Make the folder and its workers/.
-
-    Raises:
-        InputError: it cannot be made or written.
-    """
-    try:
-        workers_dir(run_dir).mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{run_dir}: the run's folder cannot be made: {error.strerror}",
-            hint="Choose a folder on a disk that can be written, with --run-dir.",
-        ) from error
 
 
 def discard_unused(run_dir: Path) -> None:

@@ -29,6 +29,21 @@ class Signals:
     stop: bool = False
     stop_now: bool = False
     interrupt: bool = False
+    run_dir: Path | None = None
+
+    def pass_on(self, run_dir: Path) -> None:
+        """From now on what asks this process to stop asks the run's workers; also what has asked before."""
+        self.run_dir = run_dir
+        if self.stop:
+            self.ask_workers()
+
+    def ask_workers(self) -> None:
+        """By a file that they look for."""
+        if self.run_dir is not None:
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # deleted while the run went on: whoever watches says so
+                stop_path(self.run_dir).touch()
 
     def look(self) -> None:
         """What was asked for happens here.
@@ -44,7 +59,7 @@ class Signals:
 
 
 @contextmanager
-def heeding_signals(run_dir: Path) -> Iterator[Signals]:
+def heeding_signals() -> Iterator[Signals]:
     """Inside the block SIGTERM asks the run's workers to stop, and a second one ends them at once; Ctrl-C is
     noted, for `Signals.look`.
 
@@ -58,8 +73,7 @@ def heeding_signals(run_dir: Path) -> Iterator[Signals]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         seen.stop_now = seen.stop
         seen.stop = True
-        with contextlib.suppress(FileNotFoundError):  # the folder is not there yet: `start` looks again
-            stop_path(run_dir).touch()
+        seen.ask_workers()
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         seen.interrupt = True
