@@ -42,6 +42,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "schema": "spindle.run-request/1",
             "plan": str(tmp_path / "plan.yaml"),
             "workload": str(tmp_path / "toy.yaml"),
+            "memo": None,
             "steps": 4,
             "run_dir": str(run_dir),
             "resume": False,
