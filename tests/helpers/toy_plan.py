@@ -7,12 +7,12 @@ from pathlib import Path
 
 import yaml
 
+from helpers.analysed import analysed
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.files.artifact import write_json
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, WorkloadRef
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 
 HERE = Path(__file__).parent
@@ -41,7 +41,7 @@ def write_toy(
         "train": {"steps": steps, **(train or {})},
     }
     source.write_text(yaml.safe_dump(content))
-    graph = analyse(load(str(source)).workload)
+    graph = analysed(load(str(source)).workload)
     metaops: list[MetaOpProfile] = []
     slices: list[Slice] = []
     for metaop in graph.metaops:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,13 +15,16 @@ from hand_plans import Placement, place, whole
 from safetensors.torch import load_file
 from torch import Tensor
 
+import spindle_cli
+from helpers.analysed import analyses
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, capture_path
+from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 
 HERE = Path(__file__).parent
+SOURCE = Path(spindle_cli.__file__).parent.parent
 STEPS = 3
 SGD = {"optimizer": "SGD", "lr": 0.1}
 ADAMW = {"optimizer": "AdamW", "lr": 1e-2, "optimizer_args": {"weight_decay": 0.1}}
@@ -55,7 +59,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         "train": dict(case.train),
     }
     source.write_text(yaml.safe_dump(content))
-    graph = analyse(load(str(source)).workload)
+    graph, memo = analyses().of(load(str(source)).workload)
+    write_json(folder / "memo.json", memo)
     devices = [item for item in case.placements if isinstance(item, int)]
     placements = [item for item in case.placements if not isinstance(item, int)]
     plan = place(graph, num_devices, placements or whole(graph, tuple(devices)), case.recompute)
@@ -63,6 +68,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     request = RunRequest(
         plan=folder / "plan.yaml",
         workload=str(source),
+        memo=folder / "memo.json",
         steps=case.steps,
         run_dir=folder.with_name(case.goes_on_with or folder.name),
         resume=case.goes_on_with is not None,
@@ -85,10 +91,13 @@ def run_cases(cases: Sequence[Case], num_workers: int, folder: Path, *, fails: b
     for number, case in enumerate(cases):
         prepare(case, num_workers, folder / case.name)
         (folder / f"{number:02d}").symlink_to(folder / case.name)
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_workers}"]
-    torchrun.append(f"--log-dir={folder / 'torchrun'}")
-    command = [sys.executable, *torchrun, str(HERE / "many_worker.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    torchrun = [f"--nproc-per-node={num_workers}", "--nnodes=1", "--max-restarts=0", "--start-method=fork"]
+    meeting = ["--rdzv-backend=spindle", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0"]
+    launcher = ["-m", TORCHRUN, str(folder / "exits.json"), *torchrun, *meeting]
+    command = [sys.executable, *launcher, "-m", "many_worker", str(folder)]
+    path = os.pathsep.join(str(each) for each in (HERE, HERE.parent, SOURCE))
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("workers/*.log")))
     assert (done.returncode != 0) == fails, f"{done.stderr[-2000:]}\n{logs}"
 

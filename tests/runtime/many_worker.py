@@ -1,8 +1,7 @@
-"""A worker that runs several requests, one after another: `many_worker.py DIR`, DIR/NN/request.json."""
+"""A worker that runs several requests, one after another: `-m many_worker DIR`, DIR/NN/request.json."""
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -27,7 +26,8 @@ def step_without_host_waits(self: Trainer, step: int, *, is_first: bool) -> None
 train_one_step = Trainer.step
 
 
-def main(folder: Path) -> None:
+def main(argv: list[str]) -> None:
+    folder = Path(argv[1])
     Trainer.step = step_without_host_waits
     environment = WorkerEnvironment.read()
     requests = [RunRequest.read(path) for path in sorted(folder.glob("[0-9]*/request.json"))]
@@ -41,7 +41,3 @@ def main(folder: Path) -> None:
                 path = error_path(request.run_dir, environment.rank)
                 path.parent.mkdir(exist_ok=True)
                 write_json(path, describe_error(error, environment.rank))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.batches import Batches
@@ -31,7 +31,7 @@ class PlainTraining:
         loaded = load(source)
         self.train = loaded.train
         self.tasks = loaded.workload.tasks
-        self.parameters = ParameterTable.of(analyse(loaded.workload)).parameters
+        self.parameters = ParameterTable.of(analysed(loaded.workload)).parameters
         self._dtype = dtype
         for task in self.tasks:
             task.module.to(dtype)

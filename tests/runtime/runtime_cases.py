@@ -8,7 +8,7 @@ import runtime_toys
 from case_runs import ADAMW, SGD, Case
 from hand_plans import Placement, whole
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 
 # Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
 # tasks on different devices, the same devices in another order.
@@ -58,7 +58,7 @@ CLIPPED = {
 def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     """A random plan: each MetaOp cut at random, each part on random devices in random order."""
     draw = random.Random(seed)
-    graph = analyse(runtime_toys.build())
+    graph = analysed(runtime_toys.build())
     placements: list[Placement] = []
     for metaop in graph.metaops:
         batch_size = graph.tasks[metaop.task].task.batch_size
@@ -173,7 +173,7 @@ BROKEN = Case(
     (
         ("pairs/vision", (0, 3), (0,)),
         ("pairs/vision-2", (0, 1), (1,)),
-        *whole(analyse(runtime_toys.build_broken()), (0,))[2:],
+        *whole(analysed(runtime_toys.build_broken()), (0,))[2:],
     ),
     function="build_broken",
 )

@@ -9,7 +9,7 @@ from case_runs import ADAMW, Case
 from hand_plans import Placement
 from runtime_cases import CLIPPED
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 
 # Degrees of 1, 2 and 4 for the same parameters, on ranks that hold all of them, a half, or other halves;
 # groups in another order than their ranks; losses in split slices.
@@ -26,7 +26,7 @@ SPLIT: tuple[Placement, ...] = (
 def split_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     """A random plan of `split_toys` that mixes data and tensor parallelism."""
     draw = random.Random(seed)
-    graph = analyse(split_toys.build())
+    graph = analysed(split_toys.build())
     placements: list[Placement] = []
     for metaop in graph.metaops:
         first = 0

@@ -10,6 +10,7 @@ from case_runs import HERE
 from hand_plans import place, whole
 from runtime_cases import BROKEN, DIVERGING, UNSEEDED
 
+from helpers.analysed import analysed
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, WorkerError, error_path
 from spindle_cli.files.run_files import PREDICTED_FILE, read_metrics
@@ -17,7 +18,6 @@ from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan, Wave
 from spindle_cli.runtime.part.localise import require_same_workload
 from spindle_cli.runtime.worker import require_runnable
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 
 
@@ -55,7 +55,7 @@ def test_an_error_in_the_users_layer_names_the_slice_that_ran(two_workers: Path)
 
 
 def analyse_toy(function: str):
-    return analyse(load(f"{HERE / 'runtime_toys.py'}:{function}").workload)
+    return analysed(load(f"{HERE / 'runtime_toys.py'}:{function}").workload)
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import torch
 from case_runs import HERE
 from hand_plans import place, whole
 
+from helpers.analysed import analysed
 from spindle_cli.program.link import link
 from spindle_cli.program.types import Action, Kind
 from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.wiring import wire
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.batches import Batches
@@ -59,7 +59,7 @@ def test_a_sum_that_its_op_did_not_start_starts_where_the_program_says() -> None
 
 
 def test_when_an_op_is_through_it_and_all_after_it_have_their_gradients_and_no_others() -> None:
-    graph = analyse(load(f"{HERE / 'runtime_toys.py'}:build").workload)
+    graph = analysed(load(f"{HERE / 'runtime_toys.py'}:build").workload)
     program = link(place(graph, 1, whole(graph, (0,))))
     wired = next(wired for wired in wire(graph, program).slices if wired.piece.metaop == "pairs/vision")
     modules = tuple(op_module(wired.task, op) for op in wired.ops)

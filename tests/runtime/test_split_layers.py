@@ -23,10 +23,10 @@ from split_cases import (
 from test_training_is_exact import TOLERANCE, close
 from torch import Tensor
 
+from helpers.analysed import analysed
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.files.request import CaptureStage
 from spindle_cli.files.run_files import model_path, read_metrics
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 
@@ -66,7 +66,7 @@ def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_wor
 @pytest.mark.processes
 def test_fragments_start_with_the_plain_models_values_bit_for_bit(four_split_workers: Path) -> None:
     folder = four_split_workers / "split"
-    table = ParameterTable.of(analyse(load(str(folder / "workload.yaml")).workload))
+    table = ParameterTable.of(analysed(load(str(folder / "workload.yaml")).workload))
     plain = {name: parameter.detach() for name, parameter in table.parameters.items()}
     assert all(torch.equal(found, expected) for _, found, expected in pairs(folder, "initial", plain))
 

@@ -11,8 +11,8 @@ from plain_loop import PlainRun, train_plainly
 from runtime_cases import CLIPPED, EXACT_ON_FOUR, EXACT_ON_TWO
 from torch import Tensor
 
+from helpers.analysed import analysed
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
-from spindle_cli.workload.analyse import analyse
 
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10}
 
@@ -68,7 +68,7 @@ def test_the_clipped_case_clips(four_workers: Path) -> None:
     "case", [case for case in EXACT_ON_FOUR if case.name.startswith("random")], ids=lambda c: c.name
 )
 def test_a_worker_holds_the_parameters_of_its_own_ops_alone(case: Case, four_workers: Path) -> None:
-    layer = analyse(runtime_toys.build()).tasks["pairs"].root.get_submodule("vision.blocks.0")
+    layer = analysed(runtime_toys.build()).tasks["pairs"].root.get_submodule("vision.blocks.0")
     layer_size = sum(parameter.numel() for parameter in layer.parameters())
     for rank, held in enumerate(captured(four_workers / case.name, "initial", 4)):
         count = sum(tensor.numel() for name, tensor in held.items() if name.startswith("pairs.vision.blocks"))

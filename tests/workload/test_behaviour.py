@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+import types
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from spindle_cli.workload.tracing.behaviour import behaviour_of
+from spindle_cli.workload.tracing.behaviour import behaviour_of, name_of
 
 
 class Layer(nn.Module):
@@ -61,3 +63,13 @@ def test_values_of_buffers_tell_layers_apart_and_those_of_parameters_do_not() ->
 
 def test_training_tells_layers_apart() -> None:
     assert behaviour_of(Layer()) != behaviour_of(Layer().eval())
+
+
+def test_functions_are_named_where_every_process_finds_them() -> None:
+    assert name_of(functional.relu) == "torch.nn.functional.relu"
+    assert name_of(operator.add) == "_operator.add"
+    assert name_of("view") == "'view'"
+    assert " at 0x" in name_of(scaled(1.0))  # there may be others of its name
+    renamed = types.FunctionType(functional.relu.__code__, {}, "relu")
+    renamed.__module__, renamed.__qualname__ = "torch.nn.functional", "relu"
+    assert " at 0x" in name_of(renamed)  # what bears the name is another

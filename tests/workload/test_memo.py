@@ -126,8 +126,10 @@ def test_what_is_known_by_its_place_in_memory_alone_is_not_handed_on() -> None:
     assert not behaviour_of(Shifted(0.0)).startswith(memos.HERE)
     _, memo = analyse_for_others(chain(layer))
     _, without = analyse_for_others(chain(Shifted(0.0)))
-    assert not (memo.observed or memo.findings or memo.mixes)
+    assert not memo.observed
     assert len(without.observed) == 2  # for the batch and for twice the batch
+    assert len(memo.findings) == len(without.findings) - 1
+    assert len(memo.mixes) == len(without.mixes) - 1
     assert key_of(f"{memos.HERE}1234 x") is None
     assert key_of("<function f at 0x7f12>") is None
     assert key_of("<function f>") is not None

@@ -42,18 +42,22 @@ def analyse(workload: Workload, memo: AnalysisMemo | None = None) -> WorkloadGra
     return _analyse(workload, observer, Independence(observer))
 
 
-def analyse_for_others(workload: Workload) -> tuple[WorkloadGraph, AnalysisMemo]:
-    """What `analyse` gives, and what other processes need not find again. Raises what `analyse` raises."""
-    observer = Observer()
+def analyse_for_others(
+    workload: Workload, memo: AnalysisMemo | None = None
+) -> tuple[WorkloadGraph, AnalysisMemo]:
+    """What `analyse` gives, and what others need not find again: `memo` and more. Raises what `analyse`
+    raises.
+    """
+    observer = Observer(memo)
     independence = Independence(observer)
     graph = _analyse(workload, observer, independence)
-    memo = AnalysisMemo(
+    found = AnalysisMemo(
         torch_version=torch.__version__,
         observed=observer.observed(),
         findings=independence.verdicts.findings(),
         mixes=independence.tried(),
     )
-    return graph, memo
+    return graph, found if observer.memo is None else observer.memo.with_more(found)
 
 
 def _analyse(workload: Workload, observer: Observer, independence: Independence) -> WorkloadGraph:

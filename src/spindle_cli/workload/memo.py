@@ -72,6 +72,14 @@ class AnalysisMemo(Artifact):
         """Whether what was found holds here."""
         return self.torch_version == torch.__version__
 
+    def with_more(self, other: AnalysisMemo) -> AnalysisMemo:
+        """This and what another has found beside it."""
+        parts = {
+            name: {**getattr(self, name), **getattr(other, name)}
+            for name in ("observed", "findings", "mixes")
+        }
+        return self.model_copy(update=parts)
+
 
 def key_of(call: str) -> str | None:
     """A short name of a call from a text that says all about it; None where that means nothing elsewhere."""

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.splitting.samples import Verdicts
+from spindle_cli.workload.tracing.behaviour import name_of
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
 from spindle_cli.workload.tracing.shapes import BatchDim, Shapes, growth
@@ -76,7 +77,7 @@ class _Trial:
 
     def key(self, kinds: Kinds) -> str:
         """Equal for nodes that need one trial only."""
-        target = kinds.behaviour(self._module) if self._module is not None else repr(self._node.target)
+        target = kinds.behaviour(self._module) if self._module is not None else name_of(self._node.target)
         arguments = fx.node.map_aggregate((self._node.args, self._node.kwargs), self._describe)
         return f"{target} {arguments!r}"
 

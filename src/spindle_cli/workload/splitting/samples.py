@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from spindle_cli.workload.memo import FindingsRecord, key_of, portable
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.workload.splitting.examine import Findings, Inputs, empty_like, examine
+from spindle_cli.workload.tracing.behaviour import name_of
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.observe import Observer, again
 from spindle_cli.workload.tracing.shapes import Shapes, growth, leaves_of
@@ -48,7 +49,7 @@ class Verdicts:
         sizes: Sequence[int],
     ) -> Findings:
         """Findings of a call of a function or method in glue."""
-        return self._find(repr(target), run, inputs, states, sizes, None)
+        return self._find(name_of(target), run, inputs, states, sizes, None)
 
     def _find(
         self,

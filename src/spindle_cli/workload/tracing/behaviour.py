@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import sys
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -44,6 +45,17 @@ def behaviour_of(module: nn.Module) -> str:
     text = "\n".join(parts)
     digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     return HERE + digest if _PLACE in text else digest
+
+
+def name_of(target: Any) -> str:
+    """What glue calls, as a text: a function's name where that finds it in every process, else as Python
+    shows it.
+    """
+    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
+    found: Any = sys.modules.get(module) if isinstance(module, str) else None
+    for part in name.split(".") if isinstance(name, str) else ():
+        found = getattr(found, part, None)
+    return f"{module}.{name}" if found is not None and found is target else repr(target)
 
 
 def _text(value: Any, depth: int) -> str:

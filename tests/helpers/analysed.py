@@ -1,0 +1,32 @@
+"""Analyses of many like workloads: what was found of the layers of one serves for all."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from spindle_cli.workload.analyse import analyse_for_others
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.types import Workload
+
+
+class Analyses:
+    """Analyses workloads; `memo`: what all of them have found."""
+
+    def __init__(self) -> None:
+        self.memo: AnalysisMemo | None = None
+
+    def of(self, workload: Workload) -> tuple[WorkloadGraph, AnalysisMemo]:
+        graph, self.memo = analyse_for_others(workload, self.memo)
+        return graph, self.memo
+
+
+@cache
+def analyses() -> Analyses:
+    """Those of this process."""
+    return Analyses()
+
+
+def analysed(workload: Workload) -> WorkloadGraph:
+    """What `analyse` gives, sooner."""
+    return analyses().of(workload)[0]
