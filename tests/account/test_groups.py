@@ -102,7 +102,7 @@ def test_with_tensor_parallelism_only_holders_of_the_same_part_are_summed() -> N
     whole = Slice(metaop="b", ops=(0, 1), devices=(4,), dp=1, tp=1, start_s=0, end_s=1)
     block = (ParameterBlock("net", 0, 4 * MIB),)
     uses = {("a", 0): block, ("b", 0): block}
-    groups = parameter_groups((split, whole), (0, 1), uses, cluster_of(5))
+    groups = parameter_groups((split, whole), (0, 1), uses, cluster_of(5), 1.0)
     assert [(group.devices, group.fragment, group.num_bytes) for group in groups] == [
         ((0, 2, 4), (0, 2), 2 * MIB),
         ((1, 3, 4), (1, 2), 2 * MIB),
@@ -113,7 +113,7 @@ def test_parameters_that_are_not_split_are_summed_over_all_devices_of_their_slic
     split = Slice(metaop="a", ops=(0, 1), devices=(0, 1), dp=1, tp=2, start_s=0, end_s=1)
     whole = Slice(metaop="b", ops=(0, 1), devices=(2,), dp=1, tp=1, start_s=0, end_s=1)
     norm = (ParameterBlock("norm", 0, 4 * MIB, split=False),)
-    groups = parameter_groups((split, whole), (0, 1), {("a", 0): norm, ("b", 0): norm}, cluster_of(3))
+    groups = parameter_groups((split, whole), (0, 1), {("a", 0): norm, ("b", 0): norm}, cluster_of(3), 1.0)
     assert [(group.devices, group.fragment, group.num_bytes) for group in groups] == [
         ((0, 1, 2), (0, 1), 4 * MIB)
     ]

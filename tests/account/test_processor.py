@@ -6,32 +6,39 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.processor import ProcessorTime, slice_stretches
+from spindle_cli.account.types import Collective, Together
 from spindle_cli.plan.make import make_plan
 from spindle_cli.profile.types import ProcessorCosts
 from spindle_cli.simulate.run import simulate
+
+
+def summed(devices: tuple[int, ...], num_bytes: int) -> Together:
+    return Together(Collective.SUM, devices, num_bytes, 2)
+
 
 COSTS = ProcessorCosts(message_s=0.001, s_per_byte=1e-9, load_s={"a": 0.01})
 MB = 10**6
 
 
 def test_a_message_takes_both_ends_for_itself_and_for_its_bytes() -> None:
-    time = ProcessorTime(COSTS, 1)
-    assert time.seconds == (0.0,), "one device sums no losses"
     time = ProcessorTime(COSTS, 3)
-    losses_s = 4 * 2 * 0.001
     time.message(0, 2, 2 * MB)
-    assert time.seconds == pytest.approx((losses_s + 0.003, losses_s, losses_s + 0.003))
+    assert time.seconds == pytest.approx((0.003, 0.0, 0.003))
 
 
 def test_a_sum_scatters_and_gathers_between_all_pairs() -> None:
     """Of 3 devices each sends a third of 3 MB to 2 others and takes as much, twice."""
     time = ProcessorTime(COSTS, 4)
-    time.sum((0, 1, 3), 3 * MB)
-    losses_s = 4 * 3 * 0.001
+    time.together(summed((0, 1, 3), 3 * MB))
     summed_s = 2 * 2 * 2 * (0.001 + 1e-9 * MB)
-    assert time.seconds == pytest.approx(
-        (losses_s + summed_s, losses_s + summed_s, losses_s, losses_s + summed_s)
-    )
+    assert time.seconds == pytest.approx((summed_s, summed_s, 0.0, summed_s))
+
+
+def test_a_scatter_or_a_gather_is_half_of_a_sum_and_one_device_does_nothing() -> None:
+    time = ProcessorTime(COSTS, 2)
+    time.together(Together(Collective.GATHER, (0, 1), 2 * MB, 1))
+    time.together(summed((0,), MB))
+    assert time.seconds == pytest.approx((2 * 0.002, 2 * 0.002))
 
 
 def test_of_several_readings_of_a_task_the_largest_counts() -> None:
@@ -66,7 +73,7 @@ def test_sums_of_a_step_count_once_for_all_of_its_batches() -> None:
     a = metaop_of("t/a", 1, {2: 10.0})
     slices = [slice_of(a, (0, 1), (0, 1), 0.0)]
     costs = ProcessorCosts(s_per_byte=1e-6)
-    found = slice_stretches(costs, 2, slices, [10.0], {"t/a": a}, [], [((0, 1), 2 * MB)], 4)
+    found = slice_stretches(costs, 2, slices, [10.0], {"t/a": a}, [], [summed((0, 1), 2 * MB)], 4)
     assert found == pytest.approx((1.1,))
 
 
@@ -82,7 +89,7 @@ def test_planner_and_simulator_add_the_same_to_a_chain_over_two_devices() -> Non
     first, second = profile.metaops
     waves = [[slice_of(first, (0, 1), (0,), 0.0)], [slice_of(second, (0, 1), (1,), 3.0)]]
     plan = plan_of(profile, cluster, waves).model_copy(update={"processor": COSTS})
-    beside_s = 4 * 0.001 + 2 * (0.001 + 1e-9 * MB)
+    beside_s = 4 * (0.001 + 1e-9 * 16 / 2) + 2 * (0.001 + 1e-9 * MB)
     transfers_s = 2 * (10e-6 + MB / 5e9)
     assert simulate(plan).iteration_s == pytest.approx(6.0 + 2 * beside_s + transfers_s)
 
@@ -93,5 +100,5 @@ def test_a_plan_carries_the_costs_and_is_the_longer_for_them() -> None:
     slow = make_plan(profile.model_copy(update={"processor": COSTS}), cluster_of(1))
     assert slow.processor == COSTS
     assert slow.predicted.iteration_s == pytest.approx(quick.predicted.iteration_s + 8 * 0.01)
-    assert slow.predicted.transfer_s == pytest.approx(8 * 0.01)
+    assert (slow.predicted.transfer_s, slow.predicted.processor_s) == pytest.approx((0.0, 8 * 0.01))
     assert simulate(slow).iteration_s == pytest.approx(slow.predicted.iteration_s)

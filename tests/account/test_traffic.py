@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from math import lcm
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
+from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import CurvePoint
+from spindle_cli.account.update import optimizer_steps_s
+from spindle_cli.files.cluster import Link, Links
+from spindle_cli.plan.placing.predict import Prediction, predict
+from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.types import Plan, PlanMetaOp
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile
 from spindle_cli.program.link import link
-from spindle_cli.program.types import Kind
+from spindle_cli.program.types import ONCE_A_STEP, Kind
 from spindle_cli.simulate.run import simulate
 
 SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -22,25 +28,89 @@ SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChe
 @SOME
 @given(plans())
 def test_account_program_and_simulation_move_and_sum_the_same_bytes(plan: Plan) -> None:
+    """Over a step: each batch's messages, and once the sums, flags, norm and gathers."""
     account, program, simulation = traffic_of(plan), link(plan), simulate(plan)
     sent: Counter[tuple[int, int]] = Counter()
-    summing: dict[int, set[int]] = {}
+    taking_part: dict[tuple[Kind, int | None, int], set[int]] = {}
     for device, actions in program.actions.items():
         for action in actions:
             if action.transfer is not None and action.transfer.source == device:
-                sent[device, action.transfer.destination] += action.transfer.num_bytes
-            if action.kind is Kind.SUM and action.group is not None:
-                summing.setdefault(action.group, set()).add(device)
+                sent[device, action.transfer.destination] += plan.accumulate * action.transfer.num_bytes
+            elif action.kind in ONCE_A_STEP and action.communicator is not None:
+                key = (action.kind, action.group, action.communicator)
+                taking_part.setdefault(key, set()).add(device)
     passed: Counter[tuple[int, int]] = Counter()
     for passage in simulation.passages:
         passed[passage.source, passage.destination] += passage.num_bytes
     assert account.bytes_by_pair() == sent == passed
-    in_account = Counter((group.devices, group.num_bytes) for group in account.sums)
-    in_program = Counter(
-        (tuple(sorted(devices)), program.groups[index].num_bytes) for index, devices in summing.items()
+    in_account = Counter((each.kind.name, each.devices, each.num_bytes) for each in account.collectives)
+    in_simulation = Counter((done.kind.name, done.devices, done.num_bytes) for done in simulation.collected)
+    assert in_account == in_simulation
+    of_program = Counter((kind.name, tuple(sorted(devices))) for (kind, *_), devices in taking_part.items())
+    assert of_program == Counter((name, devices) for name, devices, _ in in_account.elements())
+
+
+@SOME
+@given(plans())
+def test_no_step_takes_longer_than_predicted_where_links_cost_nothing(plan: Plan) -> None:
+    """It may take less: by the prediction a slice's devices start together, and batches end before the next."""
+    free = Link(latency_us=0, bandwidth_gb_per_s=1e9)
+    links = Links(intra_node=free, inter_node=free)
+    plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"links": links})})
+    prediction, simulation = prediction_of(plan), simulate(plan)
+    assert (
+        max(simulation.busy_s) <= simulation.step_s <= plan.accumulate * prediction.iteration_s * (1 + 1e-6)
     )
-    in_simulation = Counter((done.devices, done.num_bytes) for done in simulation.sums)
-    assert in_account == in_program == in_simulation
+
+
+def prediction_of(plan: Plan) -> Prediction:
+    """What the planner predicts for a plan's slices."""
+    metaops = [
+        MetaOpProfile(**{name: getattr(metaop, name) for name in PlanMetaOp.model_fields})
+        for metaop in plan.metaops
+    ]
+    profile = profile_of(*metaops).model_copy(update=plan.training)
+    problem = make_problem(profile, plan.cluster)
+    memory = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    steps_s = optimizer_steps_s(memory, plan.optimizer_s_per_byte)
+    return predict(problem, plan.slices, traffic_of(plan), plan.predicted.compute_s, steps_s)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 5])
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("clips", [False, True])
+def test_prediction_and_simulation_of_a_step_agree_to_the_last_sum(
+    batches: int, sharded: bool, clips: bool
+) -> None:
+    """Two ops of 1 MiB in bfloat16, summed in float32 by two devices that also hand on an activation to a
+    third.
+    """
+    net = metaop_of("a/m", 2, {2: 3.0})
+    head = metaop_of("a/n", 1, {1: 3.0}, inputs=("a/m",))
+    profile = profile_of(net, head).model_copy(
+        update={
+            "accumulate": batches,
+            "optimizer_state_sharded": sharded,
+            "clips_gradients": clips,
+            "gradient_bytes_per_param": 2.0,
+            "optimizer_s_per_byte": 2.0**-22,
+        }
+    )
+    waves = [[slice_of(net, (0, 2), (0, 1), 0.0)], [slice_of(head, (0, 1), (2,), 6.0)]]
+    plan = plan_of(profile, cluster_of(3), waves)
+    prediction = prediction_of(plan)
+    latency_s, byte_s = 10e-6, 1 / 5e9
+    moved_s = 2 * (latency_s + 2**15 * byte_s)  # both halves of the activation over one port of device 2
+    # A reduce-scatter of 2 MiB and a gather of 1 MiB behind two flags, or an all-reduce of 2 MiB.
+    around_s = latency_s + 2**20 * byte_s
+    sums_s = around_s + latency_s + 2**19 * byte_s + 2 * (latency_s + byte_s) if sharded else 2 * around_s
+    if clips:
+        sums_s += 4 * (latency_s + 8 / 3 * byte_s)
+    step_s = 2**21 / (2 if sharded else 1) * 2.0**-22
+    assert prediction.transfer_s == pytest.approx(2 * moved_s)
+    assert prediction.gradient_sum_s == pytest.approx(sums_s / batches)
+    assert prediction.optimizer_s == pytest.approx(step_s / batches)
+    assert simulate(plan).iteration_s == pytest.approx(prediction.iteration_s, rel=2e-5)
 
 
 @SOME
@@ -81,7 +151,7 @@ def test_every_part_of_a_parameter_is_summed_once_over_all_who_hold_it(plan: Pla
     holders: dict[tuple[str, int, int], set[int]] = {}
     for piece in plan.slices:
         metaop = plan.by_name[piece.metaop]
-        for op in range(*piece.ops) if metaop.param_bytes_per_op else ():
+        for op in range(*piece.ops) if metaop.param_bytes_per_op * metaop.trainable_fraction else ():
             name = (metaop.parameters or metaop.name, op)
             for place, device in enumerate(piece.devices):
                 width = finest // piece.tp

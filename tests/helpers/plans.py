@@ -100,8 +100,7 @@ def plan_of(
         workload=profile.workload,
         profile=ProfileRef(sha256=profile.sha256()),
         cluster=cluster,
-        optimizer_state_per_param=profile.optimizer_state_per_param,
-        optimizer_state_sharded=profile.optimizer_state_sharded,
+        **profile.training,
         predicted=Predicted(
             iteration_s=end_s,
             compute_s=end_s,

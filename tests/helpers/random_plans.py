@@ -46,6 +46,7 @@ def metagraphs(draw: st.DrawFn) -> tuple[PlanMetaOp, ...]:
                 inputs_of_every_op=tuple(name for name in inputs if draw(st.booleans())),
                 parameters=draw(st.sampled_from([None, "shared", "other"])),
                 param_bytes_per_op=draw(st.sampled_from([0, 400_000, 4_000_000])),
+                trainable_fraction=draw(st.sampled_from([1.0, 1.0, 0.5, 0.0])),
                 activation_bytes_per_op=batch_size * 1000,
                 output_bytes=batch_size * 500,
                 inner_output_bytes=draw(st.sampled_from([None, batch_size * 1000])),
@@ -90,7 +91,22 @@ def plans(draw: st.DrawFn) -> Plan:
             first = last
         ended_s[metaop.name] = ready_s
         metaops.append(metaop.model_copy(update={"curve": _curve(degrees)}))
-    return _plan(cluster, tuple(metaops), sorted(slices, key=lambda piece: piece.start_s))
+    plan = _plan(cluster, tuple(metaops), sorted(slices, key=lambda piece: piece.start_s))
+    return plan.model_copy(update=draw(trainings()))
+
+
+@st.composite
+def trainings(draw: st.DrawFn) -> dict[str, object]:
+    """Numbers of the train settings: of float32 or bfloat16, in steps of 1 to 4 batches."""
+    is_wide = draw(st.booleans())
+    return {
+        "accumulate": draw(st.integers(1, 4)),
+        "optimizer_state_sharded": draw(st.booleans()),
+        "clips_gradients": draw(st.booleans()),
+        "gradient_bytes_per_param": 2.0 if is_wide else 1.0,
+        "update_bytes_per_param": 4.0 if is_wide else 0.0,
+        "optimizer_s_per_byte": draw(st.sampled_from([0.0, 1e-9])),
+    }
 
 
 def _degrees(batch_size: int, cluster: Cluster) -> list[tuple[int, int]]:

@@ -16,11 +16,11 @@ from spindle_cli.simulate.types import Simulation
 def simulated_timeline(
     plan: Plan, ahead_s: Mapping[int, float], lengths: Sequence[float] = (1.0,)
 ) -> MeasuredTimeline:
-    """Steps of the simulated iteration, one after another, each stretched to `lengths` of it.
+    """Steps of one simulated batch, one after another, each stretched to `lengths` of it.
 
     `ahead_s`: by how much devices' clocks are ahead of device 0's; the others agree with it.
     """
-    simulation = simulate(plan)
+    simulation = simulate(plan.model_copy(update={"accumulate": 1}))
     devices = range(plan.cluster.num_devices)
     ranks = [_rank(simulation, device, ahead_s.get(device, 0.0), lengths) for device in devices]
     offsets = [Offset(ahead_s.get(device, 0.0), 1e-5 * (device > 0)) for device in devices]

@@ -173,15 +173,16 @@ def test_a_step_of_several_batches_sums_and_updates_once_and_transfers_in_each()
 @pytest.mark.parametrize("batches", [1, 2, 3])
 def test_what_shared_optimizers_update_is_gathered_before_the_next_forward_pass(batches: int) -> None:
     """Two ops of 1 MiB on two devices: half of an all-reduce behind backward, of the first op's gradients;
-    the second op's hide behind its backward pass. In front, the first op's gather is waited for, and the
-    second's hides behind the first op's forward pass.
+    the second op's hide behind its backward pass; then two flags are told. In front, the first op's gather is
+    waited for, and the second's hides behind the first op's forward pass.
     """
     profile = profile_of(metaop_of("a/m", 2, {2: 3.0})).model_copy(
         update={"optimizer_state_sharded": True, "accumulate": batches}
     )
     problem = make_problem(profile, cluster_of(2))
     prediction = predicted(problem, Placed(draft_of(problem, (0, 0, 2, 2, 0.0)), ((0, 1),)), 6.0)
-    assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9) / batches)
+    flags_s = 2 * (10e-6 + 1 / 5e9)
+    assert prediction.gradient_sum_s == pytest.approx((2 * (10e-6 + 2**19 / 5e9) + flags_s) / batches)
 
 
 def test_gradients_come_back_to_each_device_of_a_split_share() -> None:
@@ -216,7 +217,8 @@ def test_messages_and_the_losses_sum_take_time_of_processors_that_send_them() ->
     problem = make_problem(profile.model_copy(update={"processor": costs}), cluster_of(2))
     draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 3.0))
     moved = predicted(problem, Placed(draft, ((0,), (1,))), 6.0)
-    assert moved.transfer_s == pytest.approx(2 * 0.006 + 2 * (10e-6 + 2**16 / 5e9))
+    assert moved.processor_s == pytest.approx(2 * 0.006)
+    assert moved.transfer_s == pytest.approx(2 * (10e-6 + 2**16 / 5e9))
 
 
 def split_metaop(name: str, op_s: float, *, dp: int, tp: int, **more: object) -> MetaOpProfile:

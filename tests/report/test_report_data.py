@@ -102,7 +102,7 @@ def test_the_timeline_is_the_whole_simulation(plan: Plan) -> None:
     computed_s = sum(
         (what.end_s - what.start_s) * sum(last - first + 1 for first, last in what.runs)
         for what in timeline.happenings
-        if what.kind in ("forward", "backward")
+        if what.kind in ("forward", "backward", "optimizer")
     )
     assert computed_s == pytest.approx(sum(simulation.busy_s), abs=1e-6)
     moved = sum(what.num_bytes for what in timeline.happenings if what.kind == "transfer")

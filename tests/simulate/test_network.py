@@ -77,7 +77,7 @@ def test_devices_behind_one_card_share_it_and_neighbours_behind_two_share_theirs
 def test_cards_of_a_node_share_what_a_sum_passes_on() -> None:
     """1 GB over 2 nodes of 4 devices: each node passes 1 GB on, a half on each of its two cards."""
     network = Network(cluster(nics=2, devices=4))
-    total = network.all_reduce(range(8), GB)
+    total = network.collective(range(8), GB, 2)
     cards = [use.demand for use in total.uses if use.port % 4 < 2]
     assert cards == [pytest.approx(0.5 * GB / total.left_s / (0.5 * GB))] * 8, "2 nodes, 2 cards, both ways"
 
@@ -85,7 +85,7 @@ def test_cards_of_a_node_share_what_a_sum_passes_on() -> None:
 def test_a_sum_and_a_transfer_share_the_cards_that_the_sum_uses() -> None:
     """The sum over both nodes passes 1 GB through the one card in 2 s; alone a transfer takes 2 s as well."""
     network = Network(cluster(nics=1))
-    total = network.all_reduce(range(4), GB)
+    total = network.collective(range(4), GB, 2)
     assert total.left_s == pytest.approx(all_reduce_s(GB, range(4), network.cluster))
     demand = max(use.demand for use in total.uses if use.port in (0, 1))
     assert demand == pytest.approx(GB / total.left_s / (0.5 * GB))
@@ -121,7 +121,7 @@ def test_small_messages_that_do_not_fill_a_port_go_side_by_side() -> None:
 def test_alone_a_sum_takes_what_the_formula_says_and_two_share() -> None:
     network = Network(cluster())
     alone_s = all_reduce_s(GB, (0, 1), network.cluster)
-    first, second = network.all_reduce((0, 1), GB), network.all_reduce((0, 1), GB)
+    first, second = network.collective((0, 1), GB, 2), network.collective((0, 1), GB, 2)
     ends = enter(network, 0.0, first)
     assert first.latency_s + ends[first] == pytest.approx(alone_s)
     ends = enter(network, 0.0, second)

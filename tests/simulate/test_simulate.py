@@ -110,7 +110,7 @@ def test_every_second_of_a_device_is_compute_or_wait_or_after_its_end(plan: Plan
     simulation = simulate(plan)
     for use in report_of("", simulation).devices:
         total_s = use.compute_s + use.waiting_s + use.done_early_s
-        assert total_s == pytest.approx(simulation.iteration_s)
+        assert total_s == pytest.approx(simulation.step_s)
         parts = sorted(
             (part.start_s, part.end_s)
             for part in (*simulation.spans, *simulation.waits)
@@ -123,13 +123,15 @@ def test_every_second_of_a_device_is_compute_or_wait_or_after_its_end(plan: Plan
 @given(plans())
 def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
     simulation = simulate(plan)
-    started_s = {(span.device, span.activity, span.piece): span.start_s for span in simulation.spans}
+    started_s: dict[tuple[int, Activity, int, int], float] = {}
+    for span in simulation.spans:
+        started_s.setdefault((span.device, span.activity, span.piece, span.batch), span.start_s)
     for passage in simulation.passages:
         activity = Activity.BACKWARD if passage.is_gradient else Activity.FORWARD
         taker = passage.producer if passage.is_gradient else passage.consumer
         assert passage.posted_s <= passage.start_s <= passage.end_s
-        assert started_s[passage.destination, activity, taker] >= passage.end_s
-    assert simulation.iteration_s >= max(simulation.busy_s)
+        assert started_s[passage.destination, activity, taker, passage.batch] >= passage.end_s
+    assert simulation.step_s >= max(simulation.busy_s)
 
 
 @settings(max_examples=60, deadline=None)

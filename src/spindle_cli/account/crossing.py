@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from spindle_cli.account.edges import edge_bytes, edges_between
 from spindle_cli.costs.memory import SliceShape, inner_bytes
 from spindle_cli.profile.types import MetaOp
 
@@ -15,11 +16,13 @@ class Crossings:
 
     def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -> None:
         self._slices = slices
-        self._by_name = by_name
         self._places: dict[int, dict[int, int]] = {}
-        self._sources: list[list[tuple[int, int | None]]] = []  # of each slice: (bytes, producer)
+        self._sources: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, producer)
         self._takers: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, consumer)
-        self._find()
+        for edge in edges_between(slices, by_name):
+            whole = edge_bytes(slices[edge.producer], edge, by_name)
+            self._sources[edge.consumer].append((whole, edge.producer))
+            self._takers[edge.producer].append((whole, edge.consumer))
 
     def received_by(self, index: int) -> list[float] | None:
         """Bytes that each device of a slice receives for it, in the order of its devices; None: nothing."""
@@ -39,34 +42,16 @@ class Crossings:
         """Whether another slice takes what a slice makes."""
         return bool(self._takers[index])
 
-    def _find(self) -> None:
-        ending_at: dict[tuple[str, int], int] = {}
-        last: dict[str, int] = {}
-        for index, piece in enumerate(self._slices):
-            ending_at[piece.metaop, piece.ops[1]] = index
-            known = last.get(piece.metaop)
-            if known is None or self._slices[known].ops[1] < piece.ops[1]:
-                last[piece.metaop] = index
-        for index, piece in enumerate(self._slices):
-            sources: list[tuple[int, int | None]] = []
-            for num_bytes, name in slice_inputs(piece, self._by_name):
-                own = name == piece.metaop
-                producer = ending_at.get((name, piece.ops[0])) if own else last.get(name)
-                sources.append((num_bytes, producer))
-                if producer is not None:
-                    self._takers[producer].append((num_bytes, index))
-            self._sources.append(sources)
-
-    def _missing(self, index: int, others: Sequence[tuple[int, int | None]]) -> list[float] | None:
+    def _missing(self, index: int, others: Sequence[tuple[int, int]]) -> list[float] | None:
         piece = self._slices[index]
         missing: list[float] | None = None
         for num_bytes, other in others:
-            has = None if other is None else self._holder(other, piece)
+            has = self._holder(other, piece)
             if has is _EVERYWHERE:
                 continue
             missing = missing or [0.0] * len(piece.devices)
             for position, device in enumerate(piece.devices):
-                if has is None or not has(device, position // piece.tp):
+                if not has(device, position // piece.tp):
                     missing[position] += num_bytes / piece.dp
         return missing
 

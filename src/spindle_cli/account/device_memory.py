@@ -138,8 +138,9 @@ def device_memory(
     """
     needs = _needs(metaops, slices, cluster, optimizer)
     peaks = {need: need.peak() for need in dict.fromkeys(needs)}
-    outside = outside_bytes(cluster, communicator_bytes)
-    return tuple(replace(peaks[need], outside_bytes=own) for need, own in zip(needs, outside, strict=True))
+    both = list(zip(needs, outside_bytes(cluster, communicator_bytes), strict=True))
+    found = {(need, own): replace(peaks[need], outside_bytes=own) for need, own in dict.fromkeys(both)}
+    return tuple(found[each] for each in both)
 
 
 def memory_by_pass(
@@ -184,7 +185,7 @@ def _needs(
             roles[device].append((index, position % piece.tp, *crossing))
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [tuple(role) for role in roles]
-    uses = ((index, use.block) for index, part in enumerate(parts) for op in part.uses for use in op)
+    uses = ((index, block) for index, part in enumerate(parts) for block in part.blocks)
     setting = Setting(
         parts=parts,
         holders=Holders(in_order, uses),
@@ -275,19 +276,17 @@ class _Account:
         num_ops = 0
         for index, shard, *_ in roles:
             part = self.setting.parts[index]
-            for position, uses in enumerate(part.uses):
-                for use in uses:
-                    there = held.get(use.block)
-                    if there is None:
-                        there = Held(use.num_bytes, use.trained_bytes, num_ops + position)
-                        held[use.block] = there
-                    else:
-                        there.num_bytes = max(there.num_bytes, use.num_bytes)
-                        there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
-                    if part.tp > 1 and use.block[2]:
-                        there.shards.add((shard / part.tp, (shard + 1) / part.tp))
-                    else:
-                        there.is_whole = True
+            for block, (num_bytes, trained_bytes, position) in part.blocks.items():
+                there = held.get(block)
+                if there is None:
+                    there = held[block] = Held(num_bytes, trained_bytes, num_ops + position)
+                else:
+                    there.num_bytes = max(there.num_bytes, num_bytes)
+                    there.trained_bytes = max(there.trained_bytes, trained_bytes)
+                if part.tp > 1 and block[2]:
+                    there.shards.add((shard / part.tp, (shard + 1) / part.tp))
+                else:
+                    there.is_whole = True
             num_ops += len(part.uses)
         for block, there in held.items():
             there.divide(self.setting.holders.of(block))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.types import Edge, PlacedPlan
-from spindle_cli.costs.memory import inner_bytes
+from spindle_cli.costs.memory import SliceShape, inner_bytes
+from spindle_cli.profile.types import MetaOp
 
 
 def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
@@ -19,31 +21,40 @@ def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
 
 
 def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:
+    """`edges_between` a plan's slices."""
+    return edges_between(plan.slices, plan.by_name)
+
+
+def edges_between(slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -> tuple[Edge, ...]:
     """Edges between slices, ordered by consumer, then producer.
 
     Inside a MetaOp from each slice to the next. Between MetaOps from the slice with the producer's last op to
     the slice with the consumer's first op; or to each of the consumer's slices, where every one of its ops
     takes that input.
     """
-    pieces: dict[str, list[int]] = {name: [] for name in plan.by_name}
-    for index, piece in enumerate(plan.slices):
+    pieces: dict[str, list[int]] = {name: [] for name in by_name}
+    for index, piece in enumerate(slices):
         pieces[piece.metaop].append(index)
     for indices in pieces.values():
-        indices.sort(key=lambda index: plan.slices[index].ops)
+        indices.sort(key=lambda index: slices[index].ops)
 
     edges: list[Edge] = []
-    for metaop in plan.by_name.values():
+    for metaop in by_name.values():
         own = pieces[metaop.name]
         edges.extend(Edge(producer, consumer, inner=True) for producer, consumer in pairwise(own))
         for name in metaop.inputs:
             consumers = own if name in metaop.inputs_of_every_op else own[:1]
-            edges.extend(Edge(pieces[name][-1], consumer, inner=False) for consumer in consumers)
+            edges.extend(
+                Edge(producer, consumer, inner=False)
+                for producer in pieces[name][-1:]
+                for consumer in consumers
+            )
     return tuple(sorted(edges, key=lambda edge: (edge.consumer, edge.producer)))
 
 
-def edge_bytes(plan: PlacedPlan, edge: Edge) -> int:
-    """Bytes that cross an edge for the whole batch, one way."""
-    metaop = plan.by_name[plan.slices[edge.producer].metaop]
+def edge_bytes(producer: SliceShape, edge: Edge, by_name: Mapping[str, MetaOp]) -> int:
+    """Bytes that cross an edge from its producer for the whole batch, one way."""
+    metaop = by_name[producer.metaop]
     return inner_bytes(metaop) if edge.inner else metaop.output_bytes
 
 

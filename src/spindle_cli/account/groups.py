@@ -26,8 +26,7 @@ WHOLE = " (whole)"
 
 
 class ParameterBlock(NamedTuple):
-    """Trained parameters that are always used together: a key, a block of it, and the bytes of their
-    gradients, unsplit.
+    """Trained parameters that are always used together: a key, a block of it, and their bytes, unsplit.
 
     `split`: whether tensor parallelism gives each device of a group its part of them; else all hold them
     whole.
@@ -63,13 +62,20 @@ def planned_parameters(metaops: Iterable[MetaOp]) -> dict[tuple[str, int], tuple
 
 
 def parameter_groups(
-    slices: Sequence[SliceShape], order: Sequence[int], uses: ParameterUses, cluster: Cluster
+    slices: Sequence[SliceShape],
+    order: Sequence[int],
+    uses: ParameterUses,
+    cluster: Cluster,
+    gradient_bytes_per_param: float,
 ) -> tuple[ParameterGroup, ...]:
     """Group all used parameters by the devices that hold them and by when their gradients are complete.
 
     Groups come in the order in which they are complete: in the backward pass of the first slice, in `order`,
     that uses them, from its last op to its first. What is complete one after the other on the same devices is
     summed together until it is worth a sum (`sum_bytes`).
+
+    Args:
+        gradient_bytes_per_param: bytes of gradients that are summed for each byte of parameters.
     """
     position = {index: place for place, index in enumerate(order)}
     holders = _Holders(slices, cluster)
@@ -83,7 +89,8 @@ def parameter_groups(
             when = (-position[first], -first_op)
             parts.append(_Part(when, fragment, list(names), share, dict(first_ops)))
     parts.sort(key=_when)
-    return tuple(part.group(index) for index, part in enumerate(_join_small(parts)))
+    width = gradient_bytes_per_param
+    return tuple(part.group(index, width) for index, part in enumerate(_join_small(parts, width)))
 
 
 def sum_bytes(devices: Sequence[int], cluster: Cluster) -> int:
@@ -155,6 +162,7 @@ class _Part:
     Attributes:
         when: it is complete, ascending in the order of the backward pass: less its first slice's position in
             the order, less the first op there.
+        num_bytes: of its parameters.
         first_ops: of each slice that adds to it, the first op that does.
     """
 
@@ -172,14 +180,15 @@ class _Part:
         for index, op in later.first_ops.items():
             self.first_ops[index] = min(op, self.first_ops.get(index, op))
 
-    def group(self, index: int) -> ParameterGroup:
-        """The finished group."""
+    def group(self, index: int, width: float) -> ParameterGroup:
+        """The finished group; `width`: bytes of gradients for each of parameters."""
         slices = tuple(sorted(self.first_ops))
         return ParameterGroup(
             index=index,
             devices=self.fragment.devices,
             blocks=tuple(self.blocks),
-            num_bytes=self.num_bytes,
+            num_bytes=round(width * self.num_bytes),
+            parameter_bytes=self.num_bytes,
             slices=slices,
             first_ops=tuple(self.first_ops[slice_] for slice_ in slices),
             fragment=(self.fragment.index, self.fragment.count),
@@ -224,7 +233,7 @@ class _Holders:
         return self._fragments[key]
 
 
-def _join_small(parts: Sequence[_Part]) -> list[_Part]:
+def _join_small(parts: Sequence[_Part], width: float) -> list[_Part]:
     """Join each part that is too small with the next ones of the same devices; it then waits for the last."""
     joined: list[_Part] = []
     waiting: dict[_Fragment, _Part] = {}
@@ -234,7 +243,7 @@ def _join_small(parts: Sequence[_Part]) -> list[_Part]:
             waiting[part.fragment] = open_part = part
         else:
             open_part.join(part)
-        if open_part.num_bytes >= part.fragment.worth:
+        if width * open_part.num_bytes >= part.fragment.worth:
             joined.append(waiting.pop(part.fragment))
     joined.extend(waiting.values())
     joined.sort(key=_when)

@@ -25,6 +25,7 @@ class Part:
     """What a slice takes of each of its devices."""
 
     __slots__ = (
+        "blocks",
         "dp",
         "fields",
         "handed",
@@ -56,6 +57,12 @@ class Part:
         self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
         self.taken_at_once = sum(taken.values())
         self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
+        # Of each block that its ops use: bytes, trained bytes, and which op is the first.
+        self.blocks: dict[Block, tuple[float, float, int]] = {}
+        for position, uses in enumerate(self.uses):
+            for use in uses:
+                size, trained, at = self.blocks.get(use.block, (0.0, 0.0, position))
+                self.blocks[use.block] = max(size, use.num_bytes), max(trained, use.trained_bytes), at
 
     def ops_from_last(self) -> Iterable[tuple[int, OpNeeds]]:
         """(position in the slice, what it needs) of each op, the last one first."""
@@ -207,8 +214,10 @@ class Iteration:
 
     def _backward_bytes(self, needs: OpNeeds, uses: Sequence[BlockUse]) -> float:
         """Of an op, with the gradients that it makes: those of parameters that the device alone holds."""
-        trained = sum(self._held[use.block].share * use.trained_bytes for use in uses)
         made = sum(self._held[use.block].own_bytes for use in uses if use.block not in self._made)
+        if not made:
+            return needs.backward
+        trained = sum(self._held[use.block].share * use.trained_bytes for use in uses)
         new = made / trained if trained else 0.0
         return needs.backward + new * (needs.first_backward - needs.backward)
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from spindle_cli.account.types import Together
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.profile.types import MetaOp
 
-# A sum of gradients over n devices is a reduce-scatter and an all-gather, each of which has every device send
-# to n - 1 others and receive from as many.
-_ENDS_PER_PARTNER = 4
+# In a round of n devices, such as a reduce-scatter, each sends to n - 1 others and receives from as many.
+_ENDS_PER_PARTNER = 2
 
 
 class ProcessorSeconds(Protocol):
@@ -30,27 +30,24 @@ class ProcessorSeconds(Protocol):
 
 
 class ProcessorTime:
-    """What an iteration takes of each device beside its slices, added up one thing at a time.
-
-    Every iteration sums the losses over all devices.
-    """
+    """What an iteration takes of each device beside its slices, added up one thing at a time."""
 
     def __init__(self, costs: ProcessorSeconds, num_devices: int) -> None:
         self._costs = costs
         self._seconds = [0.0] * num_devices
         self._read: dict[tuple[int, str], float] = {}
-        self.sum(range(num_devices), 0)
 
     def message(self, source: int, destination: int, num_bytes: float) -> None:
         """A message from one device to another."""
         for device in (source, destination):
             self._seconds[device] += self._costs.message_s + num_bytes * self._costs.s_per_byte
 
-    def sum(self, devices: Sequence[int], num_bytes: float, times: float = 1.0) -> None:
-        """So many sums of what each of the devices has; of one there is none."""
-        ends = times * _ENDS_PER_PARTNER * (len(devices) - 1)
-        for device in devices:
-            moved = ends * num_bytes / len(devices)
+    def together(self, collective: Together, times: float = 1.0) -> None:
+        """A collective, so many times; one device alone has nothing to do."""
+        count = len(collective.devices)
+        ends = times * collective.rounds * _ENDS_PER_PARTNER * (count - 1)
+        moved = ends * collective.num_bytes / count
+        for device in collective.devices:
             self._seconds[device] += ends * self._costs.message_s + moved * self._costs.s_per_byte
 
     def read(self, device: int, task: str, samples: float) -> None:
@@ -89,7 +86,7 @@ def slice_stretches(
     computes_s: Sequence[float],
     by_name: Mapping[str, MetaOp],
     messages: Iterable[tuple[int, int, float]],
-    sums: Iterable[tuple[Sequence[int], float]],
+    collectives: Iterable[Together],
     batches: int = 1,
 ) -> tuple[float, ...]:
     """How many times as long each slice takes as its curve says, on average over the batches of a step.
@@ -97,16 +94,16 @@ def slice_stretches(
     Args:
         computes_s: seconds of each slice, forward and backward, by its curve.
         messages: (source, destination, bytes) of all that moves in a batch, forward and back.
-        sums: (devices, bytes that each brings) of the gradient sums.
-        batches: of a step; there are sums in the last alone.
+        collectives: of a step.
+        batches: of a step.
     """
     if costs_nothing(costs):
         return (1.0,) * len(slices)
     beside = ProcessorTime(costs, num_devices)
     for source, destination, num_bytes in messages:
         beside.message(source, destination, num_bytes)
-    for devices, num_bytes in sums:
-        beside.sum(devices, num_bytes, 1 / batches)
+    for collective in collectives:
+        beside.together(collective, 1 / batches)
     for piece in slices:
         metaop = by_name[piece.metaop]
         if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):

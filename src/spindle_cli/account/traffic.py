@@ -1,22 +1,24 @@
 """Everything that a plan moves between devices: who sends what to whom, and what is summed over whom.
 
 In every batch the activations go forward over the edges, and their gradients back. Once in a step, with its
-last batch, the gradients of each parameter group are summed; where its devices share the optimizer's state
-(ZeRO-1), each takes its part of the sum alone, and the parts that it has updated are gathered before the next
-batch uses them.
+last batch, the losses are summed, and the gradients of each parameter group; where its devices share the
+optimizer's state (ZeRO-1), each takes its part of the sum alone, and the parts that it has updated are
+gathered before the next batch uses them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
+from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.edges import edge_bytes, execution_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.account.rows import Layout, crossing
-from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan
+from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Together
 
 
 class Message(NamedTuple):
@@ -41,13 +43,15 @@ class Traffic:
     """All that moves in a step.
 
     Attributes:
+        plan: whose it is.
         layouts: who holds which samples, of each slice.
         edges: which slice takes whose output.
-        activations, gradients: of each edge, forward and back.
+        activations, gradients: of each edge, forward and back, in each of the step's batches.
         groups: parameters that are summed together, in the order of their sums; those that one device alone
             holds too.
     """
 
+    plan: PlacedPlan
     layouts: tuple[Layout, ...]
     edges: tuple[Edge, ...]
     activations: tuple[Exchange, ...]
@@ -59,12 +63,23 @@ class Traffic:
         """The groups that several devices hold."""
         return tuple(group for group in self.groups if len(group.devices) > 1)
 
+    @cached_property
+    def collectives(self) -> tuple[Together, ...]:
+        """What devices do together once in a step."""
+        plan = self.plan
+        return collectives_of_step(
+            plan, self.groups, sharded=plan.optimizer_state_sharded, clips=plan.clips_gradients
+        )
+
+    def messages(self) -> Iterator[Message]:
+        """Of one batch, forward and back."""
+        return (message for exchange in (*self.activations, *self.gradients) for message in exchange.messages)
+
     def bytes_by_pair(self) -> Counter[tuple[int, int]]:
-        """Bytes that each (source, destination) moves in one batch, forward and back."""
+        """Bytes that each (source, destination) moves in a step, forward and back."""
         total: Counter[tuple[int, int]] = Counter()
-        for exchange in (*self.activations, *self.gradients):
-            for source, destination, num_bytes in exchange.messages:
-                total[source, destination] += num_bytes
+        for source, destination, num_bytes in self.messages():
+            total[source, destination] += num_bytes * self.plan.accumulate
         return total
 
 
@@ -77,18 +92,20 @@ def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Tra
     """
     layouts, edges = slice_layouts(plan), slice_edges(plan)
     uses = planned_parameters(plan.by_name.values()) if parameters is None else parameters
+    order = execution_order(plan, edges)
     return Traffic(
+        plan=plan,
         layouts=layouts,
         edges=edges,
         activations=tuple(_exchange(plan, layouts, edge, is_gradient=False) for edge in edges),
         gradients=tuple(_exchange(plan, layouts, edge, is_gradient=True) for edge in edges),
-        groups=parameter_groups(plan.slices, execution_order(plan, edges), uses, plan.cluster),
+        groups=parameter_groups(plan.slices, order, uses, plan.cluster, plan.gradient_bytes_per_param),
     )
 
 
 def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:
     sender, taker = (edge.consumer, edge.producer) if is_gradient else (edge.producer, edge.consumer)
-    whole = edge_bytes(plan, edge)
+    whole = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
     batch_size = layouts[edge.producer].batch_size
     messages = tuple(
         Message(chunk.source, chunk.destination, whole * (chunk.last - chunk.first) // batch_size)

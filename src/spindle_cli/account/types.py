@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Protocol
 
 from spindle_cli.costs.memory import SliceShape
@@ -11,7 +12,20 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 
 
-class PlacedPlan(Protocol):
+class StepNumbers(Protocol):
+    """What of the train settings changes what a step moves; `Profile` and `Plan` have it."""
+
+    @property
+    def accumulate(self) -> int: ...
+    @property
+    def gradient_bytes_per_param(self) -> float: ...
+    @property
+    def optimizer_state_sharded(self) -> bool: ...
+    @property
+    def clips_gradients(self) -> bool: ...
+
+
+class PlacedPlan(StepNumbers, Protocol):
     """What is needed of a plan; `plan.types.Plan` has it, and the planner's drafts once they are placed.
 
     `slices` are in the order in which they start; everything else names them by their index in it.
@@ -48,6 +62,7 @@ class ParameterGroup:
         devices: ascending.
         blocks: (parameters key, block) pairs.
         num_bytes: of the gradients that each device brings to the sum.
+        parameter_bytes: of the parameters themselves, which a gather hands on.
         slices: indices of the slices whose backward adds to these gradients, ascending.
         first_ops: of each of `slices`, the first op that uses these parameters: with its backward the
             slice has added all that it does.
@@ -60,6 +75,36 @@ class ParameterGroup:
     devices: tuple[int, ...]
     blocks: tuple[tuple[str, int], ...]
     num_bytes: int
+    parameter_bytes: int
     slices: tuple[int, ...]
     first_ops: tuple[int, ...]
     fragment: tuple[int, int] = (0, 1)
+
+
+class Collective(StrEnum):
+    """What several devices do together once in a step."""
+
+    LOSSES = "losses"  # sum the tasks' losses over all devices
+    SUM = "sum"  # sum the gradients of a parameter group, each for its own part where they share the state
+    FLAGS = "flags"  # tell which parameters of shared optimizer state any device has reached
+    NORM = "norm"  # sum the gradients' norm over all devices
+    GATHER = "gather"  # hand on the parameters of a group, of which each device has updated a part
+
+
+@dataclass(frozen=True)
+class Together:
+    """A collective of a step.
+
+    Attributes:
+        devices: that take part, ascending.
+        num_bytes: that each brings to a sum, or has in the end of a gather.
+        rounds: times that the bytes go around: 2 where each device gets all of a sum, 1 for a part of it, and
+            for a gather.
+        group: index of the parameter group (SUM, GATHER).
+    """
+
+    kind: Collective
+    devices: tuple[int, ...]
+    num_bytes: int
+    rounds: int
+    group: int | None = None

@@ -82,6 +82,12 @@ def spread_all_gather_s(num_bytes: float, spread: Sequence[int], cluster: Cluste
     return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
 
 
+def spread_collective_s(num_bytes: float, spread: Sequence[int], rounds: int, cluster: Cluster) -> float:
+    """Seconds of a collective whose bytes go around once (scatter, gather) or twice (a sum that all get)."""
+    formula = spread_all_reduce_s if rounds == 2 else spread_all_gather_s
+    return formula(num_bytes, spread, cluster)
+
+
 class _Shape:
     """How a set of devices lies on the nodes."""
 

@@ -83,6 +83,7 @@ def make_plan(
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         memory_formula=MEMORY_FORMULA,
         transfer_s=best.prediction.transfer_s,
+        processor_s=best.prediction.processor_s,
         gradient_sum_s=best.prediction.gradient_sum_s,
         optimizer_s=best.prediction.optimizer_s,
     )

@@ -50,6 +50,7 @@ class PlanReport(Artifact):
             f"  iteration   {format_seconds(predicted.iteration_s)}",
             f"    compute   {format_seconds(predicted.compute_s)}, {self.gap:.1%} above the lower bound",
             f"    transfers {format_seconds(predicted.transfer_s)}",
+            *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
             f"    sums      {format_seconds(predicted.gradient_sum_s)}",
             f"    optimizer {format_seconds(predicted.optimizer_s)}",
             f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",

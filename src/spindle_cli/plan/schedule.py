@@ -74,8 +74,21 @@ class PlacedSlices:
     slices: tuple[Slice, ...]
     by_name: Mapping[str, MetaOpProfile]
     cluster: Cluster
+    accumulate: int
+    gradient_bytes_per_param: float
+    optimizer_state_sharded: bool
+    clips_gradients: bool
 
 
 def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:
     """Some slices of a problem."""
-    return PlacedSlices(slices, problem.profile.by_name, problem.cluster)
+    profile = problem.profile
+    return PlacedSlices(
+        slices,
+        profile.by_name,
+        problem.cluster,
+        profile.accumulate,
+        profile.gradient_bytes_per_param,
+        profile.optimizer_state_sharded,
+        profile.clips_gradients,
+    )

@@ -127,6 +127,7 @@ class Predicted(Model):
     peak_memory_bytes: tuple[Bytes, ...]
     memory_formula: Annotated[int, Field(ge=1)] = 1  # of account/device_memory.py, behind peak_memory_bytes
     transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
+    processor_s: Seconds = 0.0  # by what communication and reading take of the processors that compute
     gradient_sum_s: Seconds = 0.0  # the same for gradient sums
     optimizer_s: Seconds = 0.0  # added by the optimizer's step
 

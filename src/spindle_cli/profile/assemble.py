@@ -90,6 +90,7 @@ def assemble(
         optimizer_state_sharded=train.shards_optimizer_state,
         update_bytes_per_param=train.update_bytes_per_param,
         gradient_bytes_per_param=train.gradient_bytes_per_param,
+        clips_gradients=train.clip_norm is not None,
         accumulate=train.accumulate,
         optimizer_s_per_byte=optimizer_s_per_byte,
         processor=processor or ProcessorCosts(),

@@ -333,6 +333,8 @@ class TrainedArtifact(Artifact):
     update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
     # bytes of gradients for each byte of the trained parameters (2.0: bfloat16's, added up in float32)
     gradient_bytes_per_param: Annotated[float, Field(ge=0)] = 1.0
+    # the gradients of all parameters together are scaled down to a norm before the update
+    clips_gradients: bool = False
     # batches of every task in one step, whose gradients are added up
     accumulate: Annotated[int, Field(ge=1)] = 1
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates

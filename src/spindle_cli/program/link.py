@@ -40,7 +40,7 @@ def link(
             same. Without them, what the plan says (`planned_parameters`).
         settings: of the training; without them, what the plan knows of it.
     """
-    settings = settings or StepSettings(sharded=plan.optimizer_state_sharded)
+    settings = settings or StepSettings(plan.optimizer_state_sharded, plan.clips_gradients)
     layouts = slice_layouts(plan)
     edges = slice_edges(plan)
     order = execution_order(plan, edges)
@@ -48,7 +48,8 @@ def link(
     computes = _computes(plan, order)
     transfers = plan_transfers(plan, layouts, edges, clock, computes)
     uses = planned_parameters(plan.metaops) if parameters is None else parameters
-    groups = _in_order(parameter_groups(plan.slices, order, uses, plan.cluster), clock)
+    width = plan.gradient_bytes_per_param
+    groups = _in_order(parameter_groups(plan.slices, order, uses, plan.cluster, width), clock)
     communicators = find_communicators(
         plan.cluster.num_devices, [timed.transfer for timed in transfers], groups, layouts
     )

@@ -81,7 +81,7 @@ def _of_edge(plan: Plan, layouts: tuple[Layout, ...], edge: Edge, *, is_gradient
         return []  # every device keeps its own rows
     if is_gradient:
         source, destination = destination, source
-    whole_bytes = edge_bytes(plan, edge)
+    whole_bytes = edge_bytes(plan.slices[edge.producer], edge, plan.by_name)
     return [
         Transfer(
             key=0,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
+from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.types import Edge, ParameterGroup
+from spindle_cli.account.types import Edge, ParameterGroup, Together
 from spindle_cli.plan.types import Plan, Slice
 
 
@@ -144,3 +146,10 @@ class Program:
     communicators: tuple[Communicator, ...]
     settings: StepSettings
     actions: dict[int, tuple[Action, ...]]
+
+    @cached_property
+    def collectives(self) -> tuple[Together, ...]:
+        """What devices do together once in a step, with its bytes."""
+        return collectives_of_step(
+            self.plan, self.groups, sharded=self.settings.sharded, clips=self.settings.clips
+        )

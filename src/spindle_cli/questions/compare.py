@@ -27,6 +27,7 @@ class StrategyOutcome(Model):
     iteration_s: float | None = None
     compute_s: float | None = None
     transfer_s: float | None = None
+    processor_s: float | None = None
     gradient_sum_s: float | None = None
     optimizer_s: float | None = None
     over_bound: float | None = None
@@ -88,6 +89,7 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
         iteration_s=predicted.iteration_s,
         compute_s=predicted.compute_s,
         transfer_s=predicted.transfer_s,
+        processor_s=predicted.processor_s,
         gradient_sum_s=predicted.gradient_sum_s,
         optimizer_s=predicted.optimizer_s,
         over_bound=predicted.compute_s / predicted.lower_bound_s - 1,
@@ -113,6 +115,7 @@ def comparison_table(comparison: Comparison) -> Table:
         "compute",
         "above bound",
         "transfers",
+        "processor",
         "sums",
         "optimizer",
         "memory",
@@ -126,13 +129,14 @@ def comparison_table(comparison: Comparison) -> Table:
 
 def _cells(row: StrategyOutcome) -> tuple[str, ...]:
     if row.iteration_s is None:
-        return ("no plan", *("" for _ in range(8)))
+        return ("no plan", *("" for _ in range(9)))
     return (
         format_seconds(row.iteration_s),
         "" if row.speedup is None else f"{row.speedup:.2f}x",
         format_seconds(row.compute_s or 0.0),
         f"{row.over_bound or 0.0:.1%}",
         format_seconds(row.transfer_s or 0.0),
+        format_seconds(row.processor_s or 0.0),
         format_seconds(row.gradient_sum_s or 0.0),
         format_seconds(row.optimizer_s or 0.0),
         format_bytes(row.peak_memory_bytes or 0),

@@ -73,6 +73,7 @@ def _figures(before: Plan, after: Plan) -> tuple[Figure, ...]:
         figure("compute", "s", old.compute_s, new.compute_s),
         figure("lower bound", "s", old.lower_bound_s, new.lower_bound_s),
         figure("transfers", "s", old.transfer_s, new.transfer_s),
+        figure("processor", "s", old.processor_s, new.processor_s),
         figure("gradient sums", "s", old.gradient_sum_s, new.gradient_sum_s),
         figure("optimizer", "s", old.optimizer_s, new.optimizer_s),
         figure(

@@ -37,6 +37,7 @@ class Explanation(Artifact):
     compute_s: float
     lower_bound_s: float
     transfer_s: float
+    processor_s: float = 0.0
     gradient_sum_s: float
     optimizer_s: float
     idle: Idle
@@ -68,6 +69,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         compute_s=predicted.compute_s,
         lower_bound_s=predicted.lower_bound_s,
         transfer_s=predicted.transfer_s,
+        processor_s=predicted.processor_s,
         gradient_sum_s=predicted.gradient_sum_s,
         optimizer_s=predicted.optimizer_s,
         idle=Idle(device_s=max(0.0, total_s - busy_s), share=max(0.0, 1 - busy_s / total_s)),

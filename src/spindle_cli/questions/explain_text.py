@@ -25,7 +25,8 @@ def headline(explanation: Explanation) -> str:
     return (
         f"{e.plan}: strategy {e.strategy} on {counted(e.num_devices, 'device')}\n"
         f"iteration {format_seconds(e.iteration_s)} = schedule {format_seconds(e.compute_s)} + transfers "
-        f"{format_seconds(e.transfer_s)} + gradient sums {format_seconds(e.gradient_sum_s)} "
+        f"{format_seconds(e.transfer_s)} + processor {format_seconds(e.processor_s)} "
+        f"+ gradient sums {format_seconds(e.gradient_sum_s)} "
         f"+ optimizer {format_seconds(e.optimizer_s)}\n"
         f"the schedule is {over:.1%} above the lower bound {format_seconds(e.lower_bound_s)}; "
         f"devices are idle for {e.idle.share:.1%} of it"

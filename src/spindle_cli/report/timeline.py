@@ -1,4 +1,4 @@
-"""The simulated iteration for the report: what happens at the same moment to several devices is told once."""
+"""The simulated step for the report: what happens at the same moment to several devices is told once."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from spindle_cli.account.types import Collective
 from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.types import DeviceUse, Happening, Timeline, WaitTotal
 from spindle_cli.simulate.simulation_report import SimulationReport, report_of
 from spindle_cli.simulate.types import (
     Activity,
     Cause,
-    GroupSum,
+    Collected,
     OptimizerStep,
     Passage,
     Simulation,
@@ -25,12 +26,13 @@ MAX_WAITS = 12
 # Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
 DECIMALS = 9
 
-_CauseName = Literal["activation", "gradient", "partner", "sum"]
+_CauseName = Literal["activation", "gradient", "partner", "sum", "gather"]
 _CAUSES: dict[Cause, _CauseName] = {
     Cause.ACTIVATION: "activation",
     Cause.GRADIENT: "gradient",
     Cause.PARTNER: "partner",
     Cause.SUM: "sum",
+    Cause.GATHER: "gather",
 }
 
 
@@ -44,10 +46,11 @@ class _Merged:
 
 
 def timeline_of(simulation: Simulation) -> Timeline:
-    """Everything that happens in a simulated iteration, in the order in which it is drawn."""
+    """Everything that happens in a simulated step, in the order in which it is drawn."""
     report = report_of("", simulation)
     return Timeline(
-        iteration_s=simulation.iteration_s,
+        iteration_s=simulation.step_s,
+        batches=simulation.plan.accumulate,
         mean_use=report.mean_utilisation,
         transferred_bytes=report.transferred_bytes,
         happenings=(
@@ -62,7 +65,7 @@ def timeline_of(simulation: Simulation) -> Timeline:
     )
 
 
-def _moments(lasting: Span | Passage | GroupSum | Wait | OptimizerStep) -> tuple[float, float]:
+def _moments(lasting: Span | Passage | Collected | Wait | OptimizerStep) -> tuple[float, float]:
     return round(lasting.start_s, DECIMALS), round(lasting.end_s, DECIMALS)
 
 
@@ -112,10 +115,12 @@ def _transfers(simulation: Simulation) -> Iterator[Happening]:
 
 
 def _sums(simulation: Simulation) -> Iterator[Happening]:
-    for done in simulation.sums:
+    for done in simulation.collected:
+        if done.kind not in (Collective.SUM, Collective.GATHER):
+            continue
         start_s, end_s = _moments(done)
         yield Happening(
-            kind="sum",
+            kind="sum" if done.kind is Collective.SUM else "gather",
             start_s=start_s,
             end_s=end_s,
             runs=runs_of(done.devices),

@@ -96,7 +96,7 @@ class Happening(Sparse):
     runs: tuple[DeviceRun, ...]
     slice: int | None = None
     source_slice: int | None = None
-    cause: Literal["activation", "gradient", "partner", "sum", "losses", "norm"] | None = None
+    cause: Literal["activation", "gradient", "partner", "sum", "gather", "losses", "norm"] | None = None
     is_gradient: bool = False
     num_bytes: int = 0
     count: int = 1
@@ -119,15 +119,19 @@ class WaitTotal(Model):
 
     waiter: str | None
     source: str | None
-    cause: Literal["activation", "gradient", "partner", "sum"]
+    cause: Literal["activation", "gradient", "partner", "sum", "gather"]
     device_s: float
     moving_share: float
 
 
 class Timeline(Model):
-    """One simulated iteration. `use` covers every device; `waits` are the largest, most first."""
+    """One simulated step, `iteration_s` long, of so many `batches`.
+
+    `use` covers every device; `waits` are the largest, most first.
+    """
 
     iteration_s: float
+    batches: int = 1
     mean_use: float
     transferred_bytes: int
     happenings: tuple[Happening, ...]

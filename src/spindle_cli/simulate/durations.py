@@ -41,7 +41,7 @@ def slice_durations(program: Program) -> tuple[Duration, ...]:
             for action in actions
             if (transfer := action.transfer) is not None and action.kind in (Kind.SEND, Kind.SEND_GRAD)
         ),
-        ((group.devices, group.num_bytes) for group in program.groups),
+        program.collectives,
         plan.accumulate,
     )
     return tuple(

@@ -1,7 +1,8 @@
 """Every device runs its program: posts at once, computes one after another, waits for what it takes.
 
 Nothing here comes from the plan's schedule: a slice starts when its device gets to it and all it takes has
-arrived.
+arrived. A step takes the program once for each of its batches; what belongs to the step alone comes with the
+last one. It is one of many like it: it begins with the gathers of the one before.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from spindle_cli.program.types import Action, Kind, Program, Transfer
+from spindle_cli.account.types import Collective, Together
+from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, Action, Kind, Program, Transfer
 from spindle_cli.simulate.clock import Clock
 from spindle_cli.simulate.durations import slice_durations, step_durations
+from spindle_cli.simulate.gathers import AwaitedOps
 from spindle_cli.simulate.ledger import Ledger
 from spindle_cli.simulate.traffic import Traffic
 from spindle_cli.simulate.types import (
     Activity,
     Cause,
-    GroupSum,
+    Collected,
     OptimizerStep,
     Passage,
     Simulation,
@@ -26,65 +29,102 @@ from spindle_cli.simulate.types import (
 )
 
 _Compute = tuple[Kind, int]  # F or B, and the slice
-# Small, or counted with what they belong to: a sum's time is that of its scatter and its gather.
-_NOT_TIMED = (Kind.LOSSES, Kind.FLAGS, Kind.NORM, Kind.GATHER)
+_COLLECTIVES = {
+    Kind.LOSSES: Collective.LOSSES,
+    Kind.SUM: Collective.SUM,
+    Kind.FLAGS: Collective.FLAGS,
+    Kind.NORM: Collective.NORM,
+    Kind.GATHER: Collective.GATHER,
+}
 
 
 @dataclass(slots=True)
 class _Device:
-    """A device at a step of its program.
+    """A device at a place of its step.
 
-    `missing`: transfers that each compute still waits for. `begun`: sums that begin during the backward slice
-    that runs. `open_sums`: begun and not ended.
+    Attributes:
+        batches: the actions of each batch.
+        batch, place: where it is.
+        missing: transfers that each compute of the batch still waits for.
+        begun: sums that begin during the backward slice that runs.
+        open: collectives of this step that are posted and not ended.
+        paused_at: the slice whose forward pass waits for parameters, and from which op on.
     """
 
     number: int
-    actions: tuple[Action, ...]
-    step: int = 0
+    batches: tuple[tuple[Action, ...], ...]
+    batch: int = 0
+    place: int = 0
     missing: dict[_Compute, int] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
-    open_sums: int = 0
+    open: int = 0
     waiting_since: float | None = None
+    paused_at: tuple[int, int] | None = None
+
+    @property
+    def action(self) -> Action | None:
+        """What comes next; None at the end."""
+        actions = self.batches[self.batch]
+        return actions[self.place] if self.place < len(actions) else None
+
+    def begin(self, batch: int) -> None:
+        """Come to a batch, or where it has nothing to do in it to the next; of what that takes nothing is
+        there.
+        """
+        while not self.batches[batch] and batch + 1 < len(self.batches):
+            batch += 1
+        self.batch, self.place = batch, 0
+        self.missing.clear()
+        for action in self.batches[batch]:
+            if action.kind in RECEIVES and action.transfer is not None:
+                compute = _taker(action.transfer)
+                self.missing[compute] = self.missing.get(compute, 0) + 1
 
 
 class Engine:
-    """One iteration of a program; to be run once."""
+    """One step of a program; to be run once."""
 
     def __init__(self, program: Program) -> None:
+        plan = program.plan
         self._program = program
         self._clock = Clock()
-        self._traffic = Traffic(program, self._clock, self._arrived, self._summed)
-        self._ledger = Ledger(program.plan)
+        self._traffic = Traffic(plan.cluster, self._clock, self._arrived, self._ended)
+        self._together = {(each.kind, each.group, each.devices): each for each in program.collectives}
+        self._awaited = AwaitedOps(program)
+        self._ledger = Ledger(plan)
         self._durations = slice_durations(program)
-        self._step_s = step_durations(program.plan)
-        self._devices = [_Device(number, program.actions[number]) for number in sorted(program.actions)]
+        self._step_s = step_durations(plan)
+        self._devices = [
+            _Device(number, _batches(program.actions[number], plan.accumulate))
+            for number in sorted(program.actions)
+        ]
         self._gathered: dict[tuple[Kind, int, int], list[tuple[_Device, float]]] = {}
         self._spans: list[Span] = []
         self._waits: list[Wait] = []
         self._steps: list[OptimizerStep] = []
-        for device in self._devices:
-            for action in device.actions:
-                if action.kind in (Kind.RECV, Kind.RECV_GRAD) and action.transfer is not None:
-                    compute = _taker(action.transfer)
-                    device.missing[compute] = device.missing.get(compute, 0) + 1
 
     def run(self) -> Simulation:
         """From the first action to the last."""
         for device in self._devices:
+            for action in self._program.actions[device.number]:
+                if action.kind is Kind.GATHER:
+                    self._post(device, action)
+        for device in self._devices:
+            device.begin(0)
             self._advance(device)
         while events := self._clock.next_moment():
             for event in events:
                 event()
             self._traffic.settle()
-        assert all(device.step == len(device.actions) for device in self._devices), "proved programs end"
+        assert all(device.action is None for device in self._devices), "proved programs end"
         return Simulation(
             plan=self._program.plan,
-            iteration_s=self._clock.now_s,
+            step_s=self._clock.now_s,
             spans=tuple(sorted(self._spans, key=lambda span: (span.start_s, span.device))),
             passages=tuple(
                 sorted(self._traffic.passages, key=lambda passage: (passage.start_s, passage.key))
             ),
-            sums=tuple(sorted(self._traffic.sums, key=lambda done: (done.start_s, done.group))),
+            collected=tuple(sorted(self._traffic.collected, key=lambda done: (done.start_s, done.devices))),
             waits=tuple(sorted(self._waits, key=lambda wait: (wait.start_s, wait.device))),
             steps=tuple(sorted(self._steps, key=lambda step: step.device)),
             memory=self._ledger.steps(),
@@ -92,27 +132,47 @@ class Engine:
 
     def _advance(self, device: _Device) -> None:
         """Run a device until it computes, waits, or is done."""
-        while device.step < len(device.actions):
-            action = device.actions[device.step]
+        while (action := device.action) is not None:
             if action.transfer is not None:
-                self._traffic.post(action.transfer)
+                self._traffic.post(device.number, action.transfer)
             elif action.kind is Kind.SUM:
                 assert action.group in device.begun, "a SUM begins during the backward slice before it"
                 device.begun.remove(action.group)
-            elif action.kind in _NOT_TIMED:
-                pass
-            elif action.kind is Kind.STEP:
-                self._ledger.finish_sums(device.number, self._clock.now_s)
-                if device.open_sums:
-                    device.waiting_since = self._clock.now_s
-                else:
-                    self._update(device)
-                return
-            else:
+            elif action.kind in (Kind.LOSSES, Kind.FLAGS):
+                device.open += 1
+                self._post(device, action)
+            elif action.kind in COMPUTES:
                 assert action.piece is not None, "an F or B has a slice"
                 self._reach(device, (action.kind, action.piece))
                 return
-            device.step += 1
+            elif not self._end_step(device, action):
+                return
+            self._next(device)
+
+    def _next(self, device: _Device) -> None:
+        device.place += 1
+        if device.action is None and device.batch + 1 < len(device.batches):
+            device.begin(device.batch + 1)
+
+    def _post(self, device: _Device, action: Action) -> None:
+        """Let a device take part in the collective that an action names."""
+        assert action.communicator is not None, "a collective has a communicator"
+        devices = self._program.communicators[action.communicator].ranks
+        together = self._together[_COLLECTIVES[action.kind], action.group, devices]
+        self._traffic.join(device.number, together, action.communicator)
+
+    def _end_step(self, device: _Device, action: Action) -> bool:
+        """Come to the norm or the update, which wait for all that was posted; whether to go on at once."""
+        self._ledger.finish_sums(device.number, self._clock.now_s)
+        if device.open:
+            device.waiting_since = self._clock.now_s
+            return False
+        if action.kind is Kind.NORM:
+            device.open += 1
+            self._post(device, action)
+            return True
+        self._update(device)
+        return False
 
     def _update(self, device: _Device) -> None:
         start_s = self._clock.now_s
@@ -120,7 +180,7 @@ class Engine:
         def end() -> None:
             self._steps.append(OptimizerStep(device.number, start_s, self._clock.now_s))
             self._ledger.end_update(device.number, self._clock.now_s)
-            device.step += 1
+            self._next(device)
             self._advance(device)
 
         self._clock.at(start_s + self._step_s[device.number], end)
@@ -154,35 +214,53 @@ class Engine:
 
     def _start(self, device: _Device, compute: _Compute) -> None:
         kind, piece = compute
-        now_s, duration = self._clock.now_s, self._durations[piece]
+        now_s = self._clock.now_s
         self._ledger.start_pass(device.number, piece, now_s, is_backward=kind is Kind.BACKWARD)
         if kind is Kind.FORWARD:
-            length_s = duration.forward_s
+            self._run_forward(device, piece, self._program.slices[piece].ops[0], now_s)
         else:
-            length_s = duration.backward_s
+            length_s = self._durations[piece].backward_s
             self._begin_sums(device, piece, length_s)
-        self._clock.at(now_s + length_s, partial(self._end, device, compute, now_s))
+            self._clock.at(now_s + length_s, partial(self._end, device, compute, now_s))
+
+    def _run_forward(self, device: _Device, piece: int, op: int, start_s: float) -> None:
+        """Run a slice forward from an op on, up to one whose parameters are still on their way; since
+        `start_s` nothing kept it waiting.
+        """
+        first, last = self._program.slices[piece].ops
+        until = self._awaited.next_op(device.number, piece, op)
+        now_s = self._clock.now_s
+        if op == last:
+            self._end(device, (Kind.FORWARD, piece), start_s)
+        elif until == op:
+            if now_s > start_s:
+                self._spans.append(Span(device.number, Activity.FORWARD, piece, start_s, now_s, device.batch))
+            device.waiting_since, device.paused_at = now_s, (piece, op)
+        else:
+            until = last if until is None else until
+            length_s = self._durations[piece].forward_s * (until - op) / (last - first)
+            self._clock.at(now_s + length_s, partial(self._run_forward, device, piece, until, start_s))
 
     def _begin_sums(self, device: _Device, piece: int, length_s: float) -> None:
         """Let the sums that follow a backward slice begin where the op that completes them is through."""
         first, last = self._program.slices[piece].ops
-        for action in device.actions[device.step + 1 :]:
+        for action in device.batches[device.batch][device.place + 1 :]:
             if action.kind in (Kind.BACKWARD, Kind.STEP):
                 return
             if action.kind is Kind.SUM:
                 assert action.group is not None and action.op is not None, "a SUM has a group and an op"
                 done = (last - action.op) / (last - first)
                 device.begun.add(action.group)
-                device.open_sums += 1
-                join = partial(self._traffic.join, device.number, self._program.groups[action.group])
-                self._clock.at(self._clock.now_s + done * length_s, join)
+                device.open += 1
+                self._clock.at(self._clock.now_s + done * length_s, partial(self._post, device, action))
 
     def _end(self, device: _Device, compute: _Compute, start_s: float) -> None:
         kind, piece = compute
+        now_s = self._clock.now_s
         activity = Activity.FORWARD if kind is Kind.FORWARD else Activity.BACKWARD
-        self._spans.append(Span(device.number, activity, piece, start_s, self._clock.now_s))
-        self._ledger.end_pass(device.number, piece, self._clock.now_s, is_backward=kind is Kind.BACKWARD)
-        device.step += 1
+        self._spans.append(Span(device.number, activity, piece, start_s, now_s, device.batch))
+        self._ledger.end_pass(device.number, piece, now_s, is_backward=kind is Kind.BACKWARD)
+        self._next(device)
         self._advance(device)
 
     def _arrived(self, transfer: Transfer, passage: Passage) -> None:
@@ -190,23 +268,42 @@ class Engine:
         device = self._devices[transfer.destination]
         compute = _taker(transfer)
         device.missing[compute] -= 1
-        action = device.actions[device.step]
-        if device.missing[compute] or device.waiting_since is None or (action.kind, action.piece) != compute:
+        action = device.action
+        stands_there = action is not None and (action.kind, action.piece) == compute
+        if device.missing[compute] or device.waiting_since is None or not stands_there:
             return
         cause = Cause.GRADIENT if transfer.is_gradient else Cause.ACTIVATION
         source_piece = transfer.consumer if transfer.is_gradient else transfer.producer
         self._end_wait(device, compute[1], cause, transfer.source, source_piece, passage.posted_s)
         self._gather(device, compute)
 
-    def _summed(self, done: GroupSum, last_device: int) -> None:
-        """A sum has ended: those of its devices that only wait for it step."""
+    def _ended(self, together: Together, done: Collected, last_device: int) -> None:
+        """A collective has ended: those of its devices that only wait for it go on."""
+        is_gather = together.kind is Collective.GATHER
+        if is_gather and together.group is not None:
+            self._awaited.end(together.group)
         for number in done.devices:
             device = self._devices[number]
-            device.open_sums -= 1
-            at_step = device.actions[device.step].kind is Kind.STEP
-            if at_step and not device.open_sums and device.waiting_since is not None:
+            if is_gather:
+                self._resume(device, done, last_device)
+                continue
+            device.open -= 1
+            action = device.action
+            at_end = action is not None and action.kind in (Kind.NORM, Kind.STEP)
+            if at_end and not device.open and device.waiting_since is not None:
                 self._end_wait(device, None, Cause.SUM, last_device, None, done.joined_s)
                 self._advance(device)
+
+    def _resume(self, device: _Device, done: Collected, last_device: int) -> None:
+        """Go on with a forward pass that has waited for parameters, if these were the last."""
+        if device.paused_at is None:
+            return
+        piece, op = device.paused_at
+        if self._awaited.next_op(device.number, piece, op) == op:
+            return
+        device.paused_at = None
+        self._end_wait(device, piece, Cause.GATHER, last_device, None, done.joined_s)
+        self._run_forward(device, piece, op, self._clock.now_s)
 
     def _end_wait(
         self,
@@ -225,6 +322,13 @@ class Engine:
             self._waits.append(
                 Wait(device.number, piece, cause, source, source_piece, start_s, end_s, moving_s)
             )
+
+
+def _batches(actions: tuple[Action, ...], count: int) -> tuple[tuple[Action, ...], ...]:
+    """A device's actions in each of so many batches; those of the last one end with the update."""
+    each = tuple(action for action in actions if action.kind not in ONCE_A_STEP)
+    last = tuple(action for action in actions if action.kind is not Kind.GATHER)
+    return (*[each] * (count - 1), last)
 
 
 def _taker(transfer: Transfer) -> _Compute:

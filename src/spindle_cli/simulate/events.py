@@ -23,10 +23,10 @@ from spindle_cli.simulate.types import Activity, Cause, Passage, Simulation, Wai
 
 
 def trace_events(simulation: Simulation) -> tuple[TraceEvent, ...]:
-    """Everything that happens in a simulated iteration, as bars, arrows and memory levels.
+    """Everything that happens in a simulated step, as bars, arrows and memory levels.
 
     Compute and waits on the lane of the device that computes or waits; transfers on a lane of their source,
-    with an arrow to what takes them; a sum on a lane of each of its devices.
+    with an arrow to what takes them; a sum or gather on a lane of each of its devices.
     """
     return (
         *_computes(simulation),
@@ -79,6 +79,8 @@ def _steps(simulation: Simulation) -> Iterator[TraceEvent]:
 
 def describe_source(simulation: Simulation, wait: Wait) -> str:
     """What a device waits for, in words."""
+    if wait.cause is Cause.GATHER:
+        return "its new parameters"
     if wait.source_piece is None:
         return "its gradient sums"
     label = simulation.plan.slices[wait.source_piece].label
@@ -89,7 +91,9 @@ def describe_source(simulation: Simulation, wait: Wait) -> str:
 
 
 def _transfers(simulation: Simulation) -> Iterator[TraceEvent]:
-    taken_s = {(span.device, span.activity, span.piece): span.start_s for span in simulation.spans}
+    taken_s: dict[tuple[int, Activity, int, int], float] = {}
+    for span in simulation.spans:
+        taken_s.setdefault((span.device, span.activity, span.piece, span.batch), span.start_s)
     slices = simulation.plan.slices
     by_source = sorted(simulation.passages, key=lambda passage: (passage.source, passage.start_s))
     for source, passages in groupby(by_source, key=lambda passage: passage.source):
@@ -101,12 +105,13 @@ def _transfers(simulation: Simulation) -> Iterator[TraceEvent]:
             name = f"{what} {slices[taker].label} on device {passage.destination}"
             details = {"bytes": passage.num_bytes, "queued_us": (passage.start_s - passage.posted_s) * 1e6}
             yield Bar(source, lane, name, "transfer", passage.start_s, passage.end_s, details)
-            yield _arrow(passage, lane, taken_s[passage.destination, activity, taker])
+            batches = simulation.plan.accumulate
+            yield _arrow(passage, batches, lane, taken_s[passage.destination, activity, taker, passage.batch])
 
 
-def _arrow(passage: Passage, lane: str, taken_s: float) -> Arrow:
+def _arrow(passage: Passage, num_batches: int, lane: str, taken_s: float) -> Arrow:
     return Arrow(
-        number=passage.key,
+        number=passage.key * num_batches + passage.batch,
         name="transfer",
         from_process=passage.source,
         from_lane=lane,
@@ -119,14 +124,20 @@ def _arrow(passage: Passage, lane: str, taken_s: float) -> Arrow:
 
 def _sums(simulation: Simulation) -> Iterator[TraceEvent]:
     by_device = sorted(
-        ((device, done) for done in simulation.sums for device in done.devices),
-        key=lambda item: (item[0], item[1].start_s, item[1].group),
+        (
+            (device, done)
+            for done in simulation.collected
+            for device in done.devices
+            if done.group is not None  # losses, flags and norm take no time that could be seen
+        ),
+        key=lambda item: (item[0], item[1].start_s),
     )
     for device, items in groupby(by_device, key=lambda item: item[0]):
         for layer, done in stack((done.start_s, done.end_s, done) for _, done in items):
             lane = SUMS if layer == 0 else f"{SUMS} {layer + 1}"
             details = {"bytes": done.num_bytes, "devices": len(done.devices)}
-            yield Bar(device, lane, f"sum {done.group}", "sum", done.start_s, done.end_s, details)
+            name = f"{done.kind} {done.group}"
+            yield Bar(device, lane, name, "sum", done.start_s, done.end_s, details)
 
 
 def _levels(simulation: Simulation) -> Iterator[TraceEvent]:

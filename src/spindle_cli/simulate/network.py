@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.costs.links import per_node, spread_collective_s, transfer_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
 
@@ -77,25 +77,26 @@ class Network:
         uses = (Use(out, message.demand), Use(into, message.demand))
         return Stream(message.latency_s, message.left_s, uses)
 
-    def all_reduce(self, devices: Sequence[int], num_bytes: int) -> Stream:
-        """A sum over devices: as long as the formula says when alone.
+    def collective(self, devices: Sequence[int], num_bytes: int, rounds: int) -> Stream:
+        """A sum (2 rounds), scatter or gather (1) over devices: as long as the formula says when alone.
 
-        Inside a node every member passes on what a ring does; between k nodes each node passes on 2(k-1)/k of
-        the bytes, over as many cards as it has for its members.
+        Inside a node every member passes on what a ring does; between k nodes each node passes on (k-1)/k of
+        the bytes a round, over as many cards as it has for its members.
         """
-        latency_s = all_reduce_s(1, devices, self.cluster)
-        left_s = max(0.0, all_reduce_s(num_bytes, devices, self.cluster) - latency_s)
+        spread = per_node(devices, self.cluster)
+        latency_s = spread_collective_s(1, spread, rounds, self.cluster)
+        left_s = max(0.0, spread_collective_s(num_bytes, spread, rounds, self.cluster) - latency_s)
         if not left_s:
             return Stream(latency_s, 0.0, ())
-        per_node: dict[int, list[int]] = {}
+        by_node: dict[int, list[int]] = {}
         for device in devices:
-            per_node.setdefault(self.cluster.node_of[device], []).append(device)
+            by_node.setdefault(self.cluster.node_of[device], []).append(device)
         uses: dict[int, float] = {}
         links = self.cluster.links
-        for node, members in per_node.items():
-            moved_inside = 2 * (len(members) - 1) / len(members) * num_bytes
+        for node, members in by_node.items():
+            moved_inside = rounds * (len(members) - 1) / len(members) * num_bytes
             cards = range(min(len(members), self.cluster.cards_of_node[node]))
-            moved_between = 2 * (len(per_node) - 1) / len(per_node) * num_bytes / len(cards)
+            moved_between = rounds * (len(by_node) - 1) / len(by_node) * num_bytes / len(cards)
             passed_on = [(_device_port(device), moved_inside, links.intra_node) for device in members]
             passed_on += [(self._card_port(node, card), moved_between, links.inter_node) for card in cards]
             for port, moved, link in passed_on:

@@ -14,7 +14,7 @@ from spindle_cli.simulate.types import Activity, Cause, OptimizerStep, Simulatio
 
 
 class DeviceUse(Model):
-    """One device's iteration: `compute_s` + `waiting_s` + `done_early_s` make up the whole of it.
+    """One device's step: `compute_s` + `waiting_s` + `done_early_s` make up the whole of it.
 
     `compute_s` includes `optimizer_s`, the optimizer's step.
 
@@ -32,7 +32,9 @@ class DeviceUse(Model):
 
 
 class SliceTimes(Model):
-    """When a slice runs: from its first device's start to its last device's end, forward and backward."""
+    """When a slice runs in the step's first batch: from its first device's start to its last device's end,
+    forward and backward.
+    """
 
     metaop: str
     ops: tuple[int, int]
@@ -49,7 +51,7 @@ class Waiting(Model):
     Attributes:
         metaop: that waits; None for the optimizer step.
         cause: what for.
-        source: the MetaOp it comes from; None for gradient sums.
+        source: the MetaOp it comes from; None for gradient sums and gathers.
         num_waits: how many.
         device_s: seconds, over all devices together.
         moving_device_s: of these, what it took on the links; the rest is waiting for the source to be ready.
@@ -71,6 +73,7 @@ class Waiting(Model):
 class SimulationReport(Artifact):
     """The document of `spindle simulate --json`.
 
+    `iteration_s`: of one batch, on average; all else is of the whole step, of `accumulate` batches.
     `waits` are ordered by their seconds, most first; `devices` by number; `slices` as in the plan.
     """
 
@@ -82,6 +85,8 @@ class SimulationReport(Artifact):
     num_devices: int
     iteration_s: float
     planned_iteration_s: float
+    accumulate: int = 1
+    step_s: float
     mean_utilisation: float
     transferred_bytes: int
     summed_bytes: int
@@ -99,6 +104,8 @@ def report_of(path: str, simulation: Simulation) -> SimulationReport:
         num_devices=plan.cluster.num_devices,
         iteration_s=simulation.iteration_s,
         planned_iteration_s=plan.predicted.iteration_s,
+        accumulate=plan.accumulate,
+        step_s=simulation.step_s,
         mean_utilisation=sum(simulation.utilisation) / len(simulation.utilisation),
         transferred_bytes=sum(passage.num_bytes for passage in simulation.passages),
         summed_bytes=sum(done.num_bytes for done in simulation.sums),
@@ -125,7 +132,7 @@ def _devices(simulation: Simulation) -> tuple[DeviceUse, ...]:
             compute_s=compute_s,
             optimizer_s=optimizer_s[device],
             waiting_s=waiting_s[device],
-            done_early_s=simulation.iteration_s - ended_s[device],
+            done_early_s=simulation.step_s - ended_s[device],
             utilisation=simulation.utilisation[device],
             peak_memory_bytes=simulation.peak_memory_bytes[device],
             memory=tuple((step.at_s, step.num_bytes) for step in simulation.memory[device]),
@@ -138,6 +145,8 @@ def _slices(simulation: Simulation) -> tuple[SliceTimes, ...]:
     starts: dict[tuple[int, Activity], float] = {}
     ends: dict[tuple[int, Activity], float] = {}
     for span in simulation.spans:
+        if span.batch:
+            continue
         key = (span.piece, span.activity)
         starts[key] = min(starts.get(key, span.start_s), span.start_s)
         ends[key] = max(ends.get(key, span.end_s), span.end_s)

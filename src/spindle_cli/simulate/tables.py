@@ -84,6 +84,8 @@ def wait_table(report: SimulationReport) -> Table:
 def _source(waiting: Waiting) -> str:
     if waiting.cause is Cause.SUM:
         return "gradient sums"
+    if waiting.cause is Cause.GATHER:
+        return "its new parameters"
     if waiting.cause is Cause.PARTNER:
         return "its tensor-parallel partner"
     return f"the gradient from {waiting.source}" if waiting.cause is Cause.GRADIENT else f"{waiting.source}"

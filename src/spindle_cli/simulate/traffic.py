@@ -1,7 +1,7 @@
-"""What is under way: transfers between pairs of devices, and gradient sums.
+"""What is under way: transfers between pairs of devices, and collectives.
 
 A pair of devices carries its transfers one after another, in the order in which both ends post them; so does
-a communicator its sums. Different pairs and communicators go side by side and share the network.
+a communicator its collectives. Different pairs and communicators go side by side and share the network.
 """
 
 from __future__ import annotations
@@ -11,74 +11,80 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from spindle_cli.account.types import ParameterGroup
-from spindle_cli.program.types import Program, Transfer
+from spindle_cli.account.types import Together
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.program.types import Transfer
 from spindle_cli.simulate.clock import Clock
 from spindle_cli.simulate.network import Network, Stream
-from spindle_cli.simulate.types import GroupSum, Passage
+from spindle_cli.simulate.types import Collected, Passage
 
 
 @dataclass(slots=True)
 class _Channel:
-    """A pair of devices: transfers that one end has posted and the other has not, and those to be carried."""
+    """A pair of devices: transfers that one end has posted and the other has not, with that end, and those to
+    be carried.
+    """
 
-    half_posted: deque[Transfer] = field(default_factory=deque)
+    half_posted: deque[tuple[int, Transfer]] = field(default_factory=deque)
     posted: deque[tuple[Transfer, float]] = field(default_factory=deque)  # by both ends, with the time
     busy: bool = False
 
 
 @dataclass(slots=True)
 class _Communicator:
-    """A set of devices: sums that all have joined, to be carried."""
+    """A set of devices: how many have joined what not all have, and what all have, to be carried."""
 
-    joined: deque[tuple[ParameterGroup, float]] = field(default_factory=deque)
+    joined: dict[Together, int] = field(default_factory=dict)
+    complete: deque[tuple[Together, float, int]] = field(default_factory=deque)  # since when, by whom last
     busy: bool = False
 
 
 class Traffic:
-    """All that is under way in one simulated iteration.
+    """All that is under way in one simulated step.
 
-    `arrived` and `summed` are called when a transfer or a sum has ended.
+    `arrived` and `ended` are called when a transfer or a collective has ended.
     """
 
     def __init__(
         self,
-        program: Program,
+        cluster: Cluster,
         clock: Clock,
         arrived: Callable[[Transfer, Passage], None],
-        summed: Callable[[GroupSum, int], None],
+        ended: Callable[[Together, Collected, int], None],
     ) -> None:
         self.passages: list[Passage] = []
-        self.sums: list[GroupSum] = []
-        self._program = program
+        self.collected: list[Collected] = []
         self._clock = clock
-        self._network = Network(program.plan.cluster)
+        self._network = Network(cluster)
         self._arrived = arrived
-        self._summed = summed
+        self._ended = ended
         self._channels: dict[tuple[int, int], _Channel] = {}
-        self._communicators: dict[tuple[int, ...], _Communicator] = {}
-        self._joined = [0] * len(program.groups)
+        self._communicators: dict[int, _Communicator] = {}
+        self._carried: dict[int, int] = {}  # by key of a transfer, in how many batches
         self._ending: dict[Stream, Callable[[], None]] = {}
 
-    def post(self, transfer: Transfer) -> None:
+    def post(self, device: int, transfer: Transfer) -> None:
         """One end posts a transfer; both ends of a pair post theirs in the same order."""
         pair = (min(transfer.source, transfer.destination), max(transfer.source, transfer.destination))
         channel = self._channels.setdefault(pair, _Channel())
-        if channel.half_posted and channel.half_posted[0] == transfer:
-            channel.half_posted.popleft()
+        if channel.half_posted and channel.half_posted[0][0] != device:
+            _, other = channel.half_posted.popleft()
+            assert other == transfer, "proved programs post in one order"
             channel.posted.append((transfer, self._clock.now_s))
             self._carry_next(channel)
         else:
-            channel.half_posted.append(transfer)
+            channel.half_posted.append((device, transfer))
 
-    def join(self, device: int, group: ParameterGroup) -> None:
-        """A device starts a sum; the sum itself starts when all of its devices have."""
-        self._joined[group.index] += 1
-        if self._joined[group.index] < len(group.devices):
+    def join(self, device: int, together: Together, communicator: int) -> None:
+        """A device takes part in a collective, which starts when all of its devices do."""
+        lane = self._communicators.setdefault(communicator, _Communicator())
+        count = lane.joined.get(together, 0) + 1
+        lane.joined[together] = count
+        if count < len(together.devices):
             return
-        communicator = self._communicators.setdefault(group.devices, _Communicator())
-        communicator.joined.append((group, self._clock.now_s))
-        self._sum_next(communicator, device)
+        del lane.joined[together]
+        lane.complete.append((together, self._clock.now_s, device))
+        self._begin_next(lane)
 
     def settle(self) -> None:
         """Set when everything under way ends, after all that happens at one time has happened."""
@@ -92,6 +98,8 @@ class Traffic:
         channel.busy = True
         start_s = self._clock.now_s
         stream = self._network.transfer(transfer.source, transfer.destination, transfer.num_bytes)
+        batch = self._carried.get(transfer.key, 0)
+        self._carried[transfer.key] = batch + 1
 
         def end() -> None:
             channel.busy = False
@@ -106,6 +114,7 @@ class Traffic:
                 posted_s=posted_s,
                 start_s=start_s,
                 end_s=self._clock.now_s,
+                batch=batch,
             )
             self.passages.append(passage)
             self._arrived(transfer, passage)
@@ -113,20 +122,28 @@ class Traffic:
 
         self._begin(stream, end)
 
-    def _sum_next(self, communicator: _Communicator, last_device: int) -> None:
-        if communicator.busy or not communicator.joined:
+    def _begin_next(self, lane: _Communicator) -> None:
+        if lane.busy or not lane.complete:
             return
-        group, joined_s = communicator.joined.popleft()
-        communicator.busy = True
+        together, joined_s, last_device = lane.complete.popleft()
+        lane.busy = True
         start_s = self._clock.now_s
-        stream = self._network.all_reduce(group.devices, group.num_bytes)
+        stream = self._network.collective(together.devices, together.num_bytes, together.rounds)
 
         def end() -> None:
-            communicator.busy = False
-            done = GroupSum(group.index, group.devices, group.num_bytes, joined_s, start_s, self._clock.now_s)
-            self.sums.append(done)
-            self._summed(done, last_device)
-            self._sum_next(communicator, last_device)
+            lane.busy = False
+            done = Collected(
+                kind=together.kind,
+                group=together.group,
+                devices=together.devices,
+                num_bytes=together.num_bytes,
+                joined_s=joined_s,
+                start_s=start_s,
+                end_s=self._clock.now_s,
+            )
+            self.collected.append(done)
+            self._ended(together, done, last_device)
+            self._begin_next(lane)
 
         self._begin(stream, end)
 

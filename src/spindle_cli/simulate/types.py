@@ -1,6 +1,4 @@
-"""What a simulated iteration looks like: who did what when, who waited for whom, and what it held in
-memory.
-"""
+"""What a simulated step looks like: who did what when, who waited for whom, and what it held in memory."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from spindle_cli.account.types import Collective
 from spindle_cli.plan.types import Plan
 
 
@@ -26,18 +25,23 @@ class Cause(StrEnum):
     ACTIVATION = "activation"  # of another slice, on its way or not computed yet
     GRADIENT = "gradient"  # the same on the way back
     PARTNER = "partner"  # another device of the same tensor-parallel share
-    SUM = "sum"  # a gradient sum, before the optimizer step
+    SUM = "sum"  # a gradient sum, or a small one beside it, before the optimizer step
+    GATHER = "gather"  # parameters that others have updated in the step before
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One compute of a device from start to end. `piece`: index into `Plan.slices`."""
+    """One compute of a device from start to end, or to where it has to wait for parameters.
+
+    `piece`: index into `Plan.slices`. `batch`: of the step, from 0.
+    """
 
     device: int
     activity: Activity
     piece: int
     start_s: float
     end_s: float
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +61,17 @@ class Passage:
     posted_s: float
     start_s: float
     end_s: float
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSum:
-    """The gradient sum of a parameter group. `joined_s`: when the last of its devices started it."""
+class Collected:
+    """A collective on its links. `joined_s`: when the last of its devices posted it; `group`: as in
+    `Together`.
+    """
 
-    group: int
+    kind: Collective
+    group: int | None
     devices: tuple[int, ...]
     num_bytes: int
     joined_s: float
@@ -77,10 +85,10 @@ class Wait:
 
     Attributes:
         device: that waits.
-        piece: the slice that it is about to run; None before the optimizer step.
+        piece: the slice that it is about to run, or runs; None before the optimizer step.
         cause: what comes last.
-        source: the device that it comes from; for a sum, the last device to join it.
-        source_piece: the slice that it comes from; None for a sum.
+        source: the device that it comes from; for a sum or gather, the last device to join it.
+        source_piece: the slice that it comes from; None for a sum or gather.
         moving_s: of the wait, the part in which what comes was under way: the rest is the source's lateness.
     """
 
@@ -118,22 +126,32 @@ class MemoryStep:
 
 @dataclass(frozen=True)
 class Simulation:
-    """One iteration of a plan.
+    """One step of a plan, of `plan.accumulate` batches.
 
     Attributes:
-        spans, passages, sums, waits: ordered by start, then device. `steps`: by device.
-        memory: of each device, ascending in time; the first step is what it holds before the iteration.
-        iteration_s: until every device has stepped and everything sent has arrived.
+        step_s: until every device has updated its parameters and everything sent has arrived.
+        spans, passages, collected, waits: ordered by start, then device. `steps`: by device.
+        memory: of each device, ascending in time; the first entry is what it holds before the step.
     """
 
     plan: Plan
-    iteration_s: float
+    step_s: float
     spans: tuple[Span, ...]
     passages: tuple[Passage, ...]
-    sums: tuple[GroupSum, ...]
+    collected: tuple[Collected, ...]
     waits: tuple[Wait, ...]
     steps: tuple[OptimizerStep, ...]
     memory: tuple[tuple[MemoryStep, ...], ...]
+
+    @property
+    def iteration_s(self) -> float:
+        """Seconds of one batch, on average over those of the step, as the plan's prediction."""
+        return self.step_s / self.plan.accumulate
+
+    @cached_property
+    def sums(self) -> tuple[Collected, ...]:
+        """The gradient sums."""
+        return tuple(done for done in self.collected if done.kind is Collective.SUM)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
@@ -146,8 +164,8 @@ class Simulation:
 
     @cached_property
     def utilisation(self) -> tuple[float, ...]:
-        """Share of the iteration that each device computes."""
-        return tuple(busy / self.iteration_s if self.iteration_s else 0.0 for busy in self.busy_s)
+        """Share of the step that each device computes."""
+        return tuple(busy / self.step_s if self.step_s else 0.0 for busy in self.busy_s)
 
     @cached_property
     def peak_memory_bytes(self) -> tuple[int, ...]:

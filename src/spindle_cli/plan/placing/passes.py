@@ -33,6 +33,14 @@ class Times:
 
 
 @dataclass(frozen=True)
+class BothPasses:
+    """`forward_ended_s`: when the last device is through with its forward pass."""
+
+    forward_ended_s: float
+    backward: Times
+
+
+@dataclass(frozen=True)
 class _Move:
     """An exchange, and the seconds that it keeps ports busy, out and in."""
 
@@ -62,26 +70,35 @@ class Passes:
             slices,
             [sum(both) for both in zip(forward_s, backward_s, strict=True)],
             profile.by_name,
-            (
-                message
-                for exchange in (*traffic.activations, *traffic.gradients)
-                for message in exchange.messages
-            ),
-            ((group.devices, group.num_bytes) for group in traffic.sums),
+            traffic.messages(),
+            traffic.collectives,
             profile.accumulate,
         )
+        self._alone_s = forward_s, backward_s
+        self.is_stretched = any(times != 1.0 for times in stretches)
         self.forward_s = [seconds * times for seconds, times in zip(forward_s, stretches, strict=True)]
         self._backward_s = [seconds * times for seconds, times in zip(backward_s, stretches, strict=True)]
 
-    def run(self, not_before_s: Mapping[int, float]) -> Times:
-        """Forward in order and backward in reverse; the times are those of the backward pass.
+    def run(self, not_before_s: Mapping[int, float]) -> BothPasses:
+        """Forward in order and backward in reverse.
 
         Args:
             not_before_s: when slices may start their forward pass at the earliest.
         """
+        return self._both(self.forward_s, self._backward_s, not_before_s)
+
+    def without_processor_s(self) -> float:
+        """Seconds of both, were there other processors to communicate and to read samples."""
+        return max(self._both(*self._alone_s, {}).backward.free_s)
+
+    def _both(
+        self, forward_s: Sequence[float], backward_s: Sequence[float], not_before_s: Mapping[int, float]
+    ) -> BothPasses:
         order = range(len(self._slices))
-        forward = self._run(order, self.forward_s, self._moves[0], [0.0] * self._num_devices, not_before_s)
-        return self._run(order[::-1], self._backward_s, self._moves[1], forward.free_s, {})
+        free_s = [0.0] * self._num_devices
+        forward = self._run(order, forward_s, self._moves[0], free_s, not_before_s)
+        ended_s = max(free_s)
+        return BothPasses(ended_s, self._run(order[::-1], backward_s, self._moves[1], forward.free_s, {}))
 
     def _run(
         self,

@@ -1,21 +1,22 @@
-"""The predicted iteration: the schedule, and what transfers and gradient sums add to it.
+"""The predicted iteration: the schedule, and what transfers and collectives add to it.
 
 A plain account of a step, slice by slice: forward in the order of the schedule, backward in reverse, messages
-between them in every batch (`passes.py`); behind the last batch's backward pass the gradient sums, then the
-optimizer's step; where the devices of a sum share the optimizer's state, the gathers of what they have
-updated, before the first batch's forward pass uses it. A device takes part in one sum or gather at a time.
-What moves is said by `account/traffic.py`. (`spindle simulate` is a finer and independent account of when.)
+between them in every batch (`passes.py`); behind the last batch's backward pass the gradient sums, each when
+it is complete, then the optimizer's step; where the devices of a sum share the optimizer's state, the gathers
+of what they have updated, before the first batch's forward pass uses it. A device takes part in one sum or
+gather at a time. What moves is said by `account/traffic.py`. (`spindle simulate` is a finer and independent
+account of when.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.traffic import Traffic
-from spindle_cli.account.types import ParameterGroup
-from spindle_cli.costs.links import per_node, spread_all_gather_s, spread_all_reduce_s
-from spindle_cli.plan.placing.passes import Passes, Times
+from spindle_cli.account.types import Collective, Together
+from spindle_cli.costs.links import per_node, spread_collective_s
+from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
 
@@ -25,17 +26,20 @@ class Prediction:
     """Seconds of an iteration: of one batch, on average over those of a step.
 
     Attributes:
-        iteration_s: all of it: `compute_s` plus the other three.
+        iteration_s: all of it: `compute_s` plus the other four.
         compute_s: the schedule alone.
         transfer_s: added by transfers, and by forward and backward passes that do not fit each other as their
             sums do.
-        gradient_sum_s: added by gradient sums, and by gathers of what they have updated.
+        processor_s: added by what communication and reading samples take of the processor that computes too.
+        gradient_sum_s: added by gradient sums with what belongs to them, and by gathers of what they have
+            updated.
         optimizer_s: added by the optimizer's step.
     """
 
     iteration_s: float
     compute_s: float
     transfer_s: float
+    processor_s: float
     gradient_sum_s: float
     optimizer_s: float
 
@@ -51,39 +55,49 @@ def predict(
         steps_s: the optimizer's step on each device.
     """
     batches = problem.profile.accumulate
-    passes, sums = Passes(problem, slices, traffic), _Sums(problem, slices, traffic)
+    passes, together = Passes(problem, slices, traffic), _Collectives(problem, slices, traffic)
     plain = passes.run({})
-    plain_s = max(compute_s, *plain.free_s)
-    gathered = passes.run(sums.gathered_s(passes.forward_s)) if sums.shares_state else plain
-    first_s = max(plain_s, *gathered.free_s)
+    plain_s = max(compute_s, *plain.backward.free_s)
+    gathered = passes.run(together.gathered_s(plain, passes.forward_s)) if together.has_gathers else plain
+    first_s = max(plain_s, *gathered.backward.free_s)
     last, last_s = (gathered, first_s) if batches == 1 else (plain, plain_s)
-    summed_s = sums.summed_s(last)
-    with_sums_s = max(last_s, *summed_s)
-    ready_s = (max(times) for times in zip(summed_s, last.free_s, strict=True))
+    ready_s = together.ready_to_step_s(last)
+    with_sums_s = max(last_s, *ready_s)
     with_step_s = max(with_sums_s, *(ready + step for ready, step in zip(ready_s, steps_s, strict=True)))
     added_s = first_s - plain_s + with_sums_s - last_s
+    moved_s = max(compute_s, min(plain_s, passes.without_processor_s())) if passes.is_stretched else plain_s
     return Prediction(
         iteration_s=plain_s + (added_s + with_step_s - with_sums_s) / batches,
         compute_s=compute_s,
-        transfer_s=plain_s - compute_s,
+        transfer_s=moved_s - compute_s,
+        processor_s=plain_s - moved_s,
         gradient_sum_s=added_s / batches,
         optimizer_s=(with_step_s - with_sums_s) / batches,
     )
 
 
-class _Sums:
-    """The sums and gathers of a step.
+class _Collectives:
+    """The collectives of a step.
 
     Devices that take part in the same sums are of one kind, and free at the same time.
     """
 
     def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
-        self._problem = problem
+        self._cluster = problem.cluster
         self._slices = slices
-        self._sums = traffic.sums
-        self.shares_state = bool(self._sums) and problem.profile.optimizer_state_sharded
-        taking_part: list[list[int]] = [[] for _ in range(problem.num_devices)]
-        of_devices = {devices: number for number, devices in enumerate(dict.fromkeys(self._devices()))}
+        self._groups = traffic.groups
+        of_kind: dict[Collective, list[Together]] = {kind: [] for kind in Collective}
+        for each in traffic.collectives:
+            of_kind[each.kind].append(each)
+        self._of_kind: Mapping[Collective, Sequence[Together]] = of_kind
+        self.has_gathers = bool(of_kind[Collective.GATHER])
+        self._number_kinds(of_kind[Collective.SUM])
+        self._known_s: dict[tuple[int, tuple[int, ...], int], float] = {}
+        self._spread: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def _number_kinds(self, sums: Iterable[Together]) -> None:
+        taking_part: list[list[int]] = [[] for _ in range(self._cluster.num_devices)]
+        of_devices = {each: number for number, each in enumerate(dict.fromkeys(s.devices for s in sums))}
         for devices, number in of_devices.items():
             for device in devices:
                 taking_part[device].append(number)
@@ -94,62 +108,84 @@ class _Sums:
             devices: [kind for part, kind in kinds.items() if number in part]
             for devices, number in of_devices.items()
         }
-        self._spread = {devices: per_node(devices, problem.cluster) for devices in of_devices}
 
-    def _devices(self) -> Iterator[tuple[int, ...]]:
-        return (group.devices for group in self._sums)
+    def ready_to_step_s(self, last: BothPasses) -> list[float]:
+        """When each device may update its parameters, after the last batch's passes.
 
-    def summed_s(self, backward: Times) -> list[float]:
+        All wait for the sum of the losses, which starts when all have run forward; each for its sums, and
+        for the flags that follow them; where gradients are clipped, all for the norm of all.
+        """
+        (losses,) = self._of_kind[Collective.LOSSES]
+        told_s = last.forward_ended_s + self._seconds(losses)
+        summed_s = self._summed_s(last.backward)
+        ready_s = [max(told_s, *both) for both in zip(summed_s, last.backward.free_s, strict=True)]
+        for norm in self._of_kind[Collective.NORM]:
+            ready_s = [max(ready_s) + self._seconds(norm)] * len(ready_s)
+        return ready_s
+
+    def _summed_s(self, backward: Times) -> list[float]:
         """When the last sum of each device ends; 0 where it takes part in none.
 
-        A group can be summed when every slice that uses it has run its op backward.
+        They go in the order in which they are complete: when every slice that uses a group has run its op
+        backward.
         """
         free_s = [0.0] * self._num_kinds
-        take_s = self._seconds(spread_all_gather_s if self.shares_state else spread_all_reduce_s)
-        for group, seconds in zip(self._sums, take_s, strict=True):
-            self._take(group, self._ready_s(group, backward), seconds, free_s)
+        for ready_s, each in self._in_order(backward):
+            self._take(each, ready_s, free_s)
+        for flags in self._of_kind[Collective.FLAGS]:
+            self._take(flags, 0.0, free_s)
         return [free_s[kind] for kind in self._kind_of]
 
-    def gathered_s(self, forward_s: Sequence[float]) -> dict[int, float]:
+    def gathered_s(self, plain: BothPasses, forward_s: Sequence[float]) -> dict[int, float]:
         """When each slice may start forward so that what it uses has been gathered when it comes to it; the
         last group to be summed is gathered first.
 
         Args:
+            plain: a batch's passes.
             forward_s: of each slice, its forward pass.
         """
         free_s = [0.0] * self._num_kinds
         not_before_s: dict[int, float] = {}
-        take_s = self._seconds(spread_all_gather_s)
-        for group, seconds in zip(reversed(self._sums), reversed(take_s), strict=True):
-            end_s = self._take(group, 0.0, seconds, free_s)
+        place = {each.group: place for place, (_, each) in enumerate(self._in_order(plain.backward))}
+        gathers = sorted(self._of_kind[Collective.GATHER], key=lambda each: -place[each.group])
+        for each in gathers:
+            end_s = self._take(each, 0.0, free_s)
+            assert each.group is not None, "a gather is of a group"
+            group = self._groups[each.group]
             for index, op in zip(group.slices, group.first_ops, strict=True):
                 piece = self._slices[index]
                 before_s = forward_s[index] * (op - piece.ops[0]) / piece.num_ops
                 not_before_s[index] = max(not_before_s.get(index, 0.0), end_s - before_s)
         return not_before_s
 
-    def _seconds(self, formula: Callable[..., float]) -> list[float]:
-        cluster = self._problem.cluster
-        known: dict[tuple[int, tuple[int, ...]], float] = {}
-        for group in self._sums:
-            key = (group.num_bytes, self._spread[group.devices])
-            if key not in known:
-                known[key] = formula(*key, cluster)
-        return [known[group.num_bytes, self._spread[group.devices]] for group in self._sums]
+    def _in_order(self, backward: Times) -> list[tuple[float, Together]]:
+        """The sums by when they are complete, with that."""
+        ready = [(self._complete_s(each, backward), each) for each in self._of_kind[Collective.SUM]]
+        return sorted(ready, key=lambda item: item[0])
 
-    def _take(self, group: ParameterGroup, ready_s: float, seconds: float, free_s: list[float]) -> float:
-        """Let a group's devices sum or gather as soon as all are free; when that ends."""
-        kinds = self._kinds_in[group.devices]
-        end_s = max(ready_s, max(free_s[kind] for kind in kinds)) + seconds
-        for kind in kinds:
-            free_s[kind] = end_s
-        return end_s
-
-    def _ready_s(self, group: ParameterGroup, backward: Times) -> float:
+    def _complete_s(self, each: Together, backward: Times) -> float:
         """When each of the slices has run its op backward; a slice runs its last op first."""
+        assert each.group is not None, "a sum is of a group"
+        group = self._groups[each.group]
         latest_s = 0.0
         for index, op in zip(group.slices, group.first_ops, strict=True):
             piece = self._slices[index]
             start_s, end_s = backward.start_s[index], backward.end_s[index]
             latest_s = max(latest_s, start_s + (end_s - start_s) * (piece.ops[1] - op) / piece.num_ops)
         return latest_s
+
+    def _seconds(self, each: Together) -> float:
+        if each.devices not in self._spread:
+            self._spread[each.devices] = per_node(each.devices, self._cluster)
+        key = (each.num_bytes, self._spread[each.devices], each.rounds)
+        if key not in self._known_s:
+            self._known_s[key] = spread_collective_s(*key, self._cluster)
+        return self._known_s[key]
+
+    def _take(self, each: Together, ready_s: float, free_s: list[float]) -> float:
+        """Let devices sum or gather as soon as all are free; when that ends."""
+        kinds = self._kinds_in[each.devices]
+        end_s = max(ready_s, max(free_s[kind] for kind in kinds)) + self._seconds(each)
+        for kind in kinds:
+            free_s[kind] = end_s
+        return end_s

@@ -44,7 +44,7 @@ class Footprint:
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
         owners = point.dp if problem.profile.optimizer_state_sharded else 1
         per_param = problem.profile.optimizer_state_per_param / owners
-        state = 1 + metaop.trainable_fraction * (1 + per_param)
+        state = 1 + metaop.trainable_fraction * (problem.profile.gradient_bytes_per_param + per_param)
         self.blocks = tuple(
             ((*parameter_block(metaop, op), point.tp), held_param_bytes(metaop, op, point.tp) * state)
             for op in range(piece.first, piece.last)

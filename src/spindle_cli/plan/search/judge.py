@@ -76,11 +76,15 @@ def best_placed(
 ) -> Judged | None:
     """The best placement of a draft by some choices, each arranged; None if none fits the devices' memory."""
     found: list[Judged] = []
+    known: set[tuple[tuple[int, ...], ...]] = set()
     for weights in choices:
         try:
             placed = place(problem, draft, weights)
         except DoesNotFitError:
             continue
+        if placed.devices in known:
+            continue
+        known.add(placed.devices)
         slices = exact_slices(problem, placed)
         if exchanges_per_device:
             num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)

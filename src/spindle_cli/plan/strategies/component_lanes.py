@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations
 
 from spindle_cli.costs.links import all_reduce_s, transfer_s
-from spindle_cli.costs.memory import op_param_bytes
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.strategies.lanes import Devices, all_or_none, best_point, first_of
@@ -66,23 +65,31 @@ class _Lanes:
         """Seconds, parameters and flows of every unit."""
         count = len(self.unit_of_name)
         self.seconds = [0.0] * count
-        users: dict[str, list[int]] = {}
-        num_bytes: dict[str, float] = {}
         self.flows: list[tuple[int, int, float]] = []
         for node in self.problem.nodes:
-            unit, metaop = self._unit(node), node.metaop
+            unit = self._unit(node)
             self.seconds[unit] += node.num_ops * self.points[node.index].op_s
             if node.continues is not None:
                 continue
-            key = metaop.parameters or metaop.name
-            held = sum(op_param_bytes(metaop, op) for op in range(metaop.num_ops)) * metaop.trainable_fraction
-            users.setdefault(key, []).append(unit)
-            num_bytes[key] = max(held, num_bytes.get(key, 0.0))
             for j in node.inputs:
                 producer = self.problem.nodes[j]
                 seconds = transfer_s(producer.metaop.output_bytes, self.problem.cluster.links.inter_node)
                 self.flows.append((self._unit(producer), unit, 2 * seconds))
-        self.shared = [(tuple(users[key]), num_bytes[key]) for key in users if num_bytes[key] > 0]
+        self.shared = self._sums()
+
+    def _sums(self) -> list[tuple[tuple[int, ...], float]]:
+        """(units that use some parameters, bytes of their gradients) of all that are trained."""
+        users: dict[tuple[str, int], dict[int, None]] = {}
+        size: dict[tuple[str, int], int] = {}
+        for (name, _), blocks in self.problem.uses.items():
+            for key, number, num_bytes, _ in blocks:
+                users.setdefault((key, number), {})[self.unit_of_name[name]] = None
+                size[key, number] = max(num_bytes, size.get((key, number), 0))
+        together: dict[tuple[int, ...], int] = {}
+        for block, units in users.items():
+            together[tuple(units)] = together.get(tuple(units), 0) + size[block]
+        width = self.problem.profile.gradient_bytes_per_param
+        return [(units, width * num_bytes) for units, num_bytes in together.items()]
 
     def _unit(self, node: Node) -> int:
         return self.unit_of_name[node.metaop.name]

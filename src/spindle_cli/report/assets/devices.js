@@ -127,7 +127,7 @@ function useSection() {
     wait.waiter || 'optimizer step', `${CAUSES[wait.cause]} ${wait.source || ''}`,
     seconds(wait.device_s), percent(wait.device_s / all, 1), percent(wait.moving_share)]);
   return section('use', 'Use of the devices',
-    el('p', { class: 'caption' }, `Of the simulated iteration of ${seconds(timeline.iteration_s)} a device computes `
+    el('p', { class: 'caption' }, `Of the simulated ${timeline.batches > 1 ? 'step' : 'iteration'} of ${seconds(timeline.iteration_s)} a device computes `
       + `${percent(timeline.mean_use)} in the mean. ${bytes(timeline.transferred_bytes)} are transferred.`),
     partsLegend(parts), stackedChart('Seconds of every device', bars, parts, seconds),
     waits.length ? table('Where devices wait, most first. Moving: the part in which what they wait for was on its way; '

@@ -59,10 +59,11 @@ function happeningScene(timeline, colouring) {
       labels: happening.kind === 'optimizer' ? ['optimizer', 'opt'] : piece && [`${arrow} ${metaop.name}${ops}`, `${arrow} ${metaop.short}${ops}`, `${arrow} ${metaop.short}`, arrow],
     };
   });
+  const predicted_s = DATA.predicted.iteration_s * (timeline.batches || 1);
   return {
     items, hasTraffic: true, shadesBackward: colouring !== null, bands: null, nodeStarts: DATA.cluster.node_starts,
     numRows: DATA.cluster.num_devices, waves: [],
-    end_s: Math.max(timeline.iteration_s, DATA.predicted.iteration_s),
-    marks: [{ at_s: DATA.predicted.iteration_s, label: `iteration as the plan predicts it, ${seconds(DATA.predicted.iteration_s)}` }],
+    end_s: Math.max(timeline.iteration_s, predicted_s),
+    marks: [{ at_s: predicted_s, label: `${timeline.batches > 1 ? 'step' : 'iteration'} as the plan predicts it, ${seconds(predicted_s)}` }],
   };
 }

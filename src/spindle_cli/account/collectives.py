@@ -1,0 +1,49 @@
+"""What all or some devices do together once in a step, with its bytes: sums, flags, norm and gathers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, Together
+
+# Each loss, and the one more number by which a rank asks all to stop, is summed in float64; so is the norm.
+NUMBER_BYTES = 8
+# What tells whether a parameter was reached.
+FLAG_BYTES = 1
+
+
+def collectives_of_step(
+    plan: PlacedPlan, groups: Sequence[ParameterGroup], *, sharded: bool, clips: bool
+) -> tuple[Together, ...]:
+    """All of a step: the losses, the sums in the order of their groups, each set of devices' flags, the norm,
+    the gathers, which are those of the sums from the last to the first.
+
+    What a loss counts of labels or masks goes with the losses; a plan does not know how many numbers that is.
+
+    Args:
+        sharded: the devices of a sum share the optimizer's state.
+        clips: gradients are clipped by their norm.
+    """
+    everyone = tuple(range(plan.cluster.num_devices))
+    num_tasks = len({metaop.task for metaop in plan.by_name.values()})
+    found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * (num_tasks + 1), 2)]
+    summed = [group for group in groups if len(group.devices) > 1]
+    found += [
+        Together(Collective.SUM, group.devices, group.num_bytes, 1 if sharded else 2, group.index)
+        for group in summed
+    ]
+    if sharded:
+        blocks: dict[tuple[int, ...], int] = {}
+        for group in summed:
+            blocks[group.devices] = blocks.get(group.devices, 0) + len(group.blocks)
+        found += [
+            Together(Collective.FLAGS, devices, FLAG_BYTES * count, 2) for devices, count in blocks.items()
+        ]
+    if clips:
+        found.append(Together(Collective.NORM, everyone, NUMBER_BYTES, 2))
+    if sharded:
+        found += [
+            Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index)
+            for group in reversed(summed)
+        ]
+    return tuple(found)
