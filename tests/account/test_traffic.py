@@ -53,7 +53,7 @@ def test_account_program_and_simulation_move_and_sum_the_same_bytes(plan: Plan) 
 @SOME
 @given(plans())
 def test_no_step_takes_longer_than_predicted_where_links_cost_nothing(plan: Plan) -> None:
-    """It may take less: by the prediction a slice's devices start together, and batches end before the next."""
+    """It may take less: predicted slices start on all devices at once, and batches do not overlap."""
     free = Link(latency_us=0, bandwidth_gb_per_s=1e9)
     links = Links(intra_node=free, inter_node=free)
     plan = plan.model_copy(update={"cluster": plan.cluster.model_copy(update={"links": links})})
