@@ -138,6 +138,11 @@ def error_path(run_dir: Path, rank: int) -> Path:
     return workers_dir(run_dir) / f"rank-{rank:05d}.error.json"
 
 
+def done_path(run_dir: Path, rank: int) -> Path:
+    """What a worker leaves when it has come to the end of its work."""
+    return workers_dir(run_dir) / f"rank-{rank:05d}.done"
+
+
 def pid_path(run_dir: Path, rank: int) -> Path:
     """Where a worker writes its process id."""
     return workers_dir(run_dir) / f"rank-{rank:05d}.pid"

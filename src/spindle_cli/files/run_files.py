@@ -15,12 +15,16 @@ from pydantic import BeforeValidator, ConfigDict, Field, PlainSerializer
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model, validate
-from spindle_cli.files.writing import write_text
+from spindle_cli.files.parsing import parse_json
+from spindle_cli.files.writing import written_whole
+from spindle_cli.units import counted
 
 METRICS_FILE = "metrics.jsonl"
+DAMAGED_METRICS_FILE = "metrics-damaged.jsonl"
 PREDICTED_FILE = "predicted.json"
 CHECKPOINTS_DIR = "checkpoints"
 MODEL_FILE = "model.safetensors"
+SHOWN_LINES = 3
 
 
 def model_path(run_dir: Path, step: int) -> Path:
@@ -34,13 +38,17 @@ def newest_model(run_dir: Path) -> Path:
     Raises:
         InputError: the run has saved none.
     """
-    found = sorted((run_dir / CHECKPOINTS_DIR).glob(f"step-*/{MODEL_FILE}"))
+    found = {
+        int(number): path
+        for path in (run_dir / CHECKPOINTS_DIR).glob(f"step-*/{MODEL_FILE}")
+        if (number := path.parent.name.removeprefix("step-")).isdecimal()
+    }
     if not found:
         raise InputError(
             f"{run_dir}: no {CHECKPOINTS_DIR}/step-*/{MODEL_FILE} in it",
             hint="Give the folder of a run that has ended (`spindle launch --run-dir`).",
         )
-    return found[-1]
+    return found[max(found)]
 
 
 def _null_to_nan(value: Any) -> Any:
@@ -78,34 +86,82 @@ class StepMetrics(Model):
         return json.dumps(data, allow_nan=False) + "\n"
 
     @classmethod
-    def from_line(cls, line: str, *, where: str) -> StepMetrics:
+    def from_line(cls, line: str | bytes, *, where: str) -> StepMetrics:
         """The inverse of `to_line`.
 
         Raises:
-            InputError: not JSON, or a key missing or wrong.
+            InputError: not JSON in UTF-8, a key missing or wrong, or a number beyond float's range.
         """
         try:
-            data: Any = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{where}: not a line of JSON: {error.msg}") from error
-        return validate(cls, data, where=where)
+            text = line if isinstance(line, str) else line.decode()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: not a text in UTF-8 ({error.reason})") from error
+        return validate(cls, parse_json(text, where=where), where=where)
 
 
-def forget_metrics_after(run_dir: Path, step: int) -> None:
-    """Leave out of metrics.jsonl the lines of steps after `step`, which are trained again, and an unfinished
-    one.
+def forget_metrics_after(run_dir: Path, step: int) -> tuple[str, ...]:
+    """Leave out of metrics.jsonl the lines of steps after `step`, which are trained again, an unfinished one,
+    and those that cannot be read: a run goes on from its checkpoints, and they need none of these.
+
+    Returns:
+        What is wrong with lines that cannot be read, for people; the file as it was is then kept beside it.
 
     Raises:
-        InputError: a line that is not one; the file cannot be written.
+        InputError: the file cannot be read or written.
     """
     path = run_dir / METRICS_FILE
     if not path.exists():
-        return
-    text = path.read_text(encoding="utf-8")
-    whole = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    kept = "".join(line for line in whole if StepMetrics.from_line(line, where=str(path)).step <= step)
-    if kept != text:
-        write_text(path, kept)
+        return ()
+    kept, problems = [], []
+    for number, line in _whole_lines(path):
+        try:
+            if StepMetrics.from_line(line, where=f"{path}:{number}").step <= step:
+                kept.append(line)
+        except InputError as error:
+            problems.append(error.message)
+    before, after = path.read_bytes(), b"".join(kept)
+    if problems:
+        damaged = path.with_name(DAMAGED_METRICS_FILE)
+        with written_whole(damaged) as file:
+            file.write(before)
+        problems = [*problems[:SHOWN_LINES], *_more(problems), f"left out; as it was it is in {damaged}"]
+    if after != before:
+        with written_whole(path) as file:
+            file.write(after)
+    return tuple(problems)
+
+
+def _more(problems: list[str]) -> list[str]:
+    left = len(problems) - SHOWN_LINES
+    return [f"and {counted(left, 'line')} more that cannot be read"] if left > 0 else []
+
+
+def last_step(run_dir: Path) -> int | None:
+    """The step of the last whole line of metrics.jsonl; None where there is none.
+
+    Raises:
+        InputError: it is not one.
+    """
+    path = run_dir / METRICS_FILE
+    if not path.exists():
+        return None
+    *_, (number, line) = ((0, b""), *_whole_lines(path))
+    return StepMetrics.from_line(line, where=f"{path}:{number}").step if number else None
+
+
+def _whole_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """A file's lines that have their end, by number from 1.
+
+    Raises:
+        InputError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if line.endswith(b"\n"):
+                    yield number, line
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def read_metrics(run_dir: Path) -> Iterator[StepMetrics]:
@@ -117,10 +173,8 @@ def read_metrics(run_dir: Path) -> Iterator[StepMetrics]:
     path = run_dir / METRICS_FILE
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
-            if line.endswith("\n"):
-                yield StepMetrics.from_line(line, where=f"{path}:{number}")
+    for number, line in _whole_lines(path):
+        yield StepMetrics.from_line(line, where=f"{path}:{number}")
 
 
 class Comparison(Model):

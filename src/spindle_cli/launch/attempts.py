@@ -16,6 +16,7 @@ from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.finished import require_done, require_trained
 from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.progress import live_progress
 from spindle_cli.launch.watching.signals import Signals
@@ -86,7 +87,15 @@ class Attempts:
                 ending = run_launch(launch, poll, self._head_start)
             except WorkerLostError as stuck:
                 return stuck
-        return None if ending.code == 0 else failure_of(launch, ending.stuck)
+        if ending.code != 0:
+            return failure_of(launch, ending.stuck, code=ending.code, ranks=self._ranks)
+        try:
+            require_done(launch, self._ranks)
+            if launch.node_rank == 0:
+                require_trained(launch.run_dir, total_steps)
+        except RunFailedError as unfinished:
+            return unfinished
+        return None
 
     def _again(self, failure: RunFailedError) -> Launch:
         launch = self._launch
@@ -95,7 +104,8 @@ class Attempts:
         found = self._newest_checkpoint()
         step = None if found is None else found.checkpoint.step
         if launch.node_rank == 0:
-            forget_metrics_after(launch.run_dir, step or 0)
+            for problem in forget_metrics_after(launch.run_dir, step or 0):
+                self._say(f"warning: {problem}")
         start = self._start_of_all() if found is None else found.folder
         self._say(f"starting again from {start} ({self._failures} of {launch.restarts} restarts)")
         return build_again(launch, step)

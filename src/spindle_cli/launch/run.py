@@ -156,7 +156,7 @@ def start(
     """
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals() as signals:
-        launch = _with_folder(timed(_held(prepared, hold, say), prepared.begun_s), begins)
+        launch = _with_folder(timed(_held(prepared, hold, say), prepared.begun_s), begins, say)
         launch = hand_on(launch, prepared.workload.memo)
         signals.pass_on(launch.run_dir)
         attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, hold, head_start)
@@ -190,13 +190,14 @@ def _held(prepared: Prepared, hold: Hold, say: Say) -> Launch:
         say(f"another run has begun in the folder meanwhile; this one goes to {launch.run_dir}")
 
 
-def _with_folder(launch: Launch, begins: StartPoint | None) -> Launch:
+def _with_folder(launch: Launch, begins: StartPoint | None, say: Say) -> Launch:
     """Make the run's folder ready to go on in; the launch from where it begins."""
     if launch.request.resume:
         step = begins.found.checkpoint.step if begins is not None and begins.is_own else None
         launch = going_on(launch, step)
         forget_errors(launch.run_dir)
-        forget_metrics_after(launch.run_dir, step or 0)
+        for problem in forget_metrics_after(launch.run_dir, step or 0):
+            say(f"warning: {problem}")
     if begins is not None and not begins.is_own:
         launch = beginning_from(launch, begins.found.checkpoint.step)
     return launch

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.files.request import (
+    done_path,
     error_path,
     journal_path,
     memo_path,
@@ -73,14 +74,14 @@ def discard_unused(run_dir: Path) -> None:
 def forget_attempt(run_dir: Path, ranks: range, node_rank: int) -> None:
     """Remove what this node's workers left behind when the run was tried before: errors, exits, stacks."""
     for rank in ranks:
-        for path_of in (error_path, pid_path, stack_path, journal_path):
+        for path_of in (error_path, done_path, pid_path, stack_path, journal_path):
             path_of(run_dir, rank).unlink(missing_ok=True)
     (workers_dir(run_dir) / f"node-{node_rank}.exits.json").unlink(missing_ok=True)
 
 
 def forget_errors(run_dir: Path) -> None:
     """Remove what an earlier part of a resumed run has left behind, and what asked it to stop."""
-    endings = ("error.json", "pid", "stack", "journal", "room")
+    endings = ("error.json", "done", "pid", "stack", "journal", "room")
     for pattern in (*(f"rank-*.{ending}" for ending in endings), "node-*.exits.json"):
         for path in workers_dir(run_dir).glob(pattern):
             path.unlink(missing_ok=True)

@@ -13,13 +13,13 @@ import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
 from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError
 from spindle_cli.files.artifact import write_json
-from spindle_cli.files.request import WorkerError, error_path, log_path, pid_path, stack_path
+from spindle_cli.files.request import WorkerError, done_path, error_path, log_path, pid_path, stack_path
 from spindle_cli.process.parent_death import die_with_parent
 
 # Kept free on the disk, so that even the error of a full disk can be written down.
@@ -30,8 +30,9 @@ RESERVED_BYTES = 64 * 1024
 def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
     """A worker's whole life: its output goes to its log, and the process ends with the block.
 
-    It ends with code 0, or after an exception with its `WorkerError` written and its exit code. It also dies
-    with its parent (Linux), so that no run outlives its launcher; and SIGUSR1 lets it write where it is.
+    It ends with code 0 and says by a file that it has come to its end, or after an exception with its
+    `WorkerError` written and its exit code. It also dies with its parent (Linux), so that no run outlives its
+    launcher; and SIGUSR1 lets it write where it is.
     """
     redirect_output(log_path(run_dir, rank))
     die_with_parent()
@@ -49,6 +50,8 @@ def worker_session(run_dir: Path, rank: int) -> Iterator[None]:
         write_json(error_path(run_dir, rank), report)
         _leave(report.exit_code)
     reserve.unlink(missing_ok=True)
+    with suppress(FileNotFoundError):  # the folder was deleted: the launcher says so
+        done_path(run_dir, rank).touch()
     _leave(0)
 
 

@@ -19,6 +19,7 @@ from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.starting.process import run_launch
 from spindle_cli.launch.types import RUNTIME_WORKER, Launch, LaunchOptions
 from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.finished import require_done
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.verify.captured import CapturedRun, open_run
@@ -162,11 +163,12 @@ def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
         launch = hand_on(launch, memo)
     ending = run_launch(launch, lambda: None)
     if ending.code != 0:
-        failure = failure_of(launch, ending.stuck)
+        failure = failure_of(launch, ending.stuck, code=ending.code, ranks=range(launch.processes))
         said = failure.message.removeprefix("worker 0: ") if launch.processes == 1 else failure.message
         failed = RunFailedError(f"{name} failed: {said}", hint=failure.hint)
         failed.exit_code = failure.exit_code
         raise failed
+    require_done(launch, range(launch.processes))
 
 
 def capture_dir_of(launch: Launch) -> Path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from spindle_cli.errors import ExitCode, RunFailedError, WorkerLostError
-from spindle_cli.files.request import WorkerError, log_path, stack_path, workers_dir
+from spindle_cli.files.request import WorkerError, done_path, log_path, pid_path, stack_path, workers_dir
 from spindle_cli.launch.types import Launch, WorkerExit, WorkerExits
+from spindle_cli.launch.watching.finished import left_early
 from spindle_cli.launch.watching.stuck import StuckWorker, doing_of_all
 from spindle_cli.units import format_seconds
 
@@ -21,13 +22,38 @@ def read_errors(run_dir: Path) -> tuple[WorkerError, ...]:
     return tuple(sorted(errors, key=lambda error: error.time_s))
 
 
-def failure_of(launch: Launch, stuck: Sequence[StuckWorker] = ()) -> RunFailedError:
-    """The failure of a run that has ended badly, as one message; `stuck`: workers that did not move."""
+def failure_of(
+    launch: Launch, stuck: Sequence[StuckWorker] = (), *, code: int = 1, ranks: Iterable[int] = ()
+) -> RunFailedError:
+    """The failure of a run that has ended badly, as one message.
+
+    Args:
+        stuck: workers that did not move.
+        code: how the process ended that starts the workers.
+        ranks: of this node's workers.
+    """
     errors = read_errors(launch.run_dir)
     found = WorkerExits.read(launch.exits_file) if launch.exits_file.exists() else WorkerExits(exits=())
     if found.problem is not None and not errors:
         return WorkerLostError(found.problem, hint="See the other nodes' output, and the network.")
+    if code < 0 and not errors and not found.exits:
+        return _of_killed_command(-code)
+    if launch.exits_file.exists() and all(error.lost_peer for error in errors) and not stuck:
+        accounted = {error.rank for error in errors} | {died.rank for died in found.exits}
+        for rank in ranks:
+            begun, done = pid_path(launch.run_dir, rank), done_path(launch.run_dir, rank)
+            if rank not in accounted and begun.exists() and not done.exists():
+                return left_early(launch.run_dir, rank)
     return describe_failure(launch, errors, found.exits, stuck)
+
+
+def _of_killed_command(number: int) -> RunFailedError:
+    """The workers ended with it, and had no time to say anything."""
+    name = signal.Signals(number).name
+    return WorkerLostError(
+        f"the process that starts the workers (torchrun) was killed by signal {number} ({name})",
+        hint="The kernel kills what takes too much memory (see `dmesg`), and so may a job scheduler.",
+    )
 
 
 def describe_failure(

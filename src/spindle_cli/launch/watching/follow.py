@@ -30,4 +30,4 @@ class MetricsFollower:
             read = file.read()
         self._offset += len(read)
         *lines, self._rest = (self._rest + read).split(b"\n")
-        return [StepMetrics.from_line(line.decode(), where=str(self._path)) for line in lines]
+        return [StepMetrics.from_line(line, where=str(self._path)) for line in lines]
