@@ -10,6 +10,7 @@ import psutil
 
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
+from spindle_cli.process.cores import usable_cores
 from spindle_cli.process.environment import chosen_threads
 from spindle_cli.units import MIB, format_bytes
 
@@ -17,11 +18,6 @@ from spindle_cli.units import MIB, format_bytes
 WORKER_BYTES = 250 * MIB
 # Logs, metrics and request files, with room to spare.
 RUN_FILES_BYTES = 64 * MIB
-
-
-def usable_cores() -> int:
-    """CPU cores that this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def threads_per_worker(plan: Plan, processes: int) -> int:

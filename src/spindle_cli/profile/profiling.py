@@ -14,12 +14,13 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.compiled import require_compiler
 from spindle_cli.operators.tensor_parallel import kept_whole
+from spindle_cli.process.cores import usable_cores
 from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
 from spindle_cli.profile.machine.devices import Precision, device_peak
-from spindle_cli.profile.machine.machine import DeviceType, device_of_type, usable_cores
+from spindle_cli.profile.machine.machine import DeviceType, device_of_type
 from spindle_cli.profile.measuring.measure import MeasureSettings, measure, shared_limits
 from spindle_cli.profile.measuring.reuse import Reused
 from spindle_cli.profile.numeric_check import NumericCheck

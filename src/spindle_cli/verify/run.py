@@ -13,7 +13,7 @@ from spindle_cli.files.request import DtypeName
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.checks import find_workload, require_valid
-from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker, usable_cores
+from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
 from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
 from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.starting.process import run_launch
@@ -22,6 +22,7 @@ from spindle_cli.launch.watching.cause import failure_of
 from spindle_cli.launch.watching.finished import require_done
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
+from spindle_cli.process.cores import usable_cores
 from spindle_cli.verify.captured import CapturedRun, open_run
 from spindle_cli.verify.folder import captured_bytes, verify_folder
 from spindle_cli.verify.losses import compare_losses

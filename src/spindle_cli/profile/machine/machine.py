@@ -16,24 +16,11 @@ from spindle_cli.profile.types import Device
 DeviceType = Literal["cpu", "cuda"]
 
 
-_CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # "<microseconds or max> <period>": what a container may use
-
-
 def own_cores() -> frozenset[int]:
     """Numbers of the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
-
-
-def usable_cores() -> int:
-    """Cores that this process may use: of its affinity, and of its container's quota, at least one."""
-    cores = len(own_cores())
-    if _CGROUP_QUOTA.is_file():
-        quota, period = _CGROUP_QUOTA.read_text(encoding="ascii").split()
-        if quota != "max":
-            cores = min(cores, int(quota) // int(period))
-    return max(cores, 1)
 
 
 def cpu_model() -> str:

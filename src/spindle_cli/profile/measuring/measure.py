@@ -14,13 +14,13 @@ from rich.console import Console
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.artifact import sha256_of, write_json
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.process.cores import usable_cores
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.machine.machine import (
     DeviceType,
     cpu_model,
     describe_device,
     own_cores,
-    usable_cores,
 )
 from spindle_cli.profile.measuring.beside import load_times, processor_costs, turns_beside
 from spindle_cli.profile.measuring.messages import WorkerSettings

@@ -1,0 +1,71 @@
+"""How many CPU cores a process may use: its affinity, and the time that its container grants it.
+
+Linux's control groups (cgroups) limit a container to so many microseconds of processor time in each period,
+over all its cores (kernel documentation, admin-guide/cgroup-v2.rst "cpu.max" and scheduler/sched-bwc.rst).
+Affinity does not show that.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUPS = Path("/proc/self/cgroup")
+
+_Reader = Callable[[Path], float | None]
+
+
+def usable_cores() -> int:
+    """CPU cores that this process may use, at least one; a part of a core that is granted does not count."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    granted = granted_cores()
+    return allowed if granted is None else max(1, min(allowed, int(granted)))
+
+
+def granted_cores(root: Path = _CGROUPS, own_groups: Path = _OWN_GROUPS) -> float | None:
+    """Cores' worth of time that the process's control groups grant; None: as much as there is.
+
+    Of a group and all around it the least counts. Inside a container the files of its own group are at the
+    root, whatever the group is called outside.
+    """
+    try:
+        lines = own_groups.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    limits: list[float] = []
+    for line in lines:
+        _, controllers, group = (*line.split(":", 2), "", "")[:3]
+        if not controllers:  # version 2
+            limits += _limits(root, group, _version_2)
+        elif "cpu" in controllers.split(","):
+            for folder in dict.fromkeys((controllers, "cpu", "cpu,cpuacct")):
+                limits += _limits(root / folder, group, _version_1)
+    return min(limits, default=None)
+
+
+def _limits(root: Path, group: str, read: _Reader) -> Iterator[float]:
+    """Of a group and all around it, up to the root."""
+    parts = [part for part in group.split("/") if part not in ("", "..")]
+    for count in range(len(parts), -1, -1):
+        try:
+            limit = read(root.joinpath(*parts[:count]))
+        except (OSError, ValueError):
+            continue  # not there, or not to be read: no limit that we know of
+        if limit is not None:
+            yield limit
+
+
+def _version_2(folder: Path) -> float | None:
+    quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+    return None if quota == "max" else _cores(int(quota), int(period))
+
+
+def _version_1(folder: Path) -> float | None:
+    quota = int((folder / "cpu.cfs_quota_us").read_text(encoding="utf-8"))
+    return _cores(quota, int((folder / "cpu.cfs_period_us").read_text(encoding="utf-8")))
+
+
+def _cores(quota_us: int, period_us: int) -> float | None:
+    return quota_us / period_us if quota_us > 0 and period_us > 0 else None
