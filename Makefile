@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo fuzz-models test test-gpu check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo fuzz-models test test-strict test-gpu check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -24,6 +24,9 @@ test: $(SETUP)  ## the whole test suite
 	@# Tests that start workers run one after another, the others two at a time; 5 is pytest's "no such tests".
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
 	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
+
+test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
+	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)
 
 test-gpu: $(SETUP)  ## the tests that need a GPU; skipped with a reason where there is none
 	$(PYTHON) -m pytest -rs tests/gpu $(TEST_ARGS)

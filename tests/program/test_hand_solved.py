@@ -4,11 +4,20 @@ takes its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
+from helpers.hanging_programs import (
+    chain,
+    changed,
+    cycle,
+    move,
+    over_one_communicator,
+    step_of,
+    with_early_receive,
+    with_receives_ahead,
+)
 from helpers.little_executor import FailsError, Rules, execute
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.profile.types import CurvePoint
@@ -16,21 +25,7 @@ from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.proof.proof_run import check_run
-from spindle_cli.program.types import Action, Kind, Program, StepSettings
-
-
-def changed(program: Program, device: int, change: Callable[[list[Action]], object]) -> Program:
-    actions = list(program.actions[device])
-    change(actions)
-    return replace(program, actions={**program.actions, device: tuple(actions)})
-
-
-def step_of(program: Program, device: int, *kinds: Kind) -> int:
-    return next(step for step, action in enumerate(program.actions[device]) if action.kind in kinds)
-
-
-def move(first: int, second: int) -> Callable[[list[Action]], None]:
-    return lambda actions: actions.insert(second, actions.pop(first))
+from spindle_cli.program.types import Kind, Program, StepSettings
 
 
 def runs(program: Program, rules: Rules) -> bool:
@@ -44,30 +39,6 @@ def runs(program: Program, rules: Rules) -> bool:
 def assert_accepted(program: Program) -> None:
     prove(program)
     assert all(runs(program, rules) for rules in Rules)
-
-
-def chain() -> Program:
-    """Slice 0 on device 0 hands to slice 1 on device 1."""
-    net = metaop_of("task/net", 2, {1: 1.0})
-    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
-    return link(plan_of(profile_of(net), cluster_of(2), waves))
-
-
-def with_early_receive(program: Program) -> Program:
-    """Device 0 posts the receive of its gradient before the sum of the losses."""
-    losses, receive = (step_of(program, 0, kind) for kind in (Kind.LOSSES, Kind.RECV_GRAD))
-    return changed(program, 0, move(receive, losses))
-
-
-def over_one_communicator(program: Program) -> Program:
-    """The same, with all transfers over the communicator of everyone."""
-    actions = {
-        device: tuple(
-            action if action.transfer is None else replace(action, communicator=0) for action in own
-        )
-        for device, own in program.actions.items()
-    }
-    return replace(program, actions=actions)
 
 
 def test_a_chain_whose_transfers_share_the_communicator_of_the_losses_is_refused() -> None:
@@ -96,22 +67,12 @@ def test_a_chain_that_posts_a_receive_before_the_losses_is_refused_whatever_it_g
 
 
 def test_a_cycle_of_three_devices_that_receive_before_they_send_is_refused() -> None:
-    """Three chains, 0 -> 1, 1 -> 2 and 2 -> 0: each device hands on what it has made, and takes the next
-    one's. With every receive ahead of the device's own send no first message is left.
-    """
-    nets = [metaop_of(f"task{number}/net", 2, {1: 1.0}) for number in range(3)]
-    waves = [
-        [slice_of(net, (0, 1), (number,), 0.0) for number, net in enumerate(nets)],
-        [slice_of(net, (1, 2), ((number + 1) % 3,), 1.0) for number, net in enumerate(nets)],
-    ]
-    program = link(plan_of(profile_of(*nets), cluster_of(3), waves))
-    assert_accepted(program)
-    for device in range(3):
-        program = changed(program, device, move(step_of(program, device, Kind.RECV), 0))
-    assert not runs(program, Rules.NCCL)
-    assert runs(program, Rules.GLOO)
+    assert_accepted(cycle())
+    ahead = with_receives_ahead(cycle())
+    assert not runs(ahead, Rules.NCCL)
+    assert runs(ahead, Rules.GLOO)
     with pytest.raises(ProgramError, match="3 of 3 devices wait for ever"):
-        prove(program)
+        prove(ahead)
 
 
 def two_sums(settings: StepSettings) -> Program:

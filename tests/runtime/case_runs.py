@@ -82,11 +82,13 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     return request
 
 
-def run_cases(cases: Sequence[Case], num_workers: int, folder: Path, *, fails: bool) -> None:
+def run_cases(
+    cases: Sequence[Case], num_workers: int, folder: Path, *, fails: bool, backend: str | None = None
+) -> None:
     """Run all cases, in their order, in one set of processes under torchrun, each in its own folder below
     `folder`.
 
-    `fails`: the last one ends the workers with an error.
+    `fails`: the last one ends the workers with an error. `backend`: in gloo's place.
     """
     for number, case in enumerate(cases):
         prepare(case, num_workers, folder / case.name)
@@ -97,6 +99,8 @@ def run_cases(cases: Sequence[Case], num_workers: int, folder: Path, *, fails: b
     command = [sys.executable, *launcher, "-m", "many_worker", str(folder)]
     path = os.pathsep.join(str(each) for each in (HERE, HERE.parent, SOURCE))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    if backend is not None:
+        environment["SPINDLE_BACKEND"] = backend
     done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
     logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("workers/*.log")))
     assert (done.returncode != 0) == fails, f"{done.stderr[-2000:]}\n{logs}"

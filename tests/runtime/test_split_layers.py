@@ -48,11 +48,9 @@ def plain_run(folder: Path, case: Case) -> PlainRun:
     return train_plainly(str(folder / case.name / "workload.yaml"), STEPS, dtype_of(case))
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
-def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_workers: Path) -> None:
-    folder, tolerance = four_split_workers / case.name, TOLERANCE[case.dtype]
-    plain = plain_run(four_split_workers, case)
+def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
+    """A run of four workers that hold fragments is that of a plain loop."""
+    tolerance = TOLERANCE[case.dtype]
     for line, expected in zip(read_metrics(folder), plain.losses, strict=True):
         assert line.task_losses == pytest.approx(expected, rel=tolerance)
     found = {parse_key(key)[0] for rank in captured(folder, "gradients", 4) for key in rank}
@@ -61,6 +59,12 @@ def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_wor
         assert close(tensor, expectation, tolerance), what
     for what, tensor, expectation in pairs(folder, "final", plain.final):
         assert close(tensor, expectation, tolerance), what
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
+def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_workers: Path) -> None:
+    check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
 
 
 @pytest.mark.processes

@@ -1,0 +1,73 @@
+"""The strict backend stops what NCCL would stop, by its timeout, and the runtime trains the same model over
+it: one process run, and programs without models in threads.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from case_runs import STEPS, dtype_of, run_cases
+from plain_loop import train_plainly
+from split_cases import EXACT as EXACT_SPLIT
+from test_split_layers import check_split_against
+
+from helpers.hanging_programs import (
+    chain,
+    cycle,
+    over_one_communicator,
+    with_early_receive,
+    with_receives_ahead,
+)
+from helpers.strict_threads import run_in_threads
+from spindle_cli.plan.file import read_plan
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.types import Program, StepSettings
+from spindle_cli.runtime.communication.strict_backend import SERIAL, STRICT
+
+SHORT_S = 0.5
+# All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes.
+CASE = next(case for case in EXACT_SPLIT if case.name == "accumulated")
+PLAN = Path(__file__).parents[2] / "examples" / "ci" / "plan.yaml"
+
+
+@pytest.mark.parametrize("backend", ["gloo", STRICT, SERIAL])
+@pytest.mark.parametrize("program", [chain(), cycle()], ids=["chain", "cycle"])
+def test_linked_programs_run_over_every_backend(program: Program, backend: str) -> None:
+    run_in_threads(program, backend)
+
+
+@pytest.mark.parametrize(
+    ("program", "backend"),
+    [
+        (over_one_communicator(with_early_receive(chain())), STRICT),
+        (with_receives_ahead(cycle()), STRICT),
+        (with_early_receive(chain()), SERIAL),
+    ],
+    ids=["chain", "cycle", "one-room"],
+)
+def test_programs_in_other_orders_hang_over_a_strict_backend_alone(program: Program, backend: str) -> None:
+    """As transfers once were: on the losses' communicator, receives as early as there is memory for them."""
+    run_in_threads(program, "gloo")
+    begin_s = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"(?i)timed? ?out|closed"):
+        run_in_threads(program, backend, SHORT_S)
+    assert time.monotonic() - begin_s >= SHORT_S
+
+
+@pytest.mark.processes
+def test_workers_train_the_model_of_a_plain_loop_with_room_for_one_operation(tmp_path: Path) -> None:
+    """A step's programs in full, by workers that each run all that they post one after another."""
+    run_cases([CASE], 4, tmp_path, fails=False, backend=SERIAL)
+    folder = tmp_path / CASE.name
+    plain = train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(CASE))
+    check_split_against(plain, CASE, folder)
+
+
+def test_the_plan_of_the_example_for_ci_is_proved_and_runs_with_room_for_one_operation() -> None:
+    """16 devices, shared towers, encoders on other devices than the losses."""
+    program = link(read_plan(PLAN), settings=StepSettings(sharded=True, clips=True))
+    prove(program)
+    run_in_threads(program, SERIAL)
