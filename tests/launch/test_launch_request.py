@@ -52,6 +52,7 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "checkpoint_every": None,
             "keep": 3,
             "async_checkpoints": False,
+            "datasets": {},
             "device_type": "cpu",
             "backend": "gloo",
             "threads": 1,

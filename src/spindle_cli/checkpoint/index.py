@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 from spindle_cli.checkpoint.dtypes import DTYPES
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model, read_data
+from spindle_cli.files.request import SeenData
 from spindle_cli.workload.file import TrainSettings
 
 INDEX_FILE = "checkpoint.json"
@@ -49,10 +50,11 @@ class Shard(Model):
 
 
 class TrainedTask(Model):
-    """What a task counted for in each step."""
+    """What a task counted for in each step. `data`: what was seen of its dataset; None: nobody has looked."""
 
     batch_size: int
     weight: float
+    data: SeenData | None = None
 
 
 class Checkpoint(Artifact):

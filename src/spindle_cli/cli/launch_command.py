@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
 from spindle_cli.cli.launch_options import (
+    AllowChangedDataOption,
     AsyncOption,
     CheckpointEveryOption,
     DryRunOption,
@@ -47,6 +48,7 @@ def launch(
     steps: StepsOption = None,
     run_dir: RunDirOption = None,
     resume: ResumeOption = False,
+    allow_changed_data: AllowChangedDataOption = False,
     begin_from: FromOption = None,
     checkpoint_every: CheckpointEveryOption = None,
     keep: KeepOption = 3,
@@ -83,6 +85,8 @@ def launch(
 
     if async_checkpoints and checkpoint_every is None:
         raise UsageError("--async-checkpoints is for --checkpoint-every")
+    if allow_changed_data and not resume:
+        raise UsageError("--allow-changed-data is for --resume")
     if (nproc is not None or profile is not None) and not elastic:
         raise UsageError("--nproc and --profile are for --elastic")
     if trace is not None:
@@ -123,7 +127,13 @@ def launch(
         if dry_run:
             output.report(as_json, prepared.launch, shell_script(prepared.launch))
             return
-        start = partial(train, or_anew=elastic and not resume, hold=hold, head_start=head_start)
+        start = partial(
+            train,
+            or_anew=elastic and not resume,
+            allows_changed_data=allow_changed_data,
+            hold=hold,
+            head_start=head_start,
+        )
         prepared, report = (prepared, start(prepared)) if fewer is None else fewer.train(prepared, start)
     if trace is not None:
         output.note(_write_trace(trace, prepared.plan, Path(report.run_dir)))
@@ -139,7 +149,9 @@ def _write_trace(path: Path, plan: Plan, run_dir: Path) -> str:
     return "the trace is written on node 0, where rank 0 is"
 
 
-def train(prepared: Prepared, *, or_anew: bool, hold: Hold, head_start: HeadStart) -> RunReport:
+def train(
+    prepared: Prepared, *, or_anew: bool, allows_changed_data: bool, hold: Hold, head_start: HeadStart
+) -> RunReport:
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
     from spindle_cli.launch.start_point import describe_folder
@@ -150,7 +162,7 @@ def train(prepared: Prepared, *, or_anew: bool, hold: Hold, head_start: HeadStar
     unchecked = describe_unchecked(prepared.plan.unchecked)
     if unchecked is not None:
         output.note(unchecked)
-    begins = run.start_point(prepared, or_anew=or_anew)
+    begins = run.start_point(prepared, or_anew=or_anew, allows_changed_data=allows_changed_data)
     if begins is not None:
         for skipped in begins.found.skipped:
             output.note(f"warning: {skipped}")

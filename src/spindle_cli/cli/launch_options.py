@@ -20,6 +20,13 @@ RunDirOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on from the run's newest checkpoint.")]
+AllowChangedDataOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changed-data",
+        help="With --resume: go on though a task's data is another than the run was trained on.",
+    ),
+]
 FromOption = Annotated[
     Path | None,
     typer.Option(

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.files.artifact import Artifact
+from spindle_cli.files.artifact import Artifact, Model
 
 STOP_FILE = "stop"
 CaptureStage = Literal["initial", "gradients", "final"]
@@ -19,6 +19,13 @@ CaptureStage = Literal["initial", "gradients", "final"]
 TIMELINE_STEPS = 3
 
 DtypeName = Literal["float32", "float64"]
+
+
+class SeenData(Model):
+    """What was seen of a task's dataset: how many samples it has, and digests of some, by index."""
+
+    num_samples: Annotated[int, Field(ge=0)]
+    samples: dict[int, str] = Field(default_factory=dict)
 
 
 class RunRequest(Artifact):
@@ -36,6 +43,7 @@ class RunRequest(Artifact):
             other tasks. `begin_step`: after this step; None: from its newest.
         checkpoint_every: steps from one checkpoint to the next; None: only at the end. `keep`: how many are
             kept. `async_checkpoints`: they are written while training goes on.
+        datasets: what was seen of each task's data, for the checkpoints.
         device_type: torch device type of every worker, 'cpu' or 'cuda'.
         backend: of torch.distributed, 'gloo' or 'nccl'.
         threads: torch threads of each process.
@@ -65,6 +73,7 @@ class RunRequest(Artifact):
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     keep: Annotated[int, Field(ge=1)] = 3
     async_checkpoints: bool = False
+    datasets: dict[str, SeenData] = Field(default_factory=dict)
     device_type: str = "cpu"
     backend: Literal["gloo", "nccl"] = "gloo"
     threads: Annotated[int, Field(ge=1)] = 1

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from spindle_cli.checkpoint.files import locate_checkpoint
 from spindle_cli.files.cluster import Backend
-from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, workers_dir
+from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, SeenData, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import is_chosen
@@ -79,6 +80,12 @@ def timed(launch: Launch, begun_s: float) -> Launch:
     """The same launch, which started its workers now after it had begun at `begun_s`."""
     update = {"begun_s": begun_s, "started_s": time.time()}
     return launch.model_copy(update={"request": launch.request.model_copy(update=update)})
+
+
+def with_datasets(launch: Launch, datasets: Mapping[str, SeenData]) -> Launch:
+    """The same launch, whose workers note in its checkpoints what was seen of the data."""
+    request = launch.request.model_copy(update={"datasets": dict(datasets)})
+    return launch.model_copy(update={"request": request})
 
 
 def beginning_from(launch: Launch, step: int) -> Launch:

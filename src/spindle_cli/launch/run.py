@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from rich.console import Console
 
+from spindle_cli.files.request import SeenData
 from spindle_cli.files.run_files import forget_metrics_after
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import (
@@ -18,6 +19,7 @@ from spindle_cli.launch.build import (
     going_on,
     start_method,
     timed,
+    with_datasets,
     worker_environment,
 )
 from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
@@ -55,6 +57,17 @@ class Prepared:
     run: str
     choose: Callable[[], Path]
     launch_in: Callable[[Path], Launch]
+
+    @cached_property
+    def datasets(self) -> dict[str, SeenData]:
+        """What is seen of each task's data now.
+
+        Raises:
+            WorkloadError: a dataset is not map-style.
+        """
+        from spindle_cli.workload.training.seen_data import look_at
+
+        return {task.name: look_at(task) for task in self.workload.graph.workload.tasks}
 
     @property
     def ranks(self) -> range:
@@ -128,10 +141,19 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     )
 
 
-def start_point(prepared: Prepared, *, or_anew: bool = False) -> StartPoint | None:
+def start_point(
+    prepared: Prepared, *, or_anew: bool = False, allows_changed_data: bool = False
+) -> StartPoint | None:
     """The checkpoint from which the run will go on; see `find_start`."""
     request = prepared.launch.request
-    return find_start(request, prepared.workload, prepared.total_steps, or_anew=or_anew)
+    return find_start(
+        request,
+        prepared.workload,
+        prepared.total_steps,
+        prepared.datasets,
+        or_anew=or_anew,
+        allows_changed_data=allows_changed_data,
+    )
 
 
 def start(
@@ -157,7 +179,7 @@ def start(
     progress = (prepared.total_steps, prepared.samples_per_step)
     with heeding_signals() as signals:
         launch = _with_folder(timed(_held(prepared, hold, say), prepared.begun_s), begins, say)
-        launch = hand_on(launch, prepared.workload.memo)
+        launch = hand_on(with_datasets(launch, prepared.datasets), prepared.workload.memo)
         signals.pass_on(launch.run_dir)
         attempts = Attempts(launch, prepared.ranks, signals, console, say, progress, hold, head_start)
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from spindle_cli.checkpoint.files import (
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
-from spindle_cli.files.request import RunRequest
+from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.launch.checks import FoundWorkload
 
@@ -29,7 +29,7 @@ _UNSAID = ("steps", "shard_optimizer")
 class StartPoint:
     """The checkpoint that a run goes on from. `is_own`: the run's, and not another's.
 
-    `lines`: what is taken over from another run and what is not, for people.
+    `lines`: what is taken over from another run and what is not, and data that has changed, for people.
     """
 
     found: FoundCheckpoint
@@ -38,14 +38,24 @@ class StartPoint:
 
 
 def find_start(
-    request: RunRequest, workload: FoundWorkload, total_steps: int, *, or_anew: bool
+    request: RunRequest,
+    workload: FoundWorkload,
+    total_steps: int,
+    datasets: Mapping[str, SeenData],
+    *,
+    or_anew: bool,
+    allows_changed_data: bool,
 ) -> StartPoint | None:
     """The checkpoint from which a run will go on; None where it starts anew.
 
-    `or_anew`: it starts anew also where it was to go on, but has saved none.
+    Args:
+        datasets: what is seen of each task's data now.
+        or_anew: it starts anew also where it was to go on, but has saved none.
+        allows_changed_data: it goes on though its data is another than before.
 
     Raises:
-        InputError: there is none, or it is at the run's end already, or it cannot be taken over.
+        InputError: there is none, or it is at the run's end already, or it cannot be taken over; or a task's
+            data has changed.
         WorkloadError: the optimizer cannot be made.
     """
     has_own = any((request.run_dir / CHECKPOINTS_DIR).glob("step-*"))
@@ -53,12 +63,32 @@ def find_start(
         found = find_checkpoint(request.run_dir, reads_all=True)
         require_same_workload(found.checkpoint, workload.graph.fingerprint, found.folder)
         require_steps_left(found, total_steps)
-        return StartPoint(found, is_own=True)
+        lines = changed_data(found.checkpoint, datasets)
+        if lines and not allows_changed_data:
+            raise InputError(
+                "\n  ".join((f"{found.folder}: the data is not what the run was trained on:", *lines)),
+                hint="Put it back, or go on with what is there now with --allow-changed-data.",
+            )
+        return StartPoint(found, is_own=True, lines=lines)
     if request.begin_from is None:
         return None
     found = find_checkpoint(request.begin_from, step=request.begin_step, reads_all=True)
     require_steps_left(found, total_steps)
-    return StartPoint(found, is_own=False, lines=_take_over(found, workload))
+    lines = (*_take_over(found, workload), *changed_data(found.checkpoint, datasets))
+    return StartPoint(found, is_own=False, lines=lines)
+
+
+def changed_data(checkpoint: Checkpoint, datasets: Mapping[str, SeenData]) -> tuple[str, ...]:
+    """Tasks whose data is another than when the checkpoint was saved, with how, for people."""
+    from spindle_cli.workload.training.seen_data import changes
+
+    before = {name: task.data for name, task in checkpoint.tasks.items()}
+    return tuple(
+        f"task {name}: {line}"
+        for name, now in datasets.items()
+        if (seen := before.get(name)) is not None
+        for line in changes(seen, now)
+    )
 
 
 def _take_over(found: FoundCheckpoint, workload: FoundWorkload) -> tuple[str, ...]:
@@ -133,5 +163,5 @@ def describe_folder(start: StartPoint) -> str:
     """Where the run goes on, as a line for people."""
     folder: Path = start.found.folder
     if start.is_own:
-        return f"going on from {folder}"
+        return "\n  ".join((f"going on from {folder}", *start.lines))
     return "\n  ".join((f"beginning from {folder}, after step {start.found.checkpoint.step}", *start.lines))

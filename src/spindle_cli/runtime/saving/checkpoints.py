@@ -112,7 +112,11 @@ class Checkpoints:
             workload=self._request.workload,
             fingerprint=graph.fingerprint,
             tasks={
-                task.name: TrainedTask(batch_size=task.batch_size, weight=task.weight)
+                task.name: TrainedTask(
+                    batch_size=task.batch_size,
+                    weight=task.weight,
+                    data=self._request.datasets.get(task.name),
+                )
                 for task in graph.workload.tasks
             },
             aliases=ParameterTable.of(graph).aliases,
