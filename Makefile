@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo fuzz-models test test-strict test-gpu check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo fuzz-models test test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -39,6 +39,9 @@ check: $(SETUP)  ## lint, format and types
 format: $(SETUP)  ## format the code and sort its imports
 	$(VENV)/bin/ruff check --fix-only .
 	$(VENV)/bin/ruff format .
+
+gpu-check: $(SETUP)  ## everything that only a GPU can show, in less than ten minutes: a table, and build/gpu-check.json
+	$(PYTHON) scripts/gpu_check.py $(GPU_CHECK_ARGS)
 
 bench: bench-plan bench-predictions bench-runtime bench-gpu  ## every benchmark
 

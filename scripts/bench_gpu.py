@@ -19,18 +19,17 @@ from pathlib import Path
 
 import torch
 import yaml
+from gpu_bench.record import share_of_peak
 from paper_profiles import ROOT, WORKLOADS
 
 from spindle_cli.files.run_files import PREDICTED_FILE, Comparison, PredictedVsMeasured
 from spindle_cli.files.writing import write_text
-from spindle_cli.profile.machine.devices import Precision, cluster_device_name, device_peak, listed_devices
+from spindle_cli.profile.machine.devices import Precision, cluster_device_name
 from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB, format_seconds
 
 NO_PLAN = 4
-# A backward pass works twice as much as the forward pass: gradients of inputs and of parameters.
-PASSES = 3
 
 
 @dataclass(frozen=True)
@@ -154,13 +153,11 @@ def _page(name: str, results: Sequence[Trained]) -> Iterator[str]:
 
 def _shares(name: str, trained: Trained) -> Iterator[str]:
     precision: Precision = "float32" if trained.profile.environment["precision"] == "float32" else "bfloat16"
-    peak = device_peak(name).flops_per_s[precision] if name in listed_devices() else None
     for metaop in trained.profile.metaops:
         point = metaop.curve[0]
-        if peak is None or not metaop.flops_per_op:
-            continue
-        share = PASSES * metaop.flops_per_op / point.num_devices / point.op_s / peak
-        yield f"| {trained.workload} {metaop.name} | {format_seconds(point.op_s)} | {share:.0%} |"
+        share = share_of_peak(name, precision, metaop, point.num_devices, point.op_s)
+        if share is not None:
+            yield f"| {trained.workload} {metaop.name} | {format_seconds(point.op_s)} | {share:.0%} |"
 
 
 if __name__ == "__main__":

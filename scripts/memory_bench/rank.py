@@ -16,11 +16,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from runtime_bench import plain_training
+from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime import training
+from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.worker import connected, train_plan
 from spindle_cli.workload.building.load import load
 
@@ -55,7 +57,17 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
             train(self, steps)
         peak = live.peak
 
-    with mock.patch.object(training.Trainer, "train", measured):
+    fetch = Feed._fetch_up_to
+
+    def unseen(self: Feed, number: int) -> None:
+        # What a dataset keeps in memory is not the device's; a batch is seen where it is used.
+        with _disable_current_modes():
+            fetch(self, number)
+
+    with (
+        mock.patch.object(training.Trainer, "train", measured),
+        mock.patch.object(Feed, "_fetch_up_to", unseen),
+    ):
         train_plan(request, environment, device)
     return peak
 
