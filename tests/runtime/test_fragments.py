@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ def test_keys_name_parts_as_slices_are_written() -> None:
 def test_verify_compares_every_ranks_copy_of_every_fragment(tmp_path: Path) -> None:
     """Rank 0 has the upper half, ranks 1 and 2 the lower one; rank 2's is another."""
     upper, lower = Fragment(0, 0, 2), Fragment(0, 2, 4)
-    stages: tuple[CaptureStage, ...] = ("initial", "gradients", "final")
+    stages: tuple[CaptureStage, ...] = get_args(CaptureStage)
     held = [(upper, 0.0), (lower, 0.0), (lower, 1.0)]
     for rank, (fragment, off) in enumerate(held):
         for stage in stages:

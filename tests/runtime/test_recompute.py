@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from spindle_cli.runtime.step.recompute import ChangedBuffers, run_recomputed
+from spindle_cli.runtime.step.recompute import ChangedState, run_recomputed
 
 
 class Chancy(nn.Module):
@@ -102,19 +102,21 @@ class Table(nn.Module):
 )
 def test_only_buffers_that_change_are_copied(training: bool, kept: set[str]) -> None:
     module = Table().train(training)
-    changed = ChangedBuffers(module)
+    changed = ChangedState(module)
     first, _ = changed.contexts()
     with first:
         module(torch.randn(4, 6))
     names = {id(buffer): name for name, buffer in module.named_buffers()}
-    assert {names[id(buffer)] for buffer, _ in changed._before} - {"norm.num_batches_tracked"} == kept
-    assert all(not torch.equal(buffer, before) for buffer, before in changed._before)
+    assert changed.before is not None
+    copied = changed.before.buffers
+    assert {names[id(buffer)] for buffer, _ in copied} - {"norm.num_batches_tracked"} == kept
+    assert all(not torch.equal(buffer, before) for buffer, before in copied)
 
 
 def test_buffers_in_memory_that_is_not_torchs_are_put_back_too() -> None:
     module = Table()
     module.norm.running_mean = torch.from_numpy(numpy.zeros(6, dtype="float32"))
-    changed = ChangedBuffers(module)
+    changed = ChangedState(module)
     first, again = changed.contexts()
     x = torch.randn(4, 6)
     with first:

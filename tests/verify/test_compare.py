@@ -18,6 +18,7 @@ from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.verify.captured import CapturedRun, open_run
 from spindle_cli.verify.losses import compare_losses
 from spindle_cli.verify.parameters import (
+    compare_buffers,
     compare_final,
     compare_gradients,
     compare_initial,
@@ -33,7 +34,9 @@ Stages = Mapping[str, Mapping[str, Tensor]]
 def stages(final: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None = None) -> Stages:
     initial = {name: torch.ones_like(tensor) for name, tensor in final.items()}
     given = {name: torch.ones_like(tensor) for name, tensor in final.items()}
-    return {"initial": initial, "gradients": given if gradients is None else gradients, "final": final}
+    given = given if gradients is None else gradients
+    buffers: dict[str, Mapping[str, Tensor]] = {"initial-buffers": {}, "final-buffers": {}}
+    return {"initial": initial, "gradients": given, "final": final, **buffers}
 
 
 @contextmanager
@@ -176,3 +179,29 @@ def test_a_missing_step_task_or_number_is_a_failure() -> None:
     ]
     assert not compare_losses([metrics(1, math.nan, 1.0)], plain[:1], 1e-5).passed
     assert not compare_losses([], [], 1e-5).passed  # nothing compared is nothing proved
+
+
+def with_buffers(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Stages:
+    return {**stages({"w": W}), "initial-buffers": before, "final-buffers": after}
+
+
+def test_every_copy_of_a_buffer_is_compared_and_named(tmp_path: Path) -> None:
+    start = {"norm.mean": torch.zeros(8), "norm.seen": torch.tensor(0)}
+    plain = with_buffers(start, {"norm.mean": W, "norm.seen": torch.tensor(6)})
+    near = with_buffers(start, {"norm.mean": W * (1 + 1e-6), "norm.seen": torch.tensor(6)})
+    stale = with_buffers(start, {"norm.mean": W, "norm.seen": torch.tensor(3)})
+    with runs(tmp_path, [near, stale], plain) as (ours, theirs):
+        check = compare_buffers(ours, theirs, 1e-5)
+    assert check.compared == 4
+    assert [(each.name, each.where, each.relative) for each in check.failures] == [
+        ("norm.seen", "rank 1", 0.5)
+    ]
+
+
+def test_a_buffer_that_no_operator_uses_may_be_left_out_unless_plain_training_changes_it(
+    tmp_path: Path,
+) -> None:
+    start = {"mask": torch.ones(2), "seen": torch.tensor(0)}
+    with runs(tmp_path, [stages({"w": W})], with_buffers(start, {**start, "seen": torch.tensor(1)})) as pair:
+        check = compare_buffers(*pair, 1e-5)
+    assert [(each.name, each.problem) for each in check.failures] == [("seen", "missing in the plan's run")]

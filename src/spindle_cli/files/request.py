@@ -14,7 +14,7 @@ from pydantic import Field
 from spindle_cli.files.artifact import Artifact, Model
 
 STOP_FILE = "stop"
-CaptureStage = Literal["initial", "gradients", "final"]
+CaptureStage = Literal["initial", "gradients", "final", "initial-buffers", "final-buffers"]
 # Of a run that is not traced: enough to take one that is like the others.
 TIMELINE_STEPS = 3
 
@@ -168,10 +168,10 @@ def journal_path(run_dir: Path, rank: int) -> Path:
 
 
 def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:
-    """A safetensors file {canonical name: tensor} of *every* parameter that `rank` holds.
+    """A safetensors file {canonical name: tensor} of *every* parameter, or buffer, that `rank` holds.
 
     Not only of those that it is the first to hold: every copy is written, so that a stale one can be told.
     Stages: 'initial' before the first step; 'gradients' of the first step after the gradient sums (parameters
-    that have none are left out); 'final' after the last step.
+    that have none are left out); 'final' after the last step; buffers before the first and after the last.
     """
     return capture_dir / f"rank-{rank:05d}.{stage}.safetensors"

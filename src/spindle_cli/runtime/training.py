@@ -5,7 +5,7 @@ of the step before and write them down.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -83,7 +83,8 @@ class Trainer:
             InputError: a checkpoint cannot be written.
             Exception: what the user's modules or datasets raised, with a note of where.
         """
-        self._capture("initial")
+        self._capture("initial", self.model.parameters)
+        self._capture("initial-buffers", self.model.all_buffers)
         if self.feed.counts_losses:
             self._uncounted = self.board.begin(self.feed.counts(steps.start))
         try:
@@ -100,7 +101,8 @@ class Trainer:
             self._look_back_after(error)
             raise
         self.pool.await_all_parameters()
-        self._capture("final")
+        self._capture("final", self.model.parameters)
+        self._capture("final-buffers", self.model.all_buffers)
 
     def step(self, step: int, *, is_first: bool) -> None:
         """Train one step (counted from 0); the host waits for the device nowhere in it.
@@ -126,7 +128,8 @@ class Trainer:
             losses = self.board.take()
         if is_first and self.request.capture_dir is not None:
             self.pool.gather_gradients()
-            self._capture("gradients")
+            held = self.model.parameters.items()
+            self._capture("gradients", {name: p.grad for name, p in held if p.grad is not None})
         norm = self._update(losses)
         self.stopwatch.end_step(step)
         self._unread.append(StepOutcome.of(step, losses, norm, begin))
@@ -210,9 +213,9 @@ class Trainer:
         if self.masters is not None:
             self.masters.hand_back()
 
-    def _capture(self, stage: CaptureStage) -> None:
+    def _capture(self, stage: CaptureStage, tensors: Mapping[str, Tensor]) -> None:
         if self.request.capture_dir is not None:
-            capture(self.request.capture_dir, stage, self.rank, self.model.parameters)
+            capture(self.request.capture_dir, stage, self.rank, tensors)
 
     def _write_down(self, step: int, losses: dict[str, float], iteration_s: float) -> None:
         self.iterations_s.append(iteration_s)

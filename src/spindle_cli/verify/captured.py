@@ -54,11 +54,13 @@ def _where(ranks: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class CapturedRun:
-    """The three stages of a run; see `request.capture_path`."""
+    """The stages of a run; see `request.capture_path`."""
 
     initial: Captured
     gradients: Captured
     final: Captured
+    initial_buffers: Captured
+    final_buffers: Captured
 
 
 @contextmanager
@@ -73,6 +75,8 @@ def open_run(capture_dir: Path, workers: int) -> Iterator[CapturedRun]:
             initial=_open(capture_dir, "initial", workers, stack),
             gradients=_open(capture_dir, "gradients", workers, stack),
             final=_open(capture_dir, "final", workers, stack),
+            initial_buffers=_open(capture_dir, "initial-buffers", workers, stack),
+            final_buffers=_open(capture_dir, "final-buffers", workers, stack),
         )
 
 

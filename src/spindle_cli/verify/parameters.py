@@ -76,6 +76,26 @@ def compare_final(
     return tally.check(), tuple(noise.values())
 
 
+def compare_buffers(plan: CapturedRun, plain: CapturedRun, tolerance: float) -> Check:
+    """Every rank's copy of every buffer after the last step: norm of the difference over the norm.
+
+    Left out is a buffer that no rank holds, as no operator uses it, and that plain training leaves as it was.
+    """
+    before, after = plain.initial_buffers, plain.final_buffers
+    left_out = [
+        name
+        for name in after.holders
+        if name not in plan.final_buffers.holders and torch.equal(before.first(name), after.first(name))
+    ]
+
+    def relative(_name: str, ours: Tensor, theirs: Tensor) -> float:
+        return _by_norm(ours, theirs)
+
+    tally = Tally("buffers", tolerance)
+    _compare(tally, plan.final_buffers, plain.final_buffers, left_out, relative)
+    return tally.check()
+
+
 def largest_change(changed: CapturedRun, plain: CapturedRun, left_out: Collection[str]) -> float:
     """The largest norm-wise relative difference of two plain runs' final parameters."""
     names = plain.final.holders.keys() - set(left_out)

@@ -29,6 +29,7 @@ from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import computing_as_asked
+from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -57,7 +58,9 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     optimizer = make_optimizer(loaded, stepped)
     schedule = make_schedule(loaded, optimizer)
     batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
+    held = buffer_places(loaded.workload)
     write_tensors(request.capture_dir, "initial", parameters)
+    write_tensors(request.capture_dir, "initial-buffers", buffers_at(held))
     count = loaded.train.accumulate
     asked = None if request.dtype is None else arithmetic.dtype
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
@@ -82,6 +85,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
                 schedule.step()
             metrics.write(step_metrics(loaded.workload, step, losses, perf_counter() - began).to_line())
     write_tensors(request.capture_dir, "final", parameters)
+    write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
 
 
 @dataclass(frozen=True)
@@ -227,7 +231,7 @@ def convert(field: Tensor, device: torch.device, dtype: torch.dtype | None) -> T
 def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> None:
     """Move every module, in place: parameters stay the objects that tasks share."""
     for task in workload.tasks:
-        root_of(task).to(device=device, dtype=dtype)
+        convert_module(root_of(task), device, dtype)
 
 
 def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
@@ -240,6 +244,29 @@ def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
                 found[id(parameter)] = f"{task.name}.{name}"
                 parameters[found[id(parameter)]] = parameter
     return parameters
+
+
+def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
+    """Each distinct buffer once, named as parameters are: the module that holds it, and its name there."""
+    places: dict[int, str] = {}
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for task in workload.tasks:
+        root = root_of(task)
+        for name, buffer in root.named_buffers():
+            if id(buffer) not in places:
+                owner, _, attribute = name.rpartition(".")
+                places[id(buffer)] = f"{task.name}.{name}"
+                found[places[id(buffer)]] = (root.get_submodule(owner), attribute)
+    return found
+
+
+def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
+    """What the modules hold there now; complex numbers as pairs."""
+    buffers = {name: getattr(module, attribute) for name, (module, attribute) in places.items()}
+    return {
+        name: torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        for name, buffer in buffers.items()
+    }
 
 
 def make_optimizer(loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:

@@ -27,6 +27,7 @@ from spindle_cli.verify.captured import CapturedRun, open_run
 from spindle_cli.verify.folder import captured_bytes, verify_folder
 from spindle_cli.verify.losses import compare_losses
 from spindle_cli.verify.parameters import (
+    compare_buffers,
     compare_final,
     compare_gradients,
     compare_initial,
@@ -206,12 +207,14 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         rounding = _rounding(runs, plain, [*names, *unused]) if with_rounding else None
         final_tolerance = tolerance if rounding is None else widened(tolerance, rounding)
         final, elements = compare_final(ours, plain, [*names, *unused], final_tolerance)
+        buffers = compare_buffers(ours, plain, final_tolerance)
         checks = (
             compare_initial(ours, plain, unused),
             compare_losses(our_steps, plain_steps, tolerance),
             compare_gradients(ours, plain, names, _gradient_tolerance(runs, tolerance)),
             *((compare_noise(ours, plain, names, floor),) if names else ()),
             final,
+            *((buffers,) if buffers.compared else ()),
         )
     return VerifyReport(
         same=all(check.passed for check in checks),

@@ -8,6 +8,11 @@ from rich.table import Table
 from spindle_cli.verify.types import Check, Difference, Noise, VerifyReport
 
 SHOWN = 5
+_OWN_BUFFERS = (
+    "  Each device that runs an operator keeps its own copy of the buffers that its forward changes; plain\n"
+    "  PyTorch has one, which all tasks and samples go through. List such operators in the workload's\n"
+    "  `coupled`, and give each task its own."
+)
 
 
 def render_report(report: VerifyReport) -> RenderableType:
@@ -15,6 +20,8 @@ def render_report(report: VerifyReport) -> RenderableType:
     parts: list[RenderableType] = [_verdict(report), _table(report)]
     for check in report.checks:
         parts.extend(_failures(check))
+        if check.what == "buffers" and check.failures:
+            parts.append(_OWN_BUFFERS)
     parts.extend(_set_aside(report))
     return Group(*parts)
 

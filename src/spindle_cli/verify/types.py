@@ -37,7 +37,12 @@ NOISE_FLOOR: dict[ArithmeticName, float] = {
 SMALL_ELEMENT = 1e-3
 
 What = Literal[
-    "initial parameters", "losses", "gradients of step 1", "gradients near zero", "final parameters"
+    "initial parameters",
+    "losses",
+    "gradients of step 1",
+    "gradients near zero",
+    "final parameters",
+    "buffers",
 ]
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import Watch, relative_difference
 from spindle_cli.profile.checking.values import Values
+from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.no_randomness import NoRandomness
@@ -25,11 +26,11 @@ def compare_with_forward(task: TaskGraph, batch: Mapping[str, Tensor], values: V
     with values.held() as parameters:
         trained = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
         try:
-            with NoRandomness(), Watch() as watch:
+            with watching(task.root), NoRandomness(), Watch() as watch:
                 plain = _loss_of(task, batch)
             expected = _gradients(plain, trained)
             values.start_anew()
-            with NoRandomness():
+            with watching(task.root), NoRandomness():
                 loss = _run_ops(task, batch)
             found = _gradients(loss, trained)
         except Exception as error:  # the user's code, on parameters and numbers that are not its own

@@ -14,6 +14,7 @@ from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
+from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.no_randomness import NoRandomness
@@ -191,7 +192,7 @@ class TaskChecker:
         self._require_room(op)
         values = Values.of_op(self._task, op, dtype)
         arguments = [known[name].clone() for name in (*op.fields, *op.inputs)]
-        with values.held(), constants_in(dtype), NoRandomness(), torch.no_grad():
+        with values.held(), watching(self._task.root), constants_in(dtype), NoRandomness(), torch.no_grad():
             try:
                 outputs = op_module(self._task, op)(*arguments)
             except Exception as error:

@@ -15,7 +15,7 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.training.precision import in_dtype, number_format
+from spindle_cli.workload.training.precision import convert_module, in_dtype, number_format
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def load_analysed(source: str, folder: Path) -> Analysed:
     dtype = number_format(loaded.train)
     if dtype is not None:
         for task in graph.tasks.values():
-            task.root.to(dtype=dtype)
+            convert_module(task.root, None, dtype)
         graph = in_dtype(graph, dtype)
     return Analysed(loaded, graph)
 

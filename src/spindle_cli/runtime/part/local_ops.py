@@ -18,6 +18,7 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.graph import Op
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.precision import convert_module, dtype_in
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ class LocalOps:
             if name in held:
                 leaves.update(take_parts(parameter, self._cuts.by_name[name], held[name]))
         for leaf in leaves.values():
-            is_floating = leaf.is_floating_point() or leaf.is_complex()
-            leaf.data = leaf.data.to(self._place.device, self._place.dtype if is_floating else None)
+            leaf.data = leaf.data.to(self._place.device, dtype_in(leaf, self._place.dtype))
         return leaves
 
     def _parts(self, wired: WiredSlice, name: str, dotted: str, split: LayerSplit | None) -> range:
@@ -89,9 +89,9 @@ class LocalOps:
         if wired.piece.tp > 1:
             ranks = wired.layout.holders(wired.layout.share_of[rank])
             group = TensorGroup(ranks, wired.layout.member_of(rank), device)
-        modules = tuple(
-            share_module(wired.task, op).to(device=device, dtype=self._place.dtype) for op in wired.ops
-        )
+        modules = tuple(share_module(wired.task, op) for op in wired.ops)
+        for module in modules:
+            convert_module(module, device, self._place.dtype)
         runnable = tuple(
             self._runnable(wired, position, op, module, group)
             for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)

@@ -44,7 +44,7 @@ class LocalModel:
         slices: that this rank runs, by index in the program.
         parameters: that this rank holds, by canonical name; of those that tensor parallelism splits the
             fragments, by the keys of files/fragments.py. `trained`: those of them that take a gradient.
-        buffers: that this rank holds and that a state_dict would hold, by canonical name.
+        table: of the names of all parameters and buffers.
         cuts: into which parts all parameters of the workload are cut.
     """
 
@@ -54,8 +54,18 @@ class LocalModel:
     wiring: Wiring
     slices: dict[int, LocalSlice]
     parameters: dict[str, nn.Parameter]
-    buffers: dict[str, torch.Tensor]
+    table: ParameterTable
     cuts: Cuts
+
+    @property
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """That this rank holds now and that a state_dict would hold, by canonical name."""
+        return buffers_of(self.slices.values(), self.table, persistent=True)
+
+    @property
+    def all_buffers(self) -> dict[str, torch.Tensor]:
+        """The same, with those that a state_dict would not hold."""
+        return buffers_of(self.slices.values(), self.table, persistent=False)
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -93,8 +103,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
     ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype, LayerCompiler.of(train)))
     slices = ops.slices()
-    buffers = buffers_of(slices.values(), table)
-    return LocalModel(graph, train, program, wiring, slices, ops.leaves, buffers, cuts)
+    return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts)
 
 
 def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
@@ -146,14 +155,19 @@ def trained_parameters(
     }
 
 
-def buffers_of(slices: Collection[LocalSlice], table: ParameterTable) -> dict[str, torch.Tensor]:
-    """Persistent buffers of these slices, by canonical name, as the modules hold them on the device now."""
+def buffers_of(
+    slices: Collection[LocalSlice], table: ParameterTable, *, persistent: bool
+) -> dict[str, torch.Tensor]:
+    """Buffers of these slices, by canonical name, as the modules hold them on the device now; `persistent`:
+    without those that are not.
+    """
     found: dict[str, torch.Tensor] = {}
     for local in slices:
         for op, module in zip(local.wired.ops, local.modules, strict=True):
             canonical = table.of_op(local.wired.task.task.name, op.buffers)
             for name, dotted in zip(canonical, op.buffers, strict=True):
                 owner, _, attribute = dotted.rpartition(".")
-                if attribute not in module.get_submodule(owner)._non_persistent_buffers_set:
+                passing = attribute in module.get_submodule(owner)._non_persistent_buffers_set
+                if not (persistent and passing):
                     found[name] = module.get_buffer(dotted)
     return found

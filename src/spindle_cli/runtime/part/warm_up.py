@@ -6,7 +6,7 @@ the run's timeout, and take this one to hang. So every slice runs once, forward 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -19,6 +19,7 @@ from spindle_cli.operators.random_streams import RandomState
 from spindle_cli.runtime.communication.rows import share_shape
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
+from spindle_cli.runtime.step.held_state import HeldState
 from spindle_cli.workload.graph import LossShares, ValueSpec
 from spindle_cli.workload.training.precision import computing
 
@@ -81,22 +82,14 @@ def _loss_arguments(shares: LossShares | None, device: torch.device) -> list[Any
 
 @contextmanager
 def _unchanged(model: LocalModel, device: torch.device) -> Iterator[None]:
-    """Buffers, gradients and random state are afterwards what they were."""
+    """Buffers, attributes, gradients and random state are afterwards what they were."""
     random = RandomState.now(device)
-    buffers = [(buffer, buffer.clone()) for buffer in _buffers(model.slices.values())]
+    held = [HeldState(module) for local in model.slices.values() for module in local.modules]
     try:
         yield
     finally:
         random.restore()
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+        for state in held:
+            state.restore()
         for parameter in model.parameters.values():
             parameter.grad = None
-
-
-def _buffers(slices: Collection[LocalSlice]) -> list[torch.Tensor]:
-    found = {
-        id(buffer): buffer for local in slices for module in local.modules for buffer in module.buffers()
-    }
-    return list(found.values())

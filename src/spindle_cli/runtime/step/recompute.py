@@ -12,6 +12,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from spindle_cli.runtime.step.held_state import HeldState
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -19,21 +21,21 @@ if TYPE_CHECKING:
 def run_recomputed(module: nn.Module, arguments: Sequence[Any]) -> Any:
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
-    The second forward pass draws the random numbers of the first, and sees the buffers that the first saw;
-    what it does to them is undone, so that running statistics count every batch once.
+    The second forward pass draws the random numbers of the first, and sees the buffers and attributes that
+    the first saw; what it does to them is undone, so that running statistics count every batch once.
     """
-    buffers = ChangedBuffers(module)
+    state = ChangedState(module)
     return checkpoint(
-        module, *arguments, use_reentrant=False, context_fn=buffers.contexts, preserve_rng_state=True
+        module, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
     )
 
 
-class ChangedBuffers:
-    """What a forward pass changes in place of a module's buffers, as it was before."""
+class ChangedState:
+    """What a forward pass changes in a module's buffers and attributes; `before`: as it was."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._before: list[tuple[Tensor, Tensor]] = []
+        self.before: HeldState | None = None
 
     def contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         """What the first forward pass runs in, and what the second one does."""
@@ -41,24 +43,20 @@ class ChangedBuffers:
 
     @contextmanager
     def _first(self) -> Iterator[None]:
-        seen = [(buffer, _copy_once_written(buffer)) for buffer in self._module.buffers()]
+        before = HeldState(self._module, _copy_once_written)
         yield
-        # Only what has changed is kept until the backward pass.
-        self._before = [(buffer, before) for buffer, before in seen if not _share_memory(buffer, before)]
+        before.forget_unchanged(_share_memory)  # until the backward pass
+        self.before = before
 
     @contextmanager
     def _again(self) -> Iterator[None]:
-        after = [buffer.clone() for buffer, _ in self._before]
-        self._set([before for _, before in self._before])
+        assert self.before is not None, "there was a first forward pass"
+        after = self.before.now()
+        self.before.restore()
         try:
             yield
         finally:
-            self._set(after)
-
-    def _set(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad():
-            for (buffer, _), value in zip(self._before, values, strict=True):
-                buffer.copy_(value)
+            after.restore()
 
 
 def _copy_once_written(tensor: Tensor) -> Tensor:

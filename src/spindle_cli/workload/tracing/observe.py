@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.tracing.kind import Kinds
@@ -75,7 +76,7 @@ class Observer:
         if key not in self._known:
             given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             versions = [tensor._version for tensor in given]
-            with swapped_tensors(module, self.fake):
+            with watching(module), swapped_tensors(module, self.fake):
                 self._known[key] = module(*args, **kwargs)
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError

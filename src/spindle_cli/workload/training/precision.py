@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,22 @@ from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
 def number_format(train: TrainSettings) -> torch.dtype | None:
     """What parameters, buffers, activations and batch fields are converted to; None: nothing is."""
     return torch.bfloat16 if train.precision == "bf16" else None
+
+
+def dtype_in(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype | None:
+    """What a tensor is converted to where floating-point numbers become `dtype`; None: it stays.
+
+    A complex number stays one: as wide, where torch has such a type.
+    """
+    if tensor.is_complex():
+        return {torch.float64: torch.complex128, torch.float32: torch.complex64}.get(dtype or tensor.dtype)
+    return dtype if tensor.is_floating_point() else None
+
+
+def convert_module(module: nn.Module, device: torch.device | None, dtype: torch.dtype | None) -> None:
+    """Move and convert a module's parameters and buffers, in place."""
+    apply: Any = module._apply
+    apply(lambda tensor: tensor.to(device=device, dtype=dtype_in(tensor, dtype)))
 
 
 def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[object]:

@@ -1,0 +1,102 @@
+"""What a module keeps from one forward pass to the next, apart from parameters: buffers and attributes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_KEPT = (bool, int, float, complex, str, bytes, type(None), list, dict, torch.Tensor)
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What names stood for: a module's attributes, or its buffers.
+
+    Attributes:
+        holder: the module's own dict. `hidden`: names that begin with an underscore count too.
+        held: by name, the objects. `contents`: copies of those that are lists or dicts.
+    """
+
+    holder: dict[str, Any]
+    hidden: bool
+    held: dict[str, Any]
+    contents: dict[str, Any]
+
+    @classmethod
+    def of(cls, holder: dict[str, Any], *, hidden: bool) -> _Names:
+        """As it is now."""
+        held = {
+            name: value
+            for name, value in holder.items()
+            if (hidden or name[0] != "_") and isinstance(value, _KEPT)
+        }
+        contents = {name: value.copy() for name, value in held.items() if isinstance(value, list | dict)}
+        return cls(holder, hidden, held, contents)
+
+    def now(self) -> _Names:
+        """The same names as they are now."""
+        return _Names.of(self.holder, hidden=self.hidden)
+
+    def is_as(self, other: _Names) -> bool:
+        """Whether all stands for the same objects."""
+        return _are_same(self.held, other.held) and all(
+            _are_same(contents, other.contents[name]) for name, contents in self.contents.items()
+        )
+
+    def restore(self) -> None:
+        """Let them stand for it again."""
+        for name in self.now().held.keys() - self.held.keys():
+            del self.holder[name]
+        self.holder.update(self.held)
+        for name, contents in self.contents.items():
+            container = self.held[name]
+            container.clear()
+            container.extend(contents) if isinstance(container, list) else container.update(contents)
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two lists, or two dicts, hold the same objects."""
+    if isinstance(one, list):
+        one, other = dict(enumerate(one)), dict(enumerate(other))
+    return bool(one.keys() == other.keys()) and all(value is other[key] for key, value in one.items())
+
+
+class HeldState:
+    """A module's buffers and attributes as they are now, to be put back.
+
+    `buffers`: each with a copy of its values.
+    """
+
+    def __init__(self, module: nn.Module, copy: Callable[[Tensor], Tensor] = torch.Tensor.clone) -> None:
+        """`copy`: gives a copy of a buffer's values."""
+        parts = list(module.modules())
+        self._names = [_Names.of(part.__dict__, hidden=False) for part in parts]
+        self._names += [_Names.of(part._buffers, hidden=True) for part in parts]
+        self.buffers = [(buffer, copy(buffer)) for buffer in module.buffers()]
+
+    def forget_unchanged(self, is_unchanged: Callable[[Tensor, Tensor], bool]) -> None:
+        """Keep nothing but what has changed; `is_unchanged`: given a buffer and the copy of its values."""
+        self._names = [names for names in self._names if not names.is_as(names.now())]
+        self.buffers = [pair for pair in self.buffers if not is_unchanged(*pair)]
+
+    def now(self) -> HeldState:
+        """What this one is about, as it is now."""
+        made = HeldState.__new__(HeldState)
+        made._names = [names.now() for names in self._names]
+        made.buffers = [(buffer, buffer.clone()) for buffer, _ in self.buffers]
+        return made
+
+    def restore(self) -> None:
+        """Put it back."""
+        for names in self._names:
+            names.restore()
+        with torch.no_grad():
+            for buffer, values in self.buffers:
+                buffer.copy_(values)
