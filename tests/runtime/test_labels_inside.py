@@ -11,6 +11,8 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
@@ -35,19 +37,47 @@ class Model(nn.Module):
         return self.head(x, label)
 
 
-def task(ignore_index: int = -100) -> Task:
-    labels = [1, -100, 2, 3]
+def task(ignore_index: int = -100, labels: tuple[int, ...] = (1, -100, 2, 3)) -> Task:
     items = [{"x": torch.ones(3), "label": torch.tensor(label)} for label in labels]
     return Task("t", Model(ignore_index), 4, items)
 
 
-def test_an_operator_with_another_ignore_index_is_whole_and_by_default_its_labels_are_looked_at() -> None:
-    (op,) = analyse(Workload("w", [task()], operators=(Head,))).tasks["t"].ops
-    assert not op.coupled
+def test_labels_of_an_operator_s_mean_are_looked_at_where_none_is_seen_to_be_ignored() -> None:
+    (op,) = analyse(Workload("w", [task(labels=(1, 3, -100, 2))], operators=(Head,))).tasks["t"].ops
+    assert op.target == "head" and not op.coupled
     assert op.shares is not None
     assert op.shares.all_must_count == ("label",)
-    (op,) = analyse(Workload("w", [task(0)], operators=(Head,))).tasks["t"].ops
-    assert op.coupled
+
+
+@pytest.mark.parametrize("ignore_index", [-100, 0])
+def test_a_loss_inside_an_operator_is_split_as_one_in_forward(ignore_index: int) -> None:
+    made = task(ignore_index, (1, ignore_index, 2, 3))
+    graph = analyse(Workload("w", [made], operators=(Head,)))
+    (op,) = graph.tasks["t"].ops
+    assert (op.target, op.coupled, graph.tasks["t"].opened) == (None, False, "head")
+    assert op.shares is not None
+    assert (op.shares.all_must_count, op.shares.num_counts) == ((), 1)
+    assert set(op.parameters) == {"head.linear.weight", "head.linear.bias"}
+    batch = Batches(made, 0).rows(0, 0, 4)
+    counter = LossCounter(graph.tasks["t"].root, op.shares)
+    counts = sum(counter.count({"label": batch["label"][rows]}, 0.5) for rows in (slice(1), slice(1, 4)))
+    parts = [
+        share_module(graph.tasks["t"], op)(batch["x"][rows], batch["label"][rows], 0.5, *counts)
+        for rows in (slice(1), slice(1, 4))
+    ]
+    torch.testing.assert_close(parts[0] + parts[1], made.module(**batch))
+
+
+def test_an_operator_stays_whole_where_its_loss_could_not_be_split_in_forward_either() -> None:
+    class Root(Head):
+        def forward(self, x: Tensor, label: Tensor) -> Tensor:
+            return super().forward(x, label).sqrt()
+
+    made = task()
+    made.module.head = Root(-100)
+    graph = analyse(Workload("w", [made], operators=(Root,)))
+    (op,) = graph.tasks["t"].ops
+    assert (op.target, op.coupled, graph.tasks["t"].opened) == ("head", True, None)
 
 
 def test_an_ignored_label_is_refused_where_all_must_count() -> None:

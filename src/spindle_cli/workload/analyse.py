@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.fingerprint import fingerprint
-from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
+from spindle_cli.workload.graph import IGNORED_LABEL, MetaOp, TaskGraph, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.contract import Run, find_runs
 from spindle_cli.workload.metaops.naming import component_path, short_names
@@ -81,7 +82,31 @@ def analyse_task(
         flows = flow_graph(task, tuple(samples))
         return make_ops(task, flows.root, flows.graph, samples, workload, observer, independence)
     graph = trace_task(task, workload, samples, observer)
-    return make_ops(task, task.module, graph, samples, workload, observer, independence)
+    made = make_ops(task, task.module, graph, samples, workload, observer, independence)
+    if not _is_better_opened(made, samples):
+        return made
+    try:
+        graph = trace_task(task, workload, samples, observer, made.loss_inside)
+        opened = make_ops(task, task.module, graph, samples, workload, observer, independence)
+    except WorkloadError:
+        return made
+    last = opened.ops[-1]
+    if last.coupled or last.shares is None or last.shares.all_must_count:
+        return made
+    return replace(opened, opened=made.loss_inside)
+
+
+def _is_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bool:
+    """Whether an operator gives a loss that is not split, or a mean that leaves labels of the samples out:
+    traced into, its loss is treated as one in the task's forward.
+    """
+    if task.loss_inside is None:
+        return False
+    last = task.ops[-1]
+    if last.coupled:
+        return last.coupled_because is not None
+    trusted = () if last.shares is None else last.shares.all_must_count
+    return any(bool((samples[name] == IGNORED_LABEL).any()) for name in trusted)
 
 
 def _check_not_lazy(task: Task | FlowTask) -> None:
@@ -103,8 +128,9 @@ def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> N
         for op in task.ops
         if op.target is not None
     ]
+    opened = [task.root.get_submodule(task.opened) for task in tasks.values() if task.opened is not None]
     for cls in (*workload.operators, *workload.coupled):
-        if any(isinstance(module, cls) for module in used):
+        if any(isinstance(module, cls) for module in (*used, *opened)):
             continue
         inside = next(
             (outer for outer in used if any(isinstance(part, cls) for part in outer.modules())), None

@@ -46,6 +46,9 @@ class ValueSpec:
         return count
 
 
+IGNORED_LABEL = -100  # torch's default of ignore_index
+
+
 @dataclass(frozen=True)
 class LossShares:
     """A loss as the sum of what its shares compute.
@@ -105,8 +108,13 @@ class Op:
 
 @dataclass(frozen=True)
 class TaskGraph:
-    """One traced task. `root`: the module that all dotted names are relative to. `fields`: specs of the
-    batch's fields.
+    """One traced task.
+
+    Attributes:
+        root: the module that all dotted names are relative to.
+        fields: specs of the batch's fields.
+        loss_inside: an operator that gives a loss itself, if the last one does; by its dotted name.
+        opened: such an operator that was traced into, as the loss in it can then be split.
     """
 
     task: Task | FlowTask
@@ -114,6 +122,8 @@ class TaskGraph:
     ops: tuple[Op, ...]
     values: dict[str, ValueSpec]
     fields: dict[str, ValueSpec]
+    loss_inside: str | None = None
+    opened: str | None = None
 
     @cached_property
     def producer(self) -> dict[str, int]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import seed_of
 
@@ -16,8 +16,6 @@ from spindle_cli.workload.training.item_draws import seed_of
 MOST_SAMPLES = 6
 # Among so many of the first batch's samples those are chosen that count least and most.
 _LOOKED_AT = 64
-# What marks a position that does not count: torch's ignore_index, and padding.
-_IGNORED = -100
 
 
 def choose_samples(task: TaskGraph, seed: int) -> dict[str, Tensor]:
@@ -39,7 +37,7 @@ def _counts(batch: Mapping[str, Tensor], count: int) -> Tensor:
     total = torch.zeros(count, dtype=torch.long)
     for field in batch.values():
         if not field.is_floating_point() and not field.is_complex():
-            total += ((field != _IGNORED) & (field != 0)).reshape(count, -1).sum(1)
+            total += ((field != IGNORED_LABEL) & (field != 0)).reshape(count, -1).sum(1)
     return total
 
 

@@ -20,13 +20,13 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
+from spindle_cli.workload.graph import IGNORED_LABEL
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import DrawsError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_IGNORED = -100  # torch's default of ignore_index
 # Steps that are loaded ahead of the one that runs.
 _STEPS_AHEAD = 2
 
@@ -226,11 +226,12 @@ class Feed:
 
     def _require_labels(self, task: str, loaded: Mapping[str, Tensor]) -> None:
         for name in self._all_must_count.get(task, ()):
-            if name in loaded and bool((loaded[name] == _IGNORED).any()):
+            if name in loaded and bool((loaded[name] == IGNORED_LABEL).any()):
                 raise WorkloadError(
-                    f"task {task!r}: field {name!r} has labels of {_IGNORED}, which a mean inside an "
+                    f"task {task!r}: field {name!r} has labels of {IGNORED_LABEL}, which a mean inside an "
                     "operator ignores, so that its shares do not add up",
-                    hint="Compute the loss in the task's own forward, or list its operator in `coupled`.",
+                    hint="Compute the loss in the task's own forward, where a mean over labels that count is "
+                    "split exactly, or list its operator in `coupled`, which leaves it whole.",
                 )
 
     def _prepare(self, tensor: Tensor) -> Tensor:

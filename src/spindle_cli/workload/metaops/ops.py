@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.glue import find_homes
-from spindle_cli.workload.splitting.coupling import Trace
+from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
@@ -63,7 +63,14 @@ def make_ops(
     cutter = Cutter(trace, homes, observer.kinds)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
-    return TaskGraph(task, root, ops, cutter.values, fields)
+    return TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace))
+
+
+def _loss_inside(trace: Trace) -> str | None:
+    """The name of the last operator, if it gives a loss."""
+    if not trace.operators or not hands_on_whole(trace, trace.operators[-1]):
+        return None
+    return str(trace.operators[-1].target)
 
 
 def _operators(task: Task | FlowTask, root: nn.Module, graph: fx.Graph, workload: Workload) -> list[fx.Node]:

@@ -41,8 +41,10 @@ class OperatorTracer(fx.Tracer):
         task: Task,
         samples: Mapping[str, Tensor],
         observer: Observer,
+        opened: nn.Module | None = None,
     ) -> None:
         super().__init__()
+        self._opened = opened
         self._leaves = leaves
         self._task = task
         self._samples = samples
@@ -61,7 +63,9 @@ class OperatorTracer(fx.Tracer):
         return self._known
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Operators, and torch's own layers as usual."""
+        """Operators, but for one that is opened, and torch's own layers as usual."""
+        if m is self._opened:
+            return False
         if isinstance(m, self._leaves):
             return True
         return m is not self.root and super().is_leaf_module(m, module_qualified_name)
@@ -131,19 +135,27 @@ def _l1_loss_weight() -> dict[str, Any]:
     return {} if weight is None else {"weight": weight}
 
 
-def trace_task(task: Task, workload: Workload, samples: Mapping[str, Tensor], observer: Observer) -> fx.Graph:
+def trace_task(
+    task: Task,
+    workload: Workload,
+    samples: Mapping[str, Tensor],
+    observer: Observer,
+    opened: str | None = None,
+) -> fx.Graph:
     """The task's forward as a graph of operators and glue.
 
     Args:
         samples: a small collated batch, for the names and shapes of the fields.
         observer: of the whole workload.
+        opened: dotted name of an operator that is traced into.
 
     Raises:
         WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
             what to do.
     """
     _check_signature(task, tuple(samples))
-    tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer)
+    inside = None if opened is None else task.module.get_submodule(opened)
+    tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer, inside)
     try:
         with (
             _creators_traced(tracer),
