@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from spindle_cli.account.types import ParameterGroup
-from spindle_cli.program.types import Communicator, Purpose
+from spindle_cli.account.types import ParameterGroup, Purpose
+from spindle_cli.program.types import Communicator
 from spindle_cli.runtime.communication import gradients
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.costs.links import all_reduce_s, transfer_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
@@ -138,7 +139,7 @@ def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
 @given(plans())
 def test_memory_returns_to_what_it_was_and_peaks_as_the_plan_says(plan: Plan) -> None:
     simulation = simulate(plan)
-    said = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    said = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
     assert simulation.peak_memory_bytes == tuple(device.total_bytes for device in said)
     for steps in simulation.memory:
         assert steps[0].num_bytes == steps[-1].num_bytes

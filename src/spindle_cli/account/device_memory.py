@@ -19,8 +19,8 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
-# neither the allocator nor the reserve of GPUs.
-MEMORY_FORMULA = 3
+# neither the allocator nor the reserve of GPUs, the third no communicators.
+MEMORY_FORMULA = 4
 # On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
 # buckets. By scripts/bench_memory.py it was 0.2 % at most.
 UNCOUNTED_SHARE = 0.01
@@ -69,6 +69,10 @@ class DeviceMemory:
     def total_bytes(self) -> int:
         """All of them together, as the driver shows it."""
         return self.tensor_bytes + self.allocator_bytes + self.outside_bytes
+
+    def with_communicators(self, num_bytes: int) -> DeviceMemory:
+        """The same with what communicators take, if that was not counted."""
+        return replace(self, outside_bytes=self.outside_bytes + num_bytes)
 
     @property
     def tensor_bytes(self) -> int:

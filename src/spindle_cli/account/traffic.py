@@ -1,4 +1,5 @@
-"""Everything that a plan moves between devices: who sends what to whom, and what is summed over whom.
+"""Everything that a plan moves between devices: who sends what to whom, and what is summed over whom;
+and over which communicators.
 
 In every batch the activations go forward over the edges, and their gradients back. Once in a step, with its
 last batch, the losses are summed, and the gradients of each parameter group; where its devices share the
@@ -9,7 +10,7 @@ gathered before the next batch uses them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -18,7 +19,9 @@ from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.edges import edge_bytes, execution_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.account.rows import Layout, crossing
-from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Together
+from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Purpose, Together
+from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
+from spindle_cli.files.cluster import Cluster
 
 
 class Message(NamedTuple):
@@ -71,6 +74,12 @@ class Traffic:
             plan, self.groups, sharded=plan.optimizer_state_sharded, clips=plan.clips_gradients
         )
 
+    @cached_property
+    def communicators(self) -> tuple[tuple[tuple[int, ...], Purpose], ...]:
+        """The devices of every communicator and what it is for, in the order in which all make them."""
+        pairs = ((source, destination) for source, destination, _ in self.messages())
+        return find_meetings(self.plan.cluster.num_devices, pairs, self.groups, self.layouts)
+
     def messages(self) -> Iterator[Message]:
         """Of one batch, forward and back."""
         return (message for exchange in (*self.activations, *self.gradients) for message in exchange.messages)
@@ -81,6 +90,69 @@ class Traffic:
         for source, destination, num_bytes in self.messages():
             total[source, destination] += num_bytes * self.plan.accumulate
         return total
+
+
+def find_meetings(
+    num_devices: int,
+    pairs: Iterable[tuple[int, int]],
+    groups: Iterable[ParameterGroup],
+    layouts: Iterable[Layout],
+) -> tuple[tuple[tuple[int, ...], Purpose], ...]:
+    """The devices of every communicator, ascending, and what it is for.
+
+    Args:
+        num_devices: of the cluster.
+        pairs: (source, destination) of all messages.
+        groups: parameters that are summed together.
+        layouts: of all slices.
+    """
+    everyone = tuple(range(num_devices))
+    ends = {device for pair in pairs for device in pair}
+    exchanging = [tuple(sorted(ends))] if ends else []
+    summing = {group.devices for group in groups if len(group.devices) > 1} - {everyone}
+    splitting = {
+        tuple(sorted(layout.holders(share)))
+        for layout in layouts
+        if layout.tp > 1
+        for share in range(layout.dp)
+    }
+    return (
+        (everyone, Purpose.EVERYONE),
+        *((ranks, Purpose.ACTIVATIONS) for ranks in exchanging),
+        *((ranks, Purpose.GRADIENTS) for ranks in exchanging),
+        *((ranks, Purpose.SUMS) for ranks in sorted(summing)),
+        *((ranks, Purpose.TENSOR) for ranks in sorted(splitting)),
+    )
+
+
+def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tuple[int, ...]:
+    """What its communicators take of each device's memory, of a plan that passes `check`; `traffic`: its
+    account, where it is known.
+    """
+    cluster = plan.cluster
+    taken = [0] * cluster.num_devices
+    if cluster.talks_by == "gloo":
+        return tuple(taken)
+    traffic = traffic or traffic_of(plan)
+    for ranks, purpose in traffic.communicators:
+        if purpose not in (Purpose.ACTIVATIONS, Purpose.GRADIENTS):
+            for device in ranks:
+                taken[device] += collectives_bytes(len(ranks))
+    for exchanges in (traffic.activations, traffic.gradients):
+        peers: dict[int, set[int]] = {}
+        for exchange in exchanges:
+            for source, destination, _ in exchange.messages:
+                peers.setdefault(source, set()).add(destination)
+                peers.setdefault(destination, set()).add(source)
+        for device, others in peers.items():
+            taken[device] += peers_bytes(device, others, cluster)
+    return tuple(taken)
+
+
+def peers_bytes(device: int, peers: Collection[int], cluster: Cluster) -> int:
+    """What a communicator takes of a device's memory over which it exchanges messages with others."""
+    inside = sum(cluster.node_of[peer] == cluster.node_of[device] for peer in peers)
+    return messages_bytes(inside, outside=inside < len(peers))
 
 
 def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Traffic:

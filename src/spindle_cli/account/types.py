@@ -39,6 +39,16 @@ class PlacedPlan(StepNumbers, Protocol):
     def cluster(self) -> Cluster: ...
 
 
+class Purpose(StrEnum):
+    """What a communicator is for."""
+
+    EVERYONE = "everyone"  # losses, norm, and the sums of groups that are on all devices
+    ACTIVATIONS = "activations"
+    GRADIENTS = "gradients"
+    SUMS = "sums"  # of gradients, with their flags and gathers
+    TENSOR = "tensor parallelism"
+
+
 @dataclass(frozen=True)
 class Edge:
     """Slice `consumer` takes the output of slice `producer` (indices into the plan's slices)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s, slack_s
@@ -38,9 +38,9 @@ def times(plan: Plan) -> Iterator[Violation]:
         )
 
 
-def memory(plan: Plan) -> Iterator[Violation]:
-    """Every device holds what it needs."""
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+def memory(plan: Plan, communicators: Sequence[int] | None) -> Iterator[Violation]:
+    """Every device holds what it needs; `communicators`: of it, what these take, where that is known."""
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicators)
     capacity = plan.cluster.memory_bytes
     # Devices that need the same and have the same are one violation.
     overflowing: dict[tuple[DeviceMemory, int], list[int]] = {}
@@ -74,14 +74,16 @@ def one_peak_a_device(plan: Plan) -> Iterator[Violation]:
         )
 
 
-def stated_memory(plan: Plan) -> Iterator[Violation]:
+def stated_memory(plan: Plan, communicators: Sequence[int] | None) -> Iterator[Violation]:
     """peak_memory_bytes says what each device needs; what an earlier version found by another formula is not
-    compared.
+    compared, nor what takes communicators that are not known.
     """
     if plan.predicted.memory_formula != MEMORY_FORMULA:
         return
+    if communicators is None and plan.cluster.talks_by != "gloo":
+        return
     stated = plan.predicted.peak_memory_bytes
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicators)
     if len(stated) != len(needs):
         return  # reported by one_peak_a_device
     needs_bytes = tuple(need.total_bytes for need in needs)

@@ -4,6 +4,7 @@ devices.
 
 from __future__ import annotations
 
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.check import against_profile, predictions, structure
 from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
@@ -38,9 +39,11 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
             found += structure.valid_allocations(whole)
             found += schedule.durations(whole)
             found += schedule.producers_first(whole)
-            found += predictions.memory(whole)
-        if plan.metaops:  # what another tool predicts may rest on its own account of memory
-            found += predictions.stated_memory(whole)
+            # Who talks to whom is known of a plan with which nothing else is wrong.
+            communicators = None if found else communicator_bytes(whole)
+            found += predictions.memory(whole, communicators)
+            if plan.metaops:  # what another tool predicts may rest on its own account of memory
+                found += predictions.stated_memory(whole, communicators)
     if profile is not None:
         found += against_profile.same_profile(whole, profile)
         found += against_profile.same_metaops(whole, profile)

@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.types import ParameterGroup
-from spindle_cli.program.types import Communicator, Purpose, Transfer
+from spindle_cli.account.traffic import find_meetings, peers_bytes
+from spindle_cli.account.types import ParameterGroup, Purpose
+from spindle_cli.costs.communicators import collectives_bytes
+from spindle_cli.program.types import Communicator, Program, Transfer
 
 
 def find_communicators(
@@ -25,24 +27,28 @@ def find_communicators(
     layouts: Iterable[Layout],
 ) -> tuple[Communicator, ...]:
     """All communicators, in the order in which every device makes them."""
-    everyone = tuple(range(num_devices))
-    ends = {device for transfer in transfers for device in (transfer.source, transfer.destination)}
-    exchanging = [tuple(sorted(ends))] if ends else []
-    summing = {group.devices for group in groups if len(group.devices) > 1} - {everyone}
-    splitting = {
-        tuple(sorted(layout.holders(share)))
-        for layout in layouts
-        if layout.tp > 1
-        for share in range(layout.dp)
-    }
-    found = [
-        (everyone, Purpose.EVERYONE),
-        *((ranks, Purpose.ACTIVATIONS) for ranks in exchanging),
-        *((ranks, Purpose.GRADIENTS) for ranks in exchanging),
-        *((ranks, Purpose.SUMS) for ranks in sorted(summing)),
-        *((ranks, Purpose.TENSOR) for ranks in sorted(splitting)),
-    ]
+    pairs = ((transfer.source, transfer.destination) for transfer in transfers)
+    found = find_meetings(num_devices, pairs, groups, layouts)
     return tuple(Communicator(index, ranks, purpose) for index, (ranks, purpose) in enumerate(found))
+
+
+def communicator_memory(program: Program, device: int) -> dict[int, int]:
+    """Bytes of a device's memory that each of its communicators takes, by index; nothing on gloo."""
+    cluster = program.plan.cluster
+    peers: dict[int, set[int]] = {}
+    for action in program.actions[device]:
+        if action.transfer is not None and action.communicator is not None:
+            other = action.transfer.source + action.transfer.destination - device
+            peers.setdefault(action.communicator, set()).add(other)
+    own = [each for each in program.communicators if device in each.ranks]
+    if cluster.talks_by == "gloo":
+        return {each.index: 0 for each in own}
+    return {
+        each.index: peers_bytes(device, peers.get(each.index, ()), cluster)
+        if each.purpose in (Purpose.ACTIVATIONS, Purpose.GRADIENTS)
+        else collectives_bytes(len(each.ranks))
+        for each in own
+    }
 
 
 class Directory:

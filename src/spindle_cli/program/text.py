@@ -20,6 +20,7 @@ import re
 from dataclasses import replace
 
 from spindle_cli.plan.types import format_devices
+from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.types import TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.units import format_bytes, format_seconds
 
@@ -110,11 +111,14 @@ def format_rank(program: Program, rank: int) -> str:
 
 def _communicator_lines(program: Program, rank: int) -> list[str]:
     own = [each for each in program.communicators if rank in each.ranks]
-    lines = [f"communicators of device {rank}: {len(own)}"]
+    taken = communicator_memory(program, rank)
+    total = f", about {format_bytes(sum(taken.values()))} of its memory" if any(taken.values()) else ""
+    lines = [f"communicators of device {rank}: {len(own)}{total}"]
     width = max((len(each.purpose) for each in own), default=0)
     for each in own:
-        devices = format_devices(each.ranks)
-        lines.append(f"  on {each.index}  {each.purpose:<{width}}  devices {', '.join(map(str, devices))}")
+        devices = ", ".join(map(str, format_devices(each.ranks)))
+        size = f", {format_bytes(taken[each.index])}" if taken[each.index] else ""
+        lines.append(f"  on {each.index}  {each.purpose:<{width}}  devices {devices}{size}")
     return lines
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.types import Edge, ParameterGroup, Together
+from spindle_cli.account.types import Edge, ParameterGroup, Purpose, Together
 from spindle_cli.plan.types import Plan, Slice
 
 
@@ -40,16 +40,6 @@ RECEIVES = (Kind.RECV, Kind.RECV_GRAD)
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
 # What a step takes once, however many batches it adds up.
 ONCE_A_STEP = (Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.STEP, Kind.GATHER)
-
-
-class Purpose(StrEnum):
-    """What a communicator is for."""
-
-    EVERYONE = "everyone"  # losses, norm, and the sums of groups that are on all devices
-    ACTIVATIONS = "activations"
-    GRADIENTS = "gradients"
-    SUMS = "sums"  # of gradients, with their flags and gathers
-    TENSOR = "tensor parallelism"
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.rows import Rows
@@ -75,7 +76,7 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
 
 def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
     """Memory of every device by account/device_memory.py, neighbours with the same merged."""
-    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
     both: Sequence[object] = list(zip(held, plan.cluster.memory_bytes, strict=True))
     return tuple(
         MemoryUse(

@@ -8,6 +8,7 @@ what is simulated and what is predicted peak at the same.
 from __future__ import annotations
 
 from spindle_cli.account.device_memory import memory_by_pass
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.plan.types import Plan
 from spindle_cli.simulate.types import MemoryStep
 
@@ -16,7 +17,7 @@ class Ledger:
     """Bytes held by every device, over time."""
 
     def __init__(self, plan: Plan) -> None:
-        self._of = memory_by_pass(plan.metaops, plan.slices, plan.cluster, plan)
+        self._of = memory_by_pass(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
         self._steps = [[MemoryStep(0.0, memory.idle_bytes)] for memory in self._of]
 
     def start_pass(self, device: int, piece: int, now_s: float, *, is_backward: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, device_memory
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 
@@ -16,7 +17,7 @@ def completed(plan: Plan, profile: Profile) -> Plan:
     if plan.metaops:
         return plan
     whole = plan.with_metaops_of(profile)
-    needs = device_memory(whole.metaops, whole.slices, whole.cluster, whole)
+    needs = device_memory(whole.metaops, whole.slices, whole.cluster, whole, communicator_bytes(whole))
     peaks = tuple(need.total_bytes for need in needs)
     predicted = whole.predicted.model_copy(
         update={"peak_memory_bytes": peaks, "memory_formula": MEMORY_FORMULA}

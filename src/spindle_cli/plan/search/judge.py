@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.device_memory import DeviceMemory, device_memory
-from spindle_cli.account.traffic import traffic_of
+from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.arrange import arrange
@@ -98,18 +98,25 @@ def best_placed(
 def measure(problem: Problem, strategy: str, slices: tuple[Slice, ...]) -> Judged | None:
     """Memory and prediction of a strategy's placed slices; None if a device's memory is too small."""
     memory = memory_of(problem, slices)
-    if any(
-        need.total_bytes > capacity
-        for need, capacity in zip(memory, problem.cluster.memory_bytes, strict=True)
-    ):
+    if not _has_room(problem, memory):
+        return None
+    placed = placed_slices(problem, slices)
+    traffic = traffic_of(placed, problem.uses)
+    communicators = communicator_bytes(placed, traffic)
+    memory = tuple(need.with_communicators(own) for need, own in zip(memory, communicators, strict=True))
+    if not _has_room(problem, memory):
         return None
     steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
-    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
     prediction = predict(problem, slices, traffic, max(piece.end_s for piece in slices), steps_s)
     return Judged(strategy, slices, memory, prediction)
 
 
+def _has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:
+    capacities = problem.cluster.memory_bytes
+    return all(need.total_bytes <= capacity for need, capacity in zip(memory, capacities, strict=True))
+
+
 def memory_of(problem: Problem, slices: Sequence[Slice]) -> tuple[DeviceMemory, ...]:
-    """What each device holds."""
+    """What each device holds, but for communicators."""
     profile = problem.profile
     return device_memory(profile.metaops, slices, problem.cluster, profile)

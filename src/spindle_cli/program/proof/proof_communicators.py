@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import zip_longest
 
+from spindle_cli.account.types import Purpose
 from spindle_cli.program.proof.faults import Place, fault
 from spindle_cli.program.proof.proof_moves import Moves
-from spindle_cli.program.types import Action, Kind, Program, Purpose, Transfer
+from spindle_cli.program.types import Action, Kind, Program, Transfer
 
 _Posts = list[tuple[int, Action]]  # (step, action)
 _PURPOSES = {
