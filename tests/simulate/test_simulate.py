@@ -74,6 +74,39 @@ def test_a_sum_begins_before_its_slice_is_through() -> None:
     assert simulation.iteration_s == pytest.approx(2.0 + sum_s)
 
 
+def starts_s(plan: Plan, backend: str) -> list[tuple[int, float]]:
+    """Forward transfers of a plan on links of a backend: where each goes, and when it starts."""
+    cluster = plan.cluster.model_copy(update={"backend": backend})
+    simulation = simulate(plan.model_copy(update={"cluster": cluster}))
+    return [(each.destination, each.start_s) for each in simulation.passages if not each.is_gradient]
+
+
+def test_over_nccl_a_device_carries_what_it_posts_on_a_communicator_one_after_another() -> None:
+    """Device 0 hands 10 GB to device 1, then, a pass later, 64 KiB to device 2: 2 s behind the first, at 5
+    GB/s, where gloo lets it by.
+    """
+    big, small = (metaop_of(f"{task}/maker", 1, {1: 0.3}) for task in "ab")
+    big = big.model_copy(update={"output_bytes": 10**10})
+    takers = [metaop_of(f"{m.task}/taker", 1, {1: 0.3}, inputs=(m.name,)) for m in (big, small)]
+    waves = [
+        [slice_of(big, (0, 1), (0,), 0.0)],
+        [slice_of(small, (0, 1), (0,), 0.3)],
+        [slice_of(taker, (0, 1), (1 + i,), 0.6) for i, taker in enumerate(takers)],
+    ]
+    plan = plan_of(profile_of(big, small, *takers), cluster_of(3), waves)
+    assert starts_s(plan, "gloo") == [(1, pytest.approx(0.1)), (2, pytest.approx(0.2))]
+    assert starts_s(plan, "nccl") == [(1, pytest.approx(0.1)), (2, pytest.approx(2.1, rel=1e-4))]
+
+
+def test_over_nccl_neighbours_start_together() -> None:
+    """The halves of an activation leave at once, as they are posted as one batch."""
+    maker = metaop_of("a/maker", 1, {1: 0.3}).model_copy(update={"output_bytes": 10**10})
+    taker = metaop_of("a/taker", 1, {2: 0.3}, inputs=(maker.name,))
+    waves = [[slice_of(maker, (0, 1), (0,), 0.0)], [slice_of(taker, (0, 1), (1, 2), 0.3)]]
+    plan = plan_of(profile_of(maker, taker), cluster_of(3), waves)
+    assert starts_s(plan, "nccl") == [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))]
+
+
 def test_recomputing_runs_forward_twice() -> None:
     net = metaop_of("task/net", 1, {1: 3.0})
     piece = slice_of(net, (0, 1), (0,), 0.0).model_copy(update={"recompute": True})

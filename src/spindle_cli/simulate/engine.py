@@ -67,6 +67,15 @@ class _Device:
         actions = self.batches[self.batch]
         return actions[self.place] if self.place < len(actions) else None
 
+    def first_together(self) -> int:
+        """The place of the first of the messages that start together with the one that comes next: its
+        neighbours of the same kind, and of receives those for the same pass.
+        """
+        actions, place = self.batches[self.batch], self.place
+        while place > 0 and _alike(actions[place - 1], actions[self.place]):
+            place -= 1
+        return place
+
     def begin(self, batch: int) -> None:
         """Come to a batch, or where it has nothing to do in it to the next; of what that takes nothing is
         there.
@@ -134,7 +143,9 @@ class Engine:
         """Run a device until it computes, waits, or is done."""
         while (action := device.action) is not None:
             if action.transfer is not None:
-                self._traffic.post(device.number, action.transfer)
+                assert action.communicator is not None, "a message has a communicator"
+                together = (device.batch, device.first_together())
+                self._traffic.post(device.number, action.transfer, action.communicator, together)
             elif action.kind is Kind.SUM:
                 assert action.group in device.begun, "a SUM begins during the backward slice before it"
                 device.begun.remove(action.group)
@@ -329,6 +340,14 @@ def _batches(actions: tuple[Action, ...], count: int) -> tuple[tuple[Action, ...
     each = tuple(action for action in actions if action.kind not in ONCE_A_STEP)
     last = tuple(action for action in actions if action.kind is not Kind.GATHER)
     return (*[each] * (count - 1), last)
+
+
+def _alike(one: Action, other: Action) -> bool:
+    """Whether two neighbours start together."""
+    if one.transfer is None or other.transfer is None or one.kind is not other.kind:
+        return False
+    same_pass = one.kind not in RECEIVES or _taker(one.transfer) == _taker(other.transfer)
+    return one.communicator == other.communicator and same_pass
 
 
 def _taker(transfer: Transfer) -> _Compute:

@@ -1,7 +1,9 @@
-"""What is under way: transfers between pairs of devices, and collectives.
+"""What is under way: transfers between devices, and collectives.
 
-A pair of devices carries its transfers one after another, in the order in which both ends post them; so does
-a communicator its collectives. Different pairs and communicators go side by side and share the network.
+Over gloo a pair of devices carries its transfers one after another, in the order in which both ends post
+them. Over NCCL a device carries all that it has on a communicator one after another, whatever its peers, but
+for neighbours that start together. A communicator carries its collectives one after another. All others go
+side by side and share the network.
 """
 
 from __future__ import annotations
@@ -18,16 +20,46 @@ from spindle_cli.simulate.clock import Clock
 from spindle_cli.simulate.network import Network, Stream
 from spindle_cli.simulate.types import Collected, Passage
 
+_Message = tuple[int, int]  # key of a transfer, and of which of the step's batches
+_Lane = tuple[int, object]  # a device, and what it carries one after another there
+
 
 @dataclass(slots=True)
-class _Channel:
-    """A pair of devices: transfers that one end has posted and the other has not, with that end, and those to
-    be carried.
-    """
+class _Posted:
+    """A transfer that an end has posted. `since_s`: when the second one did."""
 
-    half_posted: deque[tuple[int, Transfer]] = field(default_factory=deque)
-    posted: deque[tuple[Transfer, float]] = field(default_factory=deque)  # by both ends, with the time
-    busy: bool = False
+    transfer: Transfer
+    batch: int
+    lanes: list[_Lane] = field(default_factory=list)
+    since_s: float | None = None
+    has_begun: bool = False
+
+
+@dataclass(slots=True)
+class _Order:
+    """What a lane carries, in order: what starts together, by the name of that, not through yet."""
+
+    together: deque[tuple[object, set[_Message]]] = field(default_factory=deque)
+
+    def add(self, message: _Message, name: object) -> None:
+        """Put a message behind all others, or beside the last ones if it starts together with them."""
+        if self.together and self.together[-1][0] == name:
+            self.together[-1][1].add(message)
+        else:
+            self.together.append((name, {message}))
+
+    def has_first(self, message: _Message) -> bool:
+        """Whether a message may begin."""
+        return message in self.together[0][1]
+
+    def end(self, message: _Message) -> set[_Message]:
+        """A message is through; those that may begin then."""
+        first = self.together[0][1]
+        first.remove(message)
+        if first:
+            return set()
+        self.together.popleft()
+        return self.together[0][1] if self.together else set()
 
 
 @dataclass(slots=True)
@@ -58,22 +90,34 @@ class Traffic:
         self._network = Network(cluster)
         self._arrived = arrived
         self._ended = ended
-        self._channels: dict[tuple[int, int], _Channel] = {}
+        self._in_order = cluster.talks_by == "nccl"
+        self._orders: dict[_Lane, _Order] = {}
+        self._posted: dict[_Message, _Posted] = {}
+        self._times: dict[tuple[int, int], int] = {}  # by device and key, how often it was posted
         self._communicators: dict[int, _Communicator] = {}
-        self._carried: dict[int, int] = {}  # by key of a transfer, in how many batches
         self._ending: dict[Stream, Callable[[], None]] = {}
 
-    def post(self, device: int, transfer: Transfer) -> None:
-        """One end posts a transfer; both ends of a pair post theirs in the same order."""
-        pair = (min(transfer.source, transfer.destination), max(transfer.source, transfer.destination))
-        channel = self._channels.setdefault(pair, _Channel())
-        if channel.half_posted and channel.half_posted[0][0] != device:
-            _, other = channel.half_posted.popleft()
-            assert other == transfer, "proved programs post in one order"
-            channel.posted.append((transfer, self._clock.now_s))
-            self._carry_next(channel)
-        else:
-            channel.half_posted.append((device, transfer))
+    def post(self, device: int, transfer: Transfer, communicator: int, together: object) -> None:
+        """One end posts a transfer.
+
+        Args:
+            device: that end.
+            transfer: what it posts.
+            communicator: that it goes over.
+            together: the same for all that the device posts to start together; their neighbours have others.
+        """
+        batch = self._times.get((device, transfer.key), 0)
+        self._times[device, transfer.key] = batch + 1
+        message = (transfer.key, batch)
+        posted = self._posted.setdefault(message, _Posted(transfer, batch))
+        lane: _Lane = (device, communicator)
+        if not self._in_order:  # each by itself, in the order of the pair
+            lane, together = (device, frozenset((transfer.source, transfer.destination))), message
+        self._orders.setdefault(lane, _Order()).add(message, together)
+        posted.lanes.append(lane)
+        if len(posted.lanes) == 2:
+            posted.since_s = self._clock.now_s
+            self._begin_if_first(message)
 
     def join(self, device: int, together: Together, communicator: int) -> None:
         """A device takes part in a collective, which starts when all of its devices do."""
@@ -91,36 +135,39 @@ class Traffic:
         for end_s, stream in self._network.settle(self._clock.now_s):
             self._clock.at(end_s, partial(self._end, stream, stream.version))
 
-    def _carry_next(self, channel: _Channel) -> None:
-        if channel.busy or not channel.posted:
+    def _begin_if_first(self, message: _Message) -> None:
+        posted = self._posted[message]
+        if posted.since_s is None or posted.has_begun:
             return
-        transfer, posted_s = channel.posted.popleft()
-        channel.busy = True
-        start_s = self._clock.now_s
+        if not all(self._orders[lane].has_first(message) for lane in posted.lanes):
+            return
+        posted.has_begun = True
+        transfer, start_s = posted.transfer, self._clock.now_s
         stream = self._network.transfer(transfer.source, transfer.destination, transfer.num_bytes)
-        batch = self._carried.get(transfer.key, 0)
-        self._carried[transfer.key] = batch + 1
+        self._begin(stream, partial(self._end_transfer, message, start_s))
 
-        def end() -> None:
-            channel.busy = False
-            passage = Passage(
-                key=transfer.key,
-                source=transfer.source,
-                destination=transfer.destination,
-                producer=transfer.producer,
-                consumer=transfer.consumer,
-                is_gradient=transfer.is_gradient,
-                num_bytes=transfer.num_bytes,
-                posted_s=posted_s,
-                start_s=start_s,
-                end_s=self._clock.now_s,
-                batch=batch,
-            )
-            self.passages.append(passage)
-            self._arrived(transfer, passage)
-            self._carry_next(channel)
-
-        self._begin(stream, end)
+    def _end_transfer(self, message: _Message, start_s: float) -> None:
+        posted = self._posted.pop(message)
+        transfer = posted.transfer
+        assert posted.since_s is not None, "it has begun"
+        passage = Passage(
+            key=transfer.key,
+            source=transfer.source,
+            destination=transfer.destination,
+            producer=transfer.producer,
+            consumer=transfer.consumer,
+            is_gradient=transfer.is_gradient,
+            num_bytes=transfer.num_bytes,
+            posted_s=posted.since_s,
+            start_s=start_s,
+            end_s=self._clock.now_s,
+            batch=posted.batch,
+        )
+        self.passages.append(passage)
+        self._arrived(transfer, passage)
+        for lane in posted.lanes:
+            for other in sorted(self._orders[lane].end(message)):
+                self._begin_if_first(other)
 
     def _begin_next(self, lane: _Communicator) -> None:
         if lane.busy or not lane.complete:
