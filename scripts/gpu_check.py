@@ -112,7 +112,7 @@ def guarded(section: str, subject: str, find: Callable[[], Iterator[Line]]) -> I
 
 def gpu_tests(commands: Commands) -> Iterator[Line]:
     """The tests that need a GPU; all are skipped where there is none."""
-    out = commands.python("-m", "pytest", "-q", "-rs", "tests/gpu")
+    out = commands.python("-m", "pytest", "-rs", "tests/gpu")
     counts = {what: int(number) for number, what in re.findall(r"(\d+) (passed|skipped)", out)}
     status: Status = "ok" if counts.get("passed") else "skipped"
     said = ", ".join(f"{number} {what}" for what, number in counts.items()) or "none was run"

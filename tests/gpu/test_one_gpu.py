@@ -7,13 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from helpers.cli import run_spindle
+from helpers.gpu import cluster_file
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.machine.devices import cluster_device_name
-from spindle_cli.profile.machine.machine import describe_device
 from spindle_cli.profile.types import Profile
 
 pytestmark = [
@@ -22,20 +20,6 @@ pytestmark = [
 ]
 
 WORKLOAD = Path(__file__).parents[2] / "configs" / "workloads" / "digits.yaml"
-
-
-def cluster_file(folder: Path, devices: int) -> Path:
-    device = cluster_device_name(describe_device("cuda", 1))
-    link = {"latency_us": 10, "bandwidth_gb_per_s": 100}
-    cluster = {
-        "schema": "spindle.cluster/1",
-        "name": "here",
-        "nodes": [{"devices": devices, "device": device, "memory_gib": 8}],
-        "links": {"intra_node": link, "inter_node": link},
-    }
-    path = folder / f"cluster-{devices}.yaml"
-    path.write_text(yaml.safe_dump(cluster))
-    return path
 
 
 @pytest.fixture(scope="module")

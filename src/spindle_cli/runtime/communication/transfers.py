@@ -7,6 +7,7 @@ post the messages of a transfer in the same order, with the same tags.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -45,6 +46,34 @@ class Batch:
         for work in self._works:
             wait_for(work)
         self._works.clear()
+
+    def has_ended(self) -> bool:
+        """Whether all of them are known to be through. NCCL's works know; gloo's only once they are waited
+        for.
+        """
+        return all(work.is_completed() for work in self._works)
+
+
+class Sending:
+    """What is sent, kept until it has left: its memory is needed until then, and no longer."""
+
+    def __init__(self) -> None:
+        self._batches: deque[tuple[Batch, list[Tensor]]] = deque()
+
+    def add(self, batch: Batch, tensors: list[Tensor]) -> None:
+        """Keep the tensors of a batch of messages."""
+        self.let_go()
+        self._batches.append((batch, tensors))
+
+    def let_go(self) -> None:
+        """Let go of what has left, without waiting; messages leave in the order in which they are sent."""
+        while self._batches and self._batches[0][0].has_ended():
+            self._batches.popleft()
+
+    def finish(self) -> None:
+        """Wait until everything has left."""
+        while self._batches:
+            self._batches.popleft()[0].wait()
 
 
 @dataclass
@@ -123,7 +152,7 @@ class Exchange:
         self._device = device
         self._routes: dict[_Key, tuple[Samples, tuple[Chunk, ...]]] = {}
         self._arrivals: dict[_Key, tuple[Arrival, ...]] = {}
-        self._sending: list[tuple[Batch, list[Tensor]]] = []
+        self._sending = Sending()
 
     def post_receives(self, transfers: Sequence[Transfer], communicator: int) -> None:
         """Start receiving some transfers' chunks of every value that their edges carry, all at once."""
@@ -159,7 +188,7 @@ class Exchange:
         ]
         batch = Batch()
         batch.start(messages)
-        self._sending.append((batch, [message.tensor for message in messages]))
+        self._sending.add(batch, [message.tensor for message in messages])
 
     def _rows(self, transfer: Transfer, held: Held) -> list[Tensor]:
         """A transfer's chunk of every value that its edge carries."""
@@ -169,15 +198,14 @@ class Exchange:
 
     def complete(self, wired: WiredEdge, held: Held, *, is_gradient: bool) -> dict[str, Tensor]:
         """This rank's share of every value that an edge carries (or of its gradient), by name."""
+        self._sending.let_go()
         arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
         del self._arrivals[_key(wired, is_gradient)]
         return {arrival.spec.name: arrival.complete(held) for arrival in arrivals}
 
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next iteration starts afresh."""
-        for batch, _ in self._sending:
-            batch.wait()
-        self._sending.clear()
+        self._sending.finish()
         assert not self._arrivals, "everything received was used by a slice of the same iteration"
 
     def _edge(self, transfer: Transfer) -> WiredEdge:
