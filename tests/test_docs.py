@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from helpers.cli import run_spindle
 from spindle_cli.cli.app import COMMANDS, load_command
 
 ROOT = Path(__file__).parent.parent
@@ -87,9 +87,7 @@ def test_the_readme_s_walk_leads_from_a_model_to_a_trained_one(tmp_path: Path) -
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for words in commands_in(ROOT / "README.md"):
         quietly = ["--accept-noise"] if words[1] == "profile" else []  # other tests run beside this one
-        command = [sys.executable, "-m", "spindle_cli", *words[1:], *quietly]
-        ended = subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
-        )
-        assert ended.returncode == 0, f"{shlex.join(words)}\n{ended.stdout}{ended.stderr}"
+        with contextlib.chdir(tmp_path):
+            ended = run_spindle(*words[1:], *quietly)
+        assert ended.code == 0, f"{shlex.join(words)}\n{ended.out}{ended.err}"
     assert (tmp_path / "runs" / "mine" / "metrics.jsonl").read_text().count("\n") == 20
