@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import runtime_toys
 from case_runs import ADAMW, SGD, Case
 from hand_plans import Placement, whole
 
 from helpers.analysed import analysed
+from spindle_cli.workload.graph import WorkloadGraph
 
 # Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
 # tasks on different devices, the same devices in another order.
@@ -55,10 +57,15 @@ CLIPPED = {
 }
 
 
+@cache
+def toy_graph() -> WorkloadGraph:
+    return analysed(runtime_toys.build())
+
+
 def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     """A random plan: each MetaOp cut at random, each part on random devices in random order."""
     draw = random.Random(seed)
-    graph = analysed(runtime_toys.build())
+    graph = toy_graph()
     placements: list[Placement] = []
     for metaop in graph.metaops:
         batch_size = graph.tasks[metaop.task].task.batch_size

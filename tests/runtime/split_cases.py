@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import split_toys
 from case_runs import ADAMW, Case
@@ -10,6 +11,7 @@ from hand_plans import Placement
 from runtime_cases import CLIPPED
 
 from helpers.analysed import analysed
+from spindle_cli.workload.graph import WorkloadGraph
 
 # Degrees of 1, 2 and 4 for the same parameters, on ranks that hold all of them, a half, or other halves;
 # groups in another order than their ranks; losses in split slices.
@@ -23,10 +25,15 @@ SPLIT: tuple[Placement, ...] = (
 )
 
 
+@cache
+def toy_graph() -> WorkloadGraph:
+    return analysed(split_toys.build())
+
+
 def split_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
     """A random plan of `split_toys` that mixes data and tensor parallelism."""
     draw = random.Random(seed)
-    graph = analysed(split_toys.build())
+    graph = toy_graph()
     placements: list[Placement] = []
     for metaop in graph.metaops:
         first = 0

@@ -1,0 +1,46 @@
+"""Whole files that belong together, for every command to read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from random_profiles import random_profile
+
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.make import make_plan
+
+ROOT = Path(__file__).parents[2]
+WORKLOAD = ROOT / "configs/workloads/clip-4-laptop.yaml"
+CLUSTER = ROOT / "configs/clusters/a800-1x8.yaml"
+
+# Every file that is damaged, and the commands that read it (see commands.py).
+PROFILE, CLUSTER_FILE, PLAN, WORKLOAD_FILE, METRICS = (
+    "profile.json",
+    "cluster.yaml",
+    "plan.yaml",
+    "workload.yaml",
+    "run/metrics.jsonl",
+)
+
+
+def write_files(folder: Path) -> None:
+    """Put one whole file of every kind into a folder."""
+    four = CLUSTER.read_text(encoding="utf-8").replace("devices: 8", "devices: 4")
+    (folder / CLUSTER_FILE).write_text(four, encoding="utf-8")
+    cluster = Cluster.read(folder / CLUSTER_FILE)
+    assert cluster.num_devices == 4, "few, so that what can be planned is planned soon"
+    towers = random_profile(3, "towers", most_tp=2)
+    profile = towers.model_copy(update={"metaops": towers.metaops[:6]})  # two tasks
+    write_json(folder / PROFILE, profile)
+    shutil.copy(WORKLOAD, folder / WORKLOAD_FILE)
+    write_plan(folder / PLAN, make_plan(profile, cluster))
+    (folder / METRICS).parent.mkdir()
+    lines = [
+        StepMetrics(step=step, loss=2.0 / step, task_losses={"a": 1.5}, iteration_s=0.1, samples_per_s=80.0)
+        for step in (1, 2, 3)
+    ]
+    (folder / "run" / METRICS_FILE).write_text("".join(line.to_line() for line in lines), encoding="utf-8")
