@@ -51,7 +51,8 @@ def build(source: Source) -> Workload:
     torch.manual_seed(source.train.seed)
     try:
         workload = source.build(**source.args)
-    except InputError:
+    except InputError as error:
+        error.message = f"{source.text}: {error.message}"
         raise
     except Exception as error:
         place = place_of_error(error)
