@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 
 from spindle_cli.process.at_once import ending_at_once
+from spindle_cli.process.standard_files import open_standard_files
 
 
 def main() -> None:
     """Run the command line."""
+    open_standard_files()
     with ending_at_once(signal.SIGINT):
         from spindle_cli.cli.app import run
 

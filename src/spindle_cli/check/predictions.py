@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, device_memory
-from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s, slack_s
+from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s
 from spindle_cli.plan.types import Plan
 from spindle_cli.units import format_bytes
 
 
 def times(plan: Plan) -> Iterator[Violation]:
     """compute_s is the end of the schedule, iteration_s is not less, lower_bound_s is not more."""
-    slack = slack_s(plan)
     predicted = plan.predicted
     end_s = max(piece.end_s for piece in plan.slices)
+    slack = RELATIVE_SLACK * end_s
     if abs(predicted.compute_s - end_s) > slack:
         yield Violation(
             rule="compute",

@@ -16,14 +16,13 @@ def durations(plan: Plan) -> Iterator[Violation]:
 
     A slice with recomputation runs its forward pass twice.
     """
-    slack = slack_s(plan)
     for wave, piece in located(plan):
         point = curve_point(plan.by_name[piece.metaop], piece)
         if point is None:
             continue  # reported as an allocation
         forward_s, backward_s = point
         needed_s = piece.num_ops * (forward_s * (2 if piece.recompute else 1) + backward_s)
-        if piece.end_s - piece.start_s < needed_s - slack:
+        if piece.end_s - piece.start_s < needed_s - slack_s(piece):
             yield Violation(
                 rule="duration",
                 where=place_of(wave, piece),
@@ -34,14 +33,13 @@ def durations(plan: Plan) -> Iterator[Violation]:
 
 def order_of_slices(plan: Plan) -> Iterator[Violation]:
     """A MetaOp's slices run one after another, in the order of their ops."""
-    slack = slack_s(plan)
     pieces: dict[str, list[tuple[int, Slice]]] = defaultdict(list)
     for wave, piece in located(plan):
         pieces[piece.metaop].append((wave, piece))
     for parts in pieces.values():
         parts.sort(key=lambda entry: entry[1].ops)
         for (_, earlier), (wave, later) in pairwise(parts):
-            if later.start_s < earlier.end_s - slack:
+            if later.start_s < earlier.end_s - slack_s(earlier, later):
                 yield Violation(
                     rule="order",
                     where=place_of(wave, later),
@@ -52,30 +50,30 @@ def order_of_slices(plan: Plan) -> Iterator[Violation]:
 
 def producers_first(plan: Plan) -> Iterator[Violation]:
     """A MetaOp starts when all its inputs have ended."""
-    slack = slack_s(plan)
-    end_s: dict[str, float] = {}
+    last: dict[str, Slice] = {}
     first: dict[str, tuple[int, Slice]] = {}
     for wave, piece in located(plan):
-        end_s[piece.metaop] = max(end_s.get(piece.metaop, 0.0), piece.end_s)
+        if piece.metaop not in last or piece.end_s > last[piece.metaop].end_s:
+            last[piece.metaop] = piece
         if piece.metaop not in first or piece.start_s < first[piece.metaop][1].start_s:
             first[piece.metaop] = (wave, piece)
     for metaop in plan.metaops:
         for producer in metaop.inputs:
-            if metaop.name not in first or producer not in end_s:
+            if metaop.name not in first or producer not in last:
                 continue  # reported as coverage
             wave, piece = first[metaop.name]
-            if piece.start_s < end_s[producer] - slack:
+            ended = last[producer]
+            if piece.start_s < ended.end_s - slack_s(piece, ended):
                 yield Violation(
                     rule="producer",
                     where=place_of(wave, piece),
                     value=f"starts at {exact_s(piece.start_s)}",
-                    expected=f"not before its input {producer} has ended at {exact_s(end_s[producer])}",
+                    expected=f"not before its input {producer} has ended at {exact_s(ended.end_s)}",
                 )
 
 
 def one_slice_a_device(plan: Plan) -> Iterator[Violation]:
     """No device runs two slices at once."""
-    slack = slack_s(plan)
     busy: dict[int, list[tuple[float, float, int, Slice]]] = defaultdict(list)
     for wave, piece in located(plan):
         for device in set(piece.devices):
@@ -85,7 +83,7 @@ def one_slice_a_device(plan: Plan) -> Iterator[Violation]:
     for device in sorted(busy):
         running_end_s, running = 0.0, None
         for start_s, end_s, wave, piece in sorted(busy[device], key=lambda entry: entry[:3]):
-            if running is not None and start_s < running_end_s - slack:
+            if running is not None and start_s < running_end_s - slack_s(piece, running):
                 key = (place_of(wave, piece), running.label)
                 collisions.setdefault(key, (piece, running, []))[2].append(device)
             if running is None or end_s > running_end_s:
@@ -102,10 +100,10 @@ def one_slice_a_device(plan: Plan) -> Iterator[Violation]:
 
 def waves(plan: Plan) -> Iterator[Violation]:
     """A wave's slices have disjoint devices and lie within its times; waves are ordered by start."""
-    slack = slack_s(plan)
     for wave in plan.waves:
         yield from _disjoint(wave)
         for piece in wave.slices:
+            slack = slack_s(piece)
             if piece.start_s < wave.start_s - slack or piece.end_s > wave.end_s + slack:
                 yield Violation(
                     rule="wave-times",
@@ -114,7 +112,7 @@ def waves(plan: Plan) -> Iterator[Violation]:
                     expected=f"within its wave, {exact_s(wave.start_s)} to {exact_s(wave.end_s)}",
                 )
     for earlier, later in pairwise(plan.waves):
-        if later.start_s < earlier.start_s - slack:
+        if later.start_s < earlier.start_s - slack_s(*earlier.slices, *later.slices):
             yield Violation(
                 rule="wave-order",
                 where=f"wave {later.index}",

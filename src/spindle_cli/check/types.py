@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from spindle_cli.files.artifact import Model
 from spindle_cli.plan.types import Plan, Slice, format_devices
 from spindle_cli.units import format_seconds
 
-# Times in files are decimal roundings: what is later by less than this share of the schedule counts as equal.
+# Times in files are decimal roundings: what is later by less than this share of what a slice takes counts as
+# equal.
 RELATIVE_SLACK = 1e-6
+# What floats near a time can be off by.
+_ROUNDING = 4 * sys.float_info.epsilon
 
 
 class Violation(Model):
@@ -38,9 +42,14 @@ class Violation(Model):
         return f"{place}: {self.value}; expected {self.expected} [{self.rule}]"
 
 
-def slack_s(plan: Plan) -> float:
-    """Seconds by which two times of this plan may differ and still count as equal."""
-    return RELATIVE_SLACK * max((piece.end_s for piece in plan.slices), default=0.0)
+def slack_s(*pieces: Slice) -> float:
+    """Seconds by which times of these slices may differ and still count as equal: by the shortest of them, as
+    one that is stretched says nothing of the others.
+    """
+    shortest = min((piece.end_s - piece.start_s for piece in pieces), default=0.0)
+    return RELATIVE_SLACK * max(shortest, 0.0) + _ROUNDING * max(
+        (piece.end_s for piece in pieces), default=0.0
+    )
 
 
 def place_of(wave: int, piece: Slice) -> str:

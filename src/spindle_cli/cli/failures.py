@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -17,6 +18,17 @@ from spindle_cli.errors import ExitCode, SpindleError
 INTERRUPTED = 130  # 128 + SIGINT
 READER_GONE = 141  # 128 + SIGPIPE: `spindle show ... | head`
 OUR_BUG = 70  # EX_SOFTWARE
+# What is wrong with a file that the user has named, where nobody has said more of it.
+_OF_NAMES = (
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+)
 
 
 @contextmanager
@@ -63,6 +75,9 @@ def _report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         _abandon_output()
         return READER_GONE
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _OF_NAMES:
+        _say(f"error: {error.filename}: {error.strerror}")
+        return ExitCode.BAD_INPUT
     if isinstance(error, OSError):  # of the machine, not of the user's files: those have their own messages
         _abandon_output()
         _say(f"error: {error.filename or 'standard output'}: {error.strerror}")

@@ -21,9 +21,11 @@ def read_profile_and_cluster(
     """
     from spindle_cli.files.cluster import Cluster
     from spindle_cli.plan.same_device import require_same_device
+    from spindle_cli.profile.metagraph import require_equal_batches
     from spindle_cli.profile.types import Profile
 
     read, goal = Profile.read(profile), Cluster.read(cluster)
+    require_equal_batches(read.metaops, profile)
     if not assume_same_device:
         require_same_device(read, goal)
     return read, goal

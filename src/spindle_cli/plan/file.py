@@ -11,6 +11,7 @@ import yaml
 from spindle_cli.errors import InputError
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice, Wave
+from spindle_cli.profile.metagraph import require_equal_batches
 from spindle_cli.profile.types import Profile
 
 _BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -30,6 +31,7 @@ def read_plan(path: Path) -> Plan:
             hint=f"Add it with `spindle check {path} --profile PROFILE.json -o COMPLETE.yaml`, "
             "and give this command the complete plan.",
         )
+    require_equal_batches(plan.metaops, path)
     return plan
 
 
@@ -44,9 +46,11 @@ def read_with_profile(path: Path, profile_path: Path | None) -> tuple[Plan, Prof
             another workload.
     """
     plan = Plan.read(path)
+    require_equal_batches(plan.metaops, path)
     if profile_path is None:
         return plan, None
     profile = Profile.read(profile_path)
+    require_equal_batches(profile.metaops, profile_path)
     if plan.workload.fingerprint != profile.workload.fingerprint:
         raise InputError(
             f"{profile_path}: a profile of workload {profile.workload.name!r} "

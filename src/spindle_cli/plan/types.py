@@ -18,7 +18,9 @@ from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import (
     Bytes,
     CurvePoint,
+    Devices,
     MetaOp,
+    NumOps,
     Profile,
     Seconds,
     TrainedArtifact,
@@ -81,10 +83,10 @@ class Slice(Model):
     """
 
     metaop: str
-    ops: tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]]
+    ops: tuple[Annotated[int, Field(ge=0, le=1_000_000)], NumOps]
     devices: Annotated[tuple[int, ...], WithJsonSchema(DEVICES_SCHEMA)]
-    dp: Annotated[int, Field(ge=1)]
-    tp: Annotated[int, Field(ge=1)] = 1
+    dp: Devices
+    tp: Devices = 1
     start_s: Seconds
     end_s: Seconds
     recompute: bool = False  # activations are recomputed in the backward pass instead of kept
@@ -112,7 +114,7 @@ class Slice(Model):
 class Wave(Model):
     """Slices that run side by side on disjoint devices."""
 
-    index: Annotated[int, Field(ge=0)]
+    index: Annotated[int, Field(ge=0, le=2**31)]
     start_s: Seconds
     end_s: Seconds
     slices: Annotated[tuple[Slice, ...], Field(min_length=1)]

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol, TypeVar
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import shown
 
 Node = TypeVar("Node", bound=Hashable)
 
@@ -47,6 +51,33 @@ def check_metagraph(metaops: Sequence[GraphNode]) -> None:
         if len(set(metaop.inputs)) < len(metaop.inputs):
             raise ValueError(f"metaops: {metaop.name!r} lists an input twice")
     topological_order(metaops)
+
+
+class BatchedNode(GraphNode, Protocol):
+    """The same, with how many samples it works on."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+
+def require_equal_batches(metaops: Sequence[BatchedNode], where: Path) -> None:
+    """Refuse a MetaOp that works on other samples than those that it is handed.
+
+    Args:
+        where: the file, for the message.
+
+    Raises:
+        InputError: there is one; names it and its input.
+    """
+    batches = {metaop.name: metaop.batch_size for metaop in metaops}
+    for metaop in metaops:
+        for name in metaop.inputs:
+            if batches[name] != metaop.batch_size:
+                raise InputError(
+                    f"{where}: metaops: {shown(metaop.name)} has a batch_size of {metaop.batch_size}, and "
+                    f"its input {shown(name)} one of {batches[name]}",
+                    hint="What consumes another's output works on the same samples: profile again.",
+                )
 
 
 def topological_order(metaops: Sequence[GraphNode]) -> tuple[str, ...]:

@@ -12,12 +12,16 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.numeric_check import NumericCheck
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 OpSeconds = Annotated[float, Field(ge=0, le=1e9)]  # more is no measurement; sums of them stay finite
 Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+Samples = Annotated[int, Field(ge=1, le=2**40)]  # of a batch
+Ratio = Annotated[float, Field(ge=0, le=1e6)]  # of bytes, or seconds of bytes, to others
 NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
 
 
@@ -49,9 +53,9 @@ class CurvePoint(Model):
     `spread`: interquartile range of the repeats over their median.
     """
 
-    num_devices: Annotated[int, Field(ge=1)]
-    dp: Annotated[int, Field(ge=1)]
-    tp: Annotated[int, Field(ge=1)] = 1
+    num_devices: Devices
+    dp: Devices
+    tp: Devices = 1
     forward_s: OpSeconds
     backward_s: OpSeconds
     source: Source
@@ -83,8 +87,8 @@ class OpMemory(Model):
     of its parameters, instead of adding to those that are there.
     """
 
-    tp: Annotated[int, Field(ge=1)] = 1
-    first_op: Annotated[int, Field(ge=0)] = 0
+    tp: Devices = 1
+    first_op: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     kept_bytes: tuple[Bytes, Bytes]
     forward_bytes: tuple[Bytes, Bytes]
     backward_bytes: tuple[Bytes, Bytes]
@@ -126,7 +130,7 @@ class MetaOp(Model):
     name: Annotated[str, Field(min_length=1)]
     task: str
     num_ops: NumOps
-    batch_size: Annotated[int, Field(ge=1)]
+    batch_size: Samples
     inputs: tuple[str, ...] = ()
     # of `inputs`, those that every op consumes and not only the first (e.g. the encoder's output in a
     # decoder)
@@ -313,7 +317,7 @@ class Measurements(Model):
         failed: keys of the shares that did not fit the memory.
     """
 
-    nproc: Annotated[int, Field(ge=1)]
+    nproc: Devices
     links: str | None = None
     timings: dict[str, OpTiming]
     failed: tuple[str, ...] = ()
@@ -325,20 +329,20 @@ class TrainedArtifact(Artifact):
     schema_: Annotated[str, Field(alias="schema")]
     # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train
     # settings say
-    optimizer_state_per_param: Annotated[float, Field(ge=0)] = 2.0
+    optimizer_state_per_param: Ratio = 2.0
     # devices that hold the same parameters share their optimizer state, as the train settings say
     optimizer_state_sharded: bool = False
     # bytes that the update takes for each byte of the parameters that a device updates, and lets go of again
     # (float32 gradients for masters)
-    update_bytes_per_param: Annotated[float, Field(ge=0)] = 0.0
+    update_bytes_per_param: Ratio = 0.0
     # bytes of gradients for each byte of the trained parameters (2.0: bfloat16's, added up in float32)
-    gradient_bytes_per_param: Annotated[float, Field(ge=0)] = 1.0
+    gradient_bytes_per_param: Ratio = 1.0
     # the gradients of all parameters together are scaled down to a norm before the update
     clips_gradients: bool = False
     # batches of every task in one step, whose gradients are added up
-    accumulate: Annotated[int, Field(ge=1)] = 1
+    accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
-    optimizer_s_per_byte: Annotated[float, Field(ge=0)] = 0.0
+    optimizer_s_per_byte: Ratio = 0.0
     processor: ProcessorCosts = Field(default_factory=ProcessorCosts)
 
     @property

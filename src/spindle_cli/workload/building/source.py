@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.refuse import place_of_error
 
@@ -58,6 +59,11 @@ def _function(name: str, folder: Path, *, where: str) -> Callable[..., Any]:
         raise InputError(f"{where}: {name!r} is not a workload", hint=_EXPECTED)
     if module_name.endswith(".py"):
         module = _import_file(folder / module_name, where)
+    elif not all(part.isidentifier() for part in module_name.split(".")):
+        raise InputError(
+            f"{where}: {shown(module_name)} is neither a module's name nor that of a file that ends in .py",
+            hint=_EXPECTED,
+        )
     else:
         module = _import_module(module_name, folder, where)
     function = getattr(module, function_name, None)

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -173,9 +174,18 @@ def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
     """
     reads, collates = (SeededCalls(0, task.name, what) for what in ("sample", "batch"))
 
+    def item(index: int) -> Any:
+        try:
+            return reads.call(partial(operator.getitem, task.dataset, index), 0, index)
+        except Exception as error:  # code of the user's
+            raise _of_dataset(task, f"sample {index}", error) from error
+
     def read() -> dict[str, Tensor]:
-        numbers = range(min(count, num_samples(task)))
-        items = [reads.call(partial(operator.getitem, task.dataset, index), 0, index) for index in numbers]
+        items = [item(index) for index in range(min(count, num_samples(task)))]
+        if not items:
+            raise WorkloadError(
+                f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch."
+            )
         return collates.call(partial(collate, task, items), 0, 0)
 
     with generators_kept():
@@ -214,7 +224,18 @@ def num_samples(task: Task | FlowTask) -> int:
             "which has no length or no items by index",
             hint="Give a map-style dataset: __len__ and __getitem__(index).",
         )
-    return len(task.dataset)
+    try:
+        return len(task.dataset)
+    except Exception as error:  # code of the user's
+        raise _of_dataset(task, "its length", error) from error
+
+
+def _of_dataset(task: Task | FlowTask, what: str, error: Exception) -> WorkloadError:
+    text = str(error).split("\n")[0]
+    failed = f"the dataset fails to give {what}: {type(error).__name__}: {text}"
+    return refusal(
+        task.name, failed, place_of_error(error), hint="A dataset has a length and items by index."
+    )
 
 
 def collate(task: Task | FlowTask, items: list[Any]) -> dict[str, Tensor]:
