@@ -88,3 +88,23 @@ def test_more_devices_never_sum_faster() -> None:
     for num_bytes in (1e3, 1e6, 1e9):
         seconds = [all_reduce_s(num_bytes, range(n), gpus(1, 8)) for n in range(1, 9)]
         assert seconds == sorted(seconds)
+
+
+def test_a_few_bytes_go_up_and_down_a_tree_and_pay_each_hop_twice() -> None:
+    """4 nodes of 2 GPUs: a hop of 8 us inside a node and two of 14 us between, up and down. A ring would pay
+    14 steps of 11 us, rings inside and between the nodes 16 and 84 us.
+    """
+    links = Links(
+        intra_node=Link(latency_us=8, bandwidth_gb_per_s=100),
+        inter_node=Link(latency_us=14, bandwidth_gb_per_s=10),
+    )
+    cluster = gpus(4, 2).model_copy(update={"links": links})
+    assert all_reduce_s(1, range(8), cluster) == pytest.approx(2 * (8e-6 + 2 * 14e-6), rel=1e-3)
+
+
+def test_rings_are_as_many_as_the_node_with_fewest_devices_has_cards_for() -> None:
+    """3 devices on one node and 2 on the other: 2 rings, 20 GB/s between; behind one card a node, 1 ring."""
+    uneven = [0, 1, 2, 4, 5]
+    assert all_reduce_s(8e9, uneven, gpus(2, 4)) == pytest.approx(8 / 5 * 8e9 / 20e9)
+    assert all_gather_s(8e9, uneven, gpus(2, 4)) == pytest.approx(4 / 5 * 8e9 / 20e9)
+    assert all_reduce_s(8e9, uneven, gpus(2, 4, nics=1)) == pytest.approx(8 / 5 * 8e9 / 10e9)

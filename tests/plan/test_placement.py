@@ -12,7 +12,7 @@ from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
 from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.calendar import Calendar
-from spindle_cli.plan.placing.placement import PlacementWeights, place, place_in_sequence
+from spindle_cli.plan.placing.placement import BALANCED, PlacementWeights, place, place_in_sequence
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Point, Problem, make_problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice, placed_slices
@@ -47,6 +47,28 @@ def predicted(problem: Problem, placed: Placed, compute_s: float, step_s: float 
     slices = exact_slices(problem, placed)
     traffic = traffic_of(placed_slices(problem, slices), problem.uses)
     return predict(problem, slices, traffic, compute_s, (step_s,) * problem.num_devices)
+
+
+def test_where_memory_counts_the_device_that_holds_less_is_taken() -> None:
+    problem = problem_of(cluster_of(2), metaop_of("a/m", 1, {1: 1.0}), metaop_of("b/m", 1, {1: 1.0}))
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 1.0))
+    assert place(problem, draft, BALANCED).devices == ((0,), (1,))
+    assert place(problem, draft, PlacementWeights()).devices == ((0,), (0,))
+
+
+def test_of_nodes_with_no_device_that_holds_the_input_the_nearer_is_taken() -> None:
+    """One device of each node is free when `b` starts; the other two of node 1 hold its input, and are
+    taken.
+    """
+    problem = problem_of(
+        cluster_of(6, devices_per_node=3),
+        metaop_of("z/m", 1, {2: 5.0}),
+        metaop_of("a/m", 1, {2: 1.0}),
+        metaop_of("a/y", 1, {2: 4.0}, inputs=("a/m",)),
+        metaop_of("a/b", 1, {1: 1.0}, inputs=("a/m",)),
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 1.0), (3, 0, 1, 1, 1.0))
+    assert place(problem, draft, PlacementWeights()).devices == ((0, 1), (3, 4), (3, 4), (5,))
 
 
 def test_a_metaops_next_slice_stays_where_it_is() -> None:
