@@ -6,6 +6,7 @@ import pytest
 
 from helpers.plans import cluster_of
 from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, transfer_s
+from spindle_cli.costs.update import update_traffic
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
 
@@ -108,3 +109,8 @@ def test_rings_are_as_many_as_the_node_with_fewest_devices_has_cards_for() -> No
     assert all_reduce_s(8e9, uneven, gpus(2, 4)) == pytest.approx(8 / 5 * 8e9 / 20e9)
     assert all_gather_s(8e9, uneven, gpus(2, 4)) == pytest.approx(4 / 5 * 8e9 / 20e9)
     assert all_reduce_s(8e9, uneven, gpus(2, 4, nics=1)) == pytest.approx(8 / 5 * 8e9 / 10e9)
+
+
+def test_an_update_reads_and_writes_the_parameter_and_its_state_and_reads_and_clears_its_gradient() -> None:
+    assert update_traffic(0.0) == 4
+    assert update_traffic(2.0) == 4 + 2 * 2

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from drafts import draft_of, predicted, problem_of
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.account.traffic import traffic_of
 from spindle_cli.errors import NoPlanError
-from spindle_cli.files.cluster import Cluster, NodeGroup
+from spindle_cli.files.cluster import NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
 from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.calendar import Calendar
-from spindle_cli.plan.placing.placement import BALANCED, PlacementWeights, place, place_in_sequence
-from spindle_cli.plan.placing.predict import Prediction, predict
-from spindle_cli.plan.problem import Point, Problem, make_problem
-from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice, placed_slices
+from spindle_cli.plan.placing.placement import PlacementWeights, place, place_in_sequence
+from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.schedule import Placed
 from spindle_cli.plan.search.judge import best_of, measure
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ProcessorCosts
@@ -23,52 +22,6 @@ from spindle_cli.simulate.run import simulate
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
 ANY = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
-
-
-def problem_of(cluster: Cluster, *metaops: MetaOpProfile) -> Problem:
-    return make_problem(profile_of(*metaops), cluster)
-
-
-def draft_of(problem: Problem, *jobs: tuple[int, int, int, int, float]) -> Draft:
-    """From (node, first op, last op, devices, start)."""
-    pieces = []
-    for node, first, last, num_devices, start_s in jobs:
-        point = point_of(problem, node, num_devices)
-        pieces.append(UnplacedSlice(node, first, last, point, start_s, start_s + (last - first) * point.op_s))
-    return Draft("by hand", tuple(pieces))
-
-
-def point_of(problem: Problem, node: int, num_devices: int) -> Point:
-    return next(point for point in problem.nodes[node].points if point.num_devices == num_devices)
-
-
-def predicted(problem: Problem, placed: Placed, compute_s: float, step_s: float = 0.0) -> Prediction:
-    """The prediction of a placed draft whose devices all take `step_s` for the optimizer's step."""
-    slices = exact_slices(problem, placed)
-    traffic = traffic_of(placed_slices(problem, slices), problem.uses)
-    return predict(problem, slices, traffic, compute_s, (step_s,) * problem.num_devices)
-
-
-def test_where_memory_counts_the_device_that_holds_less_is_taken() -> None:
-    problem = problem_of(cluster_of(2), metaop_of("a/m", 1, {1: 1.0}), metaop_of("b/m", 1, {1: 1.0}))
-    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 1.0))
-    assert place(problem, draft, BALANCED).devices == ((0,), (1,))
-    assert place(problem, draft, PlacementWeights()).devices == ((0,), (0,))
-
-
-def test_of_nodes_with_no_device_that_holds_the_input_the_nearer_is_taken() -> None:
-    """One device of each node is free when `b` starts; the other two of node 1 hold its input, and are
-    taken.
-    """
-    problem = problem_of(
-        cluster_of(6, devices_per_node=3),
-        metaop_of("z/m", 1, {2: 5.0}),
-        metaop_of("a/m", 1, {2: 1.0}),
-        metaop_of("a/y", 1, {2: 4.0}, inputs=("a/m",)),
-        metaop_of("a/b", 1, {1: 1.0}, inputs=("a/m",)),
-    )
-    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 1.0), (3, 0, 1, 1, 1.0))
-    assert place(problem, draft, PlacementWeights()).devices == ((0, 1), (3, 4), (3, 4), (5,))
 
 
 def test_a_metaops_next_slice_stays_where_it_is() -> None:

@@ -12,7 +12,8 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, 
 from helpers.random_plans import plans
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.costs.links import all_reduce_s, transfer_s
+from spindle_cli.account.types import Collective
+from spindle_cli.costs.links import all_gather_s, all_reduce_s, transfer_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
@@ -105,6 +106,49 @@ def test_over_nccl_neighbours_start_together() -> None:
     waves = [[slice_of(maker, (0, 1), (0,), 0.0)], [slice_of(taker, (0, 1), (1, 2), 0.3)]]
     plan = plan_of(profile_of(maker, taker), cluster_of(3), waves)
     assert starts_s(plan, "nccl") == [(1, pytest.approx(0.1)), (2, pytest.approx(0.1))]
+
+
+def test_sums_of_one_communicator_go_one_after_another() -> None:
+    """Three ops, 0.02 s backward each, whose sums take 0.2 s each: the first starts behind its op."""
+    net = metaop_of("task/net", 3, {2: 0.03}, param_bytes_per_op=1024 * MIB)
+    cluster = cluster_of(2)
+    simulation = simulate(plan_of(profile_of(net), cluster, [[slice_of(net, (0, 3), (0, 1), 0.0)]]))
+    sum_s = all_reduce_s(1024 * MIB, (0, 1), cluster)
+    starts = [0.05 + place * sum_s for place in range(3)]
+    assert [done.start_s for done in simulation.sums] == pytest.approx(starts, rel=1e-6)
+    assert simulation.step_s == pytest.approx(0.05 + 3 * sum_s, rel=1e-6)
+
+
+def test_a_forward_pass_waits_for_the_parameters_that_it_uses_first() -> None:
+    """Two ops of 256 MiB whose state two devices share: the first op's gather is waited for, the second's
+    hides behind its forward pass; of the scatters the first op's is waited for, and two flags.
+    """
+    net = metaop_of("task/net", 2, {2: 1.0}, param_bytes_per_op=256 * MIB)
+    cluster = cluster_of(2)
+    profile = profile_of(net).model_copy(update={"optimizer_state_sharded": True})
+    simulation = simulate(plan_of(profile, cluster, [[slice_of(net, (0, 2), (0, 1), 0.0)]]))
+    once_s = all_gather_s(256 * MIB, (0, 1), cluster)
+    waits = {(wait.cause, wait.piece, round(wait.length_s, 6)) for wait in simulation.waits}
+    flags_s = all_reduce_s(2, (0, 1), cluster)
+    assert waits == {
+        (Cause.GATHER, 0, round(once_s, 6)),
+        (Cause.SUM, None, round(once_s + flags_s, 6)),
+    }
+    assert simulation.step_s == pytest.approx(2.0 + 2 * once_s + flags_s, abs=1e-8)
+
+
+def test_a_forward_pass_stops_at_the_op_whose_parameters_are_still_on_their_way() -> None:
+    """The second op's gather takes ten times as long as the first op runs forward."""
+    small, big = 1 * MIB, 1024 * MIB
+    first = metaop_of("task/net", 2, {2: 0.03}, param_bytes_per_op=small, extra_param_bytes={1: big})
+    cluster = cluster_of(2)
+    profile = profile_of(first).model_copy(update={"optimizer_state_sharded": True})
+    simulation = simulate(plan_of(profile, cluster, [[slice_of(first, (0, 2), (0, 1), 0.0)]]))
+    gathered_s = max(done.end_s for done in simulation.collected if done.kind is Collective.GATHER)
+    begun = [span for span in simulation.spans if span.activity is Activity.FORWARD and span.device == 0]
+    assert [span.end_s - span.start_s for span in begun] == pytest.approx([0.01, 0.01])
+    assert begun[1].start_s == pytest.approx(gathered_s)
+    assert gathered_s > 0.1
 
 
 def test_recomputing_runs_forward_twice() -> None:

@@ -1,0 +1,54 @@
+"""Which devices a placement takes, one reason at a time."""
+
+from __future__ import annotations
+
+from drafts import draft_of, problem_of
+
+from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.plan.placing.placement import BALANCED, PlacementWeights, place
+from spindle_cli.plan.placing.usage import Footprint
+from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.strategies.component_lanes import _Lanes
+
+
+def test_where_memory_counts_the_device_that_holds_less_is_taken() -> None:
+    problem = problem_of(cluster_of(2), metaop_of("a/m", 1, {1: 1.0}), metaop_of("b/m", 1, {1: 1.0}))
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 1.0))
+    assert place(problem, draft, BALANCED).devices == ((0,), (1,))
+    assert place(problem, draft, PlacementWeights()).devices == ((0,), (0,))
+
+
+def test_of_nodes_with_no_device_that_holds_the_input_the_nearer_is_taken() -> None:
+    """One device of each node is free when `b` starts; the other two of node 1 hold its input, and are
+    taken.
+    """
+    problem = problem_of(
+        cluster_of(6, devices_per_node=3),
+        metaop_of("z/m", 1, {2: 5.0}),
+        metaop_of("a/m", 1, {2: 1.0}),
+        metaop_of("a/y", 1, {2: 4.0}, inputs=("a/m",)),
+        metaop_of("a/b", 1, {1: 1.0}, inputs=("a/m",)),
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0), (2, 0, 1, 2, 1.0), (3, 0, 1, 1, 1.0))
+    assert place(problem, draft, PlacementWeights()).devices == ((0, 1), (3, 4), (3, 4), (5,))
+
+
+def test_a_device_holds_gradients_as_wide_as_they_are_added_up_while_pieces_are_placed() -> None:
+    """1 MiB of bfloat16 parameters an op, twice as much of float32 gradients, and of state."""
+    profile = profile_of(metaop_of("a/m", 2, {1: 1.0})).model_copy(update={"gradient_bytes_per_param": 2.0})
+    problem = make_problem(profile, cluster_of(1))
+    (piece,) = draft_of(problem, (0, 0, 2, 1, 0.0)).pieces
+    assert Footprint(problem, piece).parameter_bytes == 2 * (1 + 2 + 2) * 2**20
+
+
+def test_lanes_weigh_the_sum_of_all_that_some_metaops_share() -> None:
+    """Two MetaOps share the parameters of three ops, and a third has its own, half of them frozen."""
+    metaops = (
+        metaop_of("a/m", 3, {1: 1.0}, parameters="shared"),
+        metaop_of("b/m", 3, {1: 1.0}, parameters="shared"),
+        metaop_of("c/m", 2, {1: 1.0}, trainable_fraction=0.5),
+    )
+    profile = profile_of(*metaops).model_copy(update={"gradient_bytes_per_param": 2.0})
+    lanes = _Lanes(make_problem(profile, cluster_of(2)), 2)
+    units = [lanes.unit_of_name[metaop.name] for metaop in metaops]
+    assert dict(lanes.shared) == {(units[0], units[1]): 2 * 3 * 2**20, (units[2],): 2 * 2 * 2**19}
