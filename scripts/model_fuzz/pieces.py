@@ -110,7 +110,7 @@ SEPARATE: dict[str, Step] = {
     "picked": _picked,
     "dropout": lambda self, x: functional.dropout(self.layer(x), 0.0, self.training),
     "chunks": lambda self, x: torch.cat([part * 2 for part in self.layer(x).chunk(2, -1)], -1),
-    "scaled": lambda self, x: self.layer(x) * self.alpha,
+    "scaled": lambda self, x: x + self.layer(x) * self.alpha,
     "clamped": lambda self, x: self.layer(x).clamp(-1, 1).unsqueeze(1).squeeze(1),
     "off": lambda self, x: self.layer(x) - 0.0 * x.mean(-1, keepdim=True),
 }

@@ -113,6 +113,14 @@ CASES: Mapping[str, Case] = {
     "cosine": Case(lambda g: functional.cosine_embedding_loss(g.z[:, 0], g.z[:, 1], g.one.sign())),
     "ranking": Case(lambda g: functional.margin_ranking_loss(g.z[:, 0, 0], g.z[:, 1, 0], g.one.sign())),
     "margin": Case(lambda g: functional.multi_margin_loss(g.z[:, 0], g.ids[:, 0], weight=g.m.class_weight)),
+    "sum without NaN": Case(lambda g: g.z.square().nansum() / g.label.shape[0]),
+    "scores of one class": Case(
+        lambda g: functional.binary_cross_entropy_with_logits(g.z[:, 0, :1].squeeze(-1), g.one.sigmoid())
+    ),
+    "scores, squeezed": Case(
+        lambda g: functional.binary_cross_entropy_with_logits(g.z[:, 0, :1].squeeze(), g.one.sigmoid())
+    ),
+    "paired products": Case(lambda g: torch.einsum("btc,btc->bt", g.z, g.target).mean()),
     "over size": Case(lambda g: g.z.square().sum() / g.z.shape[0]),
     "over elements": Case(lambda g: g.z.square().sum() / g.z.numel()),
     "python sum": Case(lambda g: sum([g.z[:, i].square().mean() for i in range(3)]) / 3),
@@ -134,6 +142,9 @@ CASES: Mapping[str, Case] = {
     "relativistic": Case(
         lambda g: functional.softplus(g.z[:, 0].sum(-1) - g.z[:, 1].sum(-1).mean(0)).mean(),
         "joins samples with what is made of all of them",
+    ),
+    "count of a count": Case(
+        lambda g: (per_token(g) * g.mask).sum() / (g.mask.double() / g.mask.sum()).sum(), "own values"
     ),
     "root": Case(lambda g: functional.mse_loss(g.z, g.target).sqrt(), "'sqrt' is applied"),
     "spread": Case(lambda g: g.z.std(), "nothing is known of 'std'"),

@@ -185,3 +185,14 @@ def test_items_that_a_seed_does_not_fix_are_refused() -> None:
 def test_items_with_numbers_that_are_none_are_what_they_are() -> None:
     items = [{"x": torch.tensor([float("nan"), 1.0])} for _ in range(4)]
     assert first_samples(Task("t", nn.Identity(), 4, items), 2)["x"].shape == (2, 2)
+
+
+def test_a_collate_that_draws_is_given_whole_batches_although_its_draw_does_not_show() -> None:
+    """On the first batch, where it is tried; on others it may."""
+
+    def collate(items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        torch.rand(())
+        return dict(default_collate(items))
+
+    assert batches_of(Drawing(lambda: 0.5))._collates_shares
+    assert not batches_of(Drawing(lambda: 0.5), collate=collate)._collates_shares

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.building.abstract import Births, load_abstract, parameters_born
+from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local
@@ -118,3 +120,17 @@ def test_a_graph_does_not_serve_another_workload() -> None:
     graph = analyse(load_abstract(source("mixed")).workload)
     for build in ("copied", "reading"):
         assert rebind(graph, load(source(build)).workload) is None
+
+
+def test_what_the_user_puts_on_the_meta_device_is_not_drawn_for() -> None:
+    def build() -> tuple[nn.Linear, torch.Tensor]:
+        torch.manual_seed(0)
+        layer = nn.Linear(3, 3, device="meta")
+        nn.init.orthogonal_(layer.weight)
+        return layer, torch.rand(2)
+
+    births = Births()
+    with parameters_born(births, keep=lambda _: False), drawing_as_if_real(births):
+        layer, found = build()
+    assert layer.weight.is_meta
+    assert torch.equal(found, build()[1])

@@ -199,6 +199,26 @@ def test_a_value_that_mixes_samples_before_an_operator() -> None:
     assert "mixes the samples" in message and place(forward, 2) in message and "`coupled`" in message
 
 
+def test_a_batch_norm_before_all_operators_is_named_as_what_it_is() -> None:
+    """And not as a layer that fails for one sample."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.block = nn.BatchNorm1d(4), Block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(self.norm(x)).mean()
+
+    task = Task("t", Normed(), 4, Items(x=(4, WIDTH)))
+    with pytest.raises(WorkloadError) as caught:
+        analyse(Workload("w", [task], (Block,)))
+    assert "which may be split over the batch: it normalises over the batch" in str(caught.value)
+    assert "List BatchNorm1d or Block in the workload's `coupled`" in str(caught.value)
+    whole, split = analyse(Workload("w", [task], (Block,), (nn.BatchNorm1d,))).tasks["t"].ops
+    assert (whole.target, whole.coupled, split.coupled) == ("norm", True, False)
+
+
 def test_a_change_in_place_that_others_see() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         x = self.block(x)

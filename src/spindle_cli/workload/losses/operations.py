@@ -7,7 +7,7 @@ import operator
 import torch
 
 MEANS = {"mean", torch.mean}
-SUMS = {"sum", torch.sum, "count_nonzero", torch.count_nonzero}
+SUMS = {"sum", torch.sum, "nansum", torch.nansum, "count_nonzero", torch.count_nonzero}
 LINEAR = {
     *("to", "float", "double", "contiguous", "clone", "squeeze", "unsqueeze", "view", "reshape", "neg"),
     *("flatten", "type", "bfloat16", "half"),
@@ -27,7 +27,8 @@ QUOTIENTS = {
 }
 RECIPROCALS = {"reciprocal", torch.reciprocal}
 JOINS = {torch.stack, torch.cat}
-NUMBERS_OF = {"count_nonzero", torch.count_nonzero}
+# Of the sums, those that are of rows alone: what is NaN in a share, or not zero, may not be so in the whole.
+NUMBERS_OF = {"nansum", torch.nansum, "count_nonzero", torch.count_nonzero}
 # Of the linear ones, those that keep every sample's rows together where the samples come first.
 ROW_BY_ROW = {
     *("to", "float", "double", "contiguous", "clone", "unsqueeze", "view", "reshape", "neg", "type"),

@@ -206,13 +206,14 @@ class _Placement:
         strangers = sorted(consumers - self._coupled.keys())
         if strangers:
             consumer = self._trace.operators[strangers[0]]
-            name = type(self._trace.root.get_submodule(str(consumer.target))).__name__
+            name = self._class_of(consumer)
+            own = f"{self._class_of(node)} or " if self._is_batch_norm(node) else ""
             raise refusal(
                 self._trace.task.name,
                 f"{node.name!r} mixes the samples of the batch and feeds {consumer.target!r} ({name}), "
                 f"which may be split over the batch{self._because(node)}",
                 node.meta.get("place"),
-                f"List {name} in the workload's `coupled`, or compute {node.name!r} for each sample by "
+                f"List {own}{name} in the workload's `coupled`, or compute {node.name!r} for each sample by "
                 "itself (rows of one sample must lie together: torch.stack([a, b], 1).flatten(0, 1), "
                 "not torch.cat).",
             )
@@ -221,7 +222,12 @@ class _Placement:
         else:
             self._mixed.add(node)
 
+    def _class_of(self, node: fx.Node) -> str:
+        return type(self._trace.root.get_submodule(str(node.target))).__name__
+
     def _because(self, node: fx.Node) -> str:
+        if self._is_batch_norm(node):
+            return f": {BATCH_NORM}"
         why = self._trace.samples.why_not(node)
         return "" if why is None else f": {why.why}"
 

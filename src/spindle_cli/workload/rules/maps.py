@@ -52,6 +52,14 @@ def _distance(call: Call) -> list[State]:
     return [labelled([(call["x1"], leading + "pm"), (call["x2"], leading + "rm")], leading + "pr")]
 
 
+def _bilinear(call: Call) -> list[State]:
+    """_trilinear as torch's bilinear calls it: (N, in1), (out, in1, in2) and (N, in2) to (N, out)."""
+    given = [call[name] for name in ("expand1", "expand2", "expand3", "sumdim")]
+    if given != [[1, 3], [0], [1, 2], [2, 3]]:
+        raise MixesError(_INSIDE)
+    return [labelled([(call["i1"], "na"), (call["i2"], "oab"), (call["i3"], "nb")], "no")]
+
+
 def _only_input(call: Call, name: str) -> Batch:
     """State of an input where nothing else may come from the batch."""
     state = call[name].state
@@ -169,6 +177,7 @@ RULES: dict[str, Rule] = {
     "outer": _product(self="i", vec2="j", out="ij"),
     "linear": _linear,
     "_cdist_forward": _distance,
+    "_trilinear": _bilinear,
     "convolution": _convolution,
     "_convolution": _convolution,
     "mkldnn_convolution": _convolution,

@@ -87,7 +87,8 @@ class Known:
             self._task,
             "forward decides by the size of the batch, which a share of the batch does not have",
             place_of_caller(),
-            "Use x.shape[0] only for shapes (view, expand, arange), not in `if`, `range`, `len` or `int`.",
+            "Use x.shape[0] for shapes (view, expand, arange) and to divide by, not in `if`, `range` or "
+            "`int`; len(x) not at all.",
         )
 
 
