@@ -19,9 +19,9 @@ def made(
     return Recipe(0, 7, before, blocks, between, (), loss, is_operator, (0.5,) * 9)
 
 
-@pytest.mark.parametrize("number", range(8))
+@pytest.mark.parametrize("number", range(3))
 def test_no_random_model_is_trained_as_another(number: int) -> None:
-    outcome = compare(recipe(seed=1, number=number), with_check=number % 4 == 0)
+    outcome = compare(recipe(seed=1, number=number), with_check=number == 0)
     assert (outcome.wrong, outcome.misjudged) == (None, None)
 
 
