@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from spindle_cli.check.check_report import CheckReport
 from spindle_cli.checkpoint.index import Checkpoint
+from spindle_cli.cli.profile_summary import ProfileSummary
 from spindle_cli.export.types import Exported
 from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster
@@ -38,6 +39,7 @@ FOLDER = Path(__file__).parent.parent / "schemas"
 ARTIFACTS: tuple[type[Artifact], ...] = (
     WorkloadFile,
     Cluster,
+    ProfileSummary,
     Profile,
     Plan,
     PlanReport,

@@ -233,3 +233,10 @@ def test_a_disk_that_a_run_would_fill_is_refused(tmp_path: Path, monkeypatch: py
     require_disk(tmp_path / "not" / "there" / "yet")
     with pytest.raises(InputError, match="the run needs"):
         require_disk(tmp_path, needed_bytes=10**8)
+
+
+def test_train_settings_that_cannot_be_are_said_with_their_file(plan_path: Path) -> None:
+    workload = plan_path.with_name("toy.yaml")
+    workload.write_text(workload.read_text().replace("steps: 4", "steps: 4\n  optimizer: Adan"))
+    ended = dry_run(plan_path)
+    assert (ended.code, "toy.yaml: train.optimizer: " in ended.err) == (3, True), ended.err

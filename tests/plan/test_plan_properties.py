@@ -14,9 +14,9 @@ from random_profiles import SHAPES, random_profile
 
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.plan.file import plan_text, read_plan, write_plan
+from spindle_cli.plan.file import plan_text, write_plan
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import StrategyName
+from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
@@ -85,7 +85,7 @@ def test_more_effort_is_never_worse(profile: Profile, cluster: Cluster) -> None:
 def test_a_plan_file_reads_back_as_the_same_plan(tmp_path: Path, profile: Profile, cluster: Cluster) -> None:
     plan = make_plan(profile, cluster, "distmm")
     write_plan(tmp_path / "plan.yaml", plan)
-    assert read_plan(tmp_path / "plan.yaml") == plan
+    assert Plan.read(tmp_path / "plan.yaml") == plan
     assert (tmp_path / "plan.yaml").read_text(encoding="utf-8") == plan_text(plan)
 
 

@@ -26,11 +26,19 @@ def export(
     """Write a run's trained model as one safetensors file.
 
     From the run's newest checkpoint. Plain PyTorch loads it: the keys are those of each task module's
-    state_dict(), behind the task's name.
+    state_dict(), behind the task's name. To know them, this runs the code of the workload that the checkpoint
+    names (or --workload): export runs that you trust.
     """
+    from spindle_cli.errors import UsageError
     from spindle_cli.export.run import export_run
+    from spindle_cli.files.run_files import CHECKPOINTS_DIR
     from spindle_cli.units import format_bytes
 
+    if output.resolve().is_relative_to((run / CHECKPOINTS_DIR).resolve()):
+        raise UsageError(
+            f"-o {output}: this command reads the checkpoints in {run}, and would write among them",
+            hint="Give -o another name.",
+        )
     exported = export_run(run, output, task=task, workload=workload)
     for skipped in exported.skipped:
         printed.note(f"warning: {skipped}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import typer
 
+from spindle_cli.cli.printable import printable
 from spindle_cli.errors import ExitCode, SpindleError
 
 # Beyond the contract's codes, by the shells' and sysexits.h's conventions.
@@ -96,4 +97,4 @@ def _abandon_output() -> None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from spindle_cli.cli.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
@@ -32,7 +34,7 @@ def report(as_json: bool, document: BaseModel, *text: RenderableType) -> None:
 
 def note(text: str) -> None:
     """A message, warning or sign of progress for people, on standard error."""
-    print(text, file=sys.stderr)
+    print(printable(text), file=sys.stderr)
 
 
 def out(width: int | None = None) -> Console:
@@ -50,6 +52,6 @@ def out(width: int | None = None) -> Console:
 
 def err() -> Console:
     """Standard error for progress bars; draws them only when it is a terminal (`err().is_terminal`)."""
-    from rich.console import Console
+    from spindle_cli.cli.console import PlainConsole
 
-    return Console(stderr=True, highlight=False, markup=False)
+    return PlainConsole(stderr=True, highlight=False, markup=False)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+
+from spindle_cli.files.artifact import Artifact
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,9 +27,14 @@ class CurveSummary(BaseModel):
     worst_error: float | None
 
 
-class ProfileSummary(BaseModel):
+class ProfileSummary(Artifact):
     """What `spindle profile --json` prints."""
 
+    KIND: ClassVar[str] = "profile-summary"
+
+    schema_: Annotated[Literal["spindle.profile-summary/1"], Field(alias="schema")] = (
+        "spindle.profile-summary/1"
+    )
     profile: str
     workload: str
     fingerprint: str

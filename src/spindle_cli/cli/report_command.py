@@ -45,7 +45,7 @@ def report(
     read, its_profile = (read_plan(plan), None) if profile is None else read_with_profile(plan, profile)
     if its_profile is not None:
         read = read.with_metaops_of(its_profile)
-    data = build_report(read, profile=its_profile, run_dir=run)
+    data = build_report(read, profile=its_profile, run_dir=run, where=plan)
     write_text(output_path, render_page(data))
     output.note(f"wrote {output_path}")
     if as_json:

@@ -159,11 +159,22 @@ def validate(model: type[T], data: Any, *, where: str) -> T:
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        problems = error.errors(include_url=False)
+        problems = _first_causes(error.errors(include_url=False))
         lines = [_describe_problem(problem) for problem in problems[:5]]
         if len(problems) > 5:
             lines.append(f"and {len(problems) - 5} more")
         raise InputError(f"{where}: " + "\n  ".join(lines)) from error
+
+
+def _first_causes(problems: list[Any]) -> list[Any]:
+    """Without lists that are too short only because what is in them is wrong, which is said anyway."""
+
+    def follows(problem: Any) -> bool:
+        place = problem["loc"]
+        inside = (other for other in problems if other["loc"][: len(place)] == place)
+        return problem["type"] == "too_short" and any(len(other["loc"]) > len(place) for other in inside)
+
+    return [problem for problem in problems if not follows(problem)]
 
 
 def _describe_problem(problem: Any) -> str:

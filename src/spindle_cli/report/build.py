@@ -18,13 +18,16 @@ from spindle_cli.report.types import ClusterView, ReportData
 from spindle_cli.simulate.run import simulate
 
 
-def build_report(plan: Plan, *, profile: Profile | None = None, run_dir: Path | None = None) -> ReportData:
+def build_report(
+    plan: Plan, *, profile: Profile | None = None, run_dir: Path | None = None, where: Path | None = None
+) -> ReportData:
     """Everything that the report shows.
 
     Args:
         plan: to report on; one that breaks rules is reported on too, without a simulated timeline.
         profile: that the plan was made from, for whole curves and the other strategies.
         run_dir: of a run by this plan.
+        where: the plan's file, for messages.
 
     Raises:
         InputError: the profile or the run belongs to another plan, a file of the run is malformed, or the
@@ -33,7 +36,8 @@ def build_report(plan: Plan, *, profile: Profile | None = None, run_dir: Path | 
     unknown = next(iter(names_and_ranges(plan)), None)
     if unknown is not None:
         raise InputError(
-            f"the plan cannot be drawn: {unknown}", hint="`spindle check` lists all that is wrong with it."
+            f"{where or 'the plan'}: cannot be drawn: {unknown}",
+            hint="`spindle check` lists all that is wrong with it.",
         )
     if profile is not None and profile.sha256() != plan.profile.sha256:
         raise InputError(
