@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo fuzz fuzz-models test test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo fuzz fuzz-models test test-lowest test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,12 @@ test: $(SETUP)  ## the whole test suite
 
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)
+
+test-lowest:  ## the tests that start no workers, with the lowest versions that pyproject.toml claims
+	$(PYTHON3) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --constraint constraints-lowest.txt $(PIP_ARGS) --editable '.[demo]' \
+	  pytest pytest-timeout pytest-xdist hypothesis jsonschema
+	.venv-lowest/bin/python -m pytest -n 2 --dist loadfile -m "not processes" $(TEST_ARGS)
 
 test-gpu: $(SETUP)  ## the tests that need a GPU; skipped with a reason where there is none
 	$(PYTHON) -m pytest -rs tests/gpu $(TEST_ARGS)
@@ -70,4 +76,4 @@ schemas: $(SETUP)  ## write schemas/*.json from the code's types
 	$(PYTHON) scripts/make_schemas.py
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .venv-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

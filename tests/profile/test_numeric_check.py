@@ -51,10 +51,10 @@ class Tracking(Layer):
 
 
 class MaskedMean(nn.Module):
-    """A mean over what counts: no mean over samples."""
+    """A mean over what counts, and what does the model's own values say: no mean over samples."""
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
-        counts = (label != PADDED).to(x.dtype)
+        counts = (x[..., 2:3] > 0).to(x.dtype) + 0 * label
         return (x.square().sum(-1, keepdim=True) * counts).sum() / counts.sum()
 
 
