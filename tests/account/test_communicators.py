@@ -43,7 +43,7 @@ def test_each_device_pays_for_the_communicators_that_it_is_in() -> None:
         (three, Purpose.SUMS),
     )
     # Device 0 talks to one of its node and two outside, both ways; 1 to one inside, 2 and 3 to one outside.
-    messages = [2 * (448 + 512), 2 * 448, 2 * 512, 2 * 512]
+    messages = [2 * (112 + 512), 2 * 112, 2 * 512, 2 * 512]
     sums = [688, 2 * 688, 2 * 688, 2 * 688]
     assert communicator_bytes(plan) == tuple((a + b) * MIB for a, b in zip(messages, sums, strict=True))
 
@@ -64,13 +64,13 @@ def test_on_gloo_communicators_take_nothing_of_a_devices_memory() -> None:
 
 def test_a_rank_shows_its_communicators_with_their_memory() -> None:
     program = link(from_one_to_three())
-    assert "communicators of device 0: 3, about 2.55 GiB of its memory\n" in format_rank(program, 0)
-    assert "  on 1  activations  devices 0-3, 960 MiB\n" in format_rank(program, 0)
+    assert "communicators of device 0: 3, about 1.89 GiB of its memory\n" in format_rank(program, 0)
+    assert "  on 1  activations  devices 0-3, 624 MiB\n" in format_rank(program, 0)
     shown = RankReport.of(program, 1).communicators
     assert [(each.index, each.purpose, each.memory_bytes // MIB) for each in shown] == [
         (0, "everyone", 688),
-        (1, "activations", 448),
-        (2, "gradients", 448),
+        (1, "activations", 112),
+        (2, "gradients", 112),
         (3, "sums", 688),
     ]
     assert shown[3].devices == (1, 2, 3)

@@ -21,7 +21,7 @@ def calibrate() -> Any:
         sys.path.remove(str(SCRIPTS))
 
 
-@pytest.mark.parametrize(("workload", "num_devices"), [("clip-4", 8), ("clip-10", 32), ("ofasys-4", 16)])
+@pytest.mark.parametrize(("workload", "num_devices"), [("clip-4", 8)])  # the others: scripts/calibrate.py
 def test_sequential_takes_about_as_long_as_was_published(
     calibrate: dict[str, Any], workload: str, num_devices: int
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,9 @@ def export(
     from spindle_cli.files.run_files import CHECKPOINTS_DIR
     from spindle_cli.units import format_bytes
 
-    if output.resolve().is_relative_to((run / CHECKPOINTS_DIR).resolve()):
+    # Not Path.resolve, for which links in a circle are an error of its own.
+    target, read = (Path(os.path.realpath(path)) for path in (output, run / CHECKPOINTS_DIR))
+    if target.is_relative_to(read):
         raise UsageError(
             f"-o {output}: this command reads the checkpoints in {run}, and would write among them",
             hint="Give -o another name.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from spindle_cli.costs.communicators import MESSAGE_CHANNELS
 from spindle_cli.files.request import workers_dir
 
 # Every communicator has a stream of its own, in which a receive may wait long for its sender. Streams beyond
@@ -22,6 +23,7 @@ def nccl_settings(run_dir: Path) -> dict[str, str]:
     """
     return {
         "CUDA_DEVICE_MAX_CONNECTIONS": _HARDWARE_QUEUES,
+        "NCCL_MAX_P2P_NCHANNELS": str(MESSAGE_CHANNELS),
         "TORCH_NCCL_TRACE_BUFFER_SIZE": _TRACED,
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(workers_dir(run_dir) / "nccl-rank-"),
