@@ -33,13 +33,14 @@ MAY_IMPORT = {
     "program": {"plan", "costs", "account"},
     "check": {"costs", "account"},
     "show": {"program"},
-    "runtime": {  # it keeps to the buffers that memory counts
+    "runtime": {  # it keeps to the buffers and channels that memory counts
         "workload",
         "operators",
         "checkpoint",
         "program",
         "check",
         "account",
+        "costs",
         "process",
     },
     "launch": {  # the workload's fingerprint is compared before a launch

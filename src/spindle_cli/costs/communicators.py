@@ -12,8 +12,8 @@ from spindle_cli.units import MIB
 # Collectives of two devices, and of more: NVIDIA/nccl issue 964, on 4 A100 with NVLink.
 _OF_TWO_BYTES = 544 * MIB
 _OF_MORE_BYTES = 688 * MIB
-# What workers set NCCL_MAX_P2P_NCHANNELS to, which bounds the channels to each other device (NVIDIA/nccl issue
-# 1598). NCCL's own bound of 32 costs four times the memory, for messages that are rarely what a step waits for.
+# What workers set NCCL_MAX_P2P_NCHANNELS to, which bounds the channels to each other device (NVIDIA/nccl
+# issue 1598). NCCL's own bound of 32 takes four times the memory, for messages that a step rarely waits for.
 MESSAGE_CHANNELS = 8
 # Of a channel to one more device of the node: 3.28 GB for 7 of them with 32 channels each (NVIDIA/nccl issue
 # 1685, on 8 H100).
