@@ -22,7 +22,7 @@ demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and pro
 
 test: $(SETUP)  ## the whole test suite
 	@# Tests that start workers run one after another, the others two at a time; 5 is pytest's "no such tests".
-	$(PYTHON) -m pytest -n 2 --dist loadfile -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
 	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
 
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes

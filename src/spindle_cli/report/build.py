@@ -41,7 +41,7 @@ def build_report(
         )
     if profile is not None and profile.sha256() != plan.profile.sha256:
         raise InputError(
-            f"--profile: the plan was made from another profile ({plan.profile.sha256[:19]}..., "
+            f"{where or '--profile'}: the plan was made from another profile ({plan.profile.sha256[:19]}..., "
             f"this one is {profile.sha256()[:19]}...)",
             hint="Give the profile that `spindle plan` read, or plan again from this one.",
         )
