@@ -14,10 +14,9 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from bench_memory import Row, rows
-from memory_bench.variants import VARIANTS
 
-# "as it is" would measure DDP as well.
-NAMES = tuple(name for name in VARIANTS if name != "as it is")
+# Each word of the variants' names once or twice; scripts/bench_memory.py measures all of them.
+NAMES = ("whole optimizer state", "recomputed, bf16-autocast", "tp 2, bf16, accumulate 2", "tp 2, recomputed")
 
 
 @pytest.fixture(scope="module")
