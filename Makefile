@@ -21,8 +21,9 @@ demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and pro
 	$(PYTHON) scripts/demo.py $(DEMO_ARGS)
 
 test: $(SETUP)  ## the whole test suite
-	@# Tests that start workers run one after another, the others two at a time; 5 is pytest's "no such tests".
-	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
+	@# Tests that start workers run one after another, the others two at a time with a thread each; 5 is pytest's
+	@# "no such tests".
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
 	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
 
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
