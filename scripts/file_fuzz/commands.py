@@ -105,7 +105,8 @@ def what_is_wrong(case: Case, ended: Ended, folder: Path) -> str | None:
         return f"exit code {ended.code} without one message: {ended.err[-400:]!r}"
     if ended.code != 0 and len(ended.err) > MAX_MESSAGE:
         return f"a message of {len(ended.err)} characters: {ended.err[:200]!r}"
-    if ended.code == 3 and not any(name in ended.err for name in (Path(case.file).name, "workload", "run")):
+    named = (Path(case.file).name, *(word for word in case.words if "." in word), "workload")
+    if ended.code == 3 and not any(name in ended.err for name in named):
         return f"a message that names no file: {ended.err!r}"
     left = [path.name for path in folder.iterdir() if path.name.startswith((".", "tmp"))]
     return f"leaves {left}" if left else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from random_profiles import random_profile
@@ -12,6 +13,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
+from spindle_cli.profile.types import MetaOpProfile
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = ROOT / "configs/workloads/clip-4-laptop.yaml"
@@ -34,7 +36,7 @@ def write_files(folder: Path) -> None:
     cluster = Cluster.read(folder / CLUSTER_FILE)
     assert cluster.num_devices == 4, "few, so that what can be planned is planned soon"
     towers = random_profile(3, "towers", most_tp=2)
-    profile = towers.model_copy(update={"metaops": towers.metaops[:6]})  # two tasks
+    profile = towers.model_copy(update={"metaops": _of_one_batch(towers.metaops[:6])})  # two tasks
     write_json(folder / PROFILE, profile)
     shutil.copy(WORKLOAD, folder / WORKLOAD_FILE)
     write_plan(folder / PLAN, make_plan(profile, cluster))
@@ -44,3 +46,14 @@ def write_files(folder: Path) -> None:
         for step in (1, 2, 3)
     ]
     (folder / "run" / METRICS_FILE).write_text("".join(line.to_line() for line in lines), encoding="utf-8")
+
+
+def _of_one_batch(metaops: Sequence[MetaOpProfile]) -> tuple[MetaOpProfile, ...]:
+    """The same, without the inputs whose batch is another, which no workload has."""
+    sizes = {metaop.name: metaop.batch_size for metaop in metaops}
+    return tuple(
+        metaop.model_copy(
+            update={"inputs": tuple(name for name in metaop.inputs if sizes[name] == metaop.batch_size)}
+        )
+        for metaop in metaops
+    )
