@@ -3,7 +3,7 @@
     python scripts/fuzz.py [--seconds T] [--cases N] [--seed S] [--first K]
 
 As it should: done, or with one short message that names the file and the exit code for it; never as a bug of
-Spindle's, with a traceback, by a signal, for longer than 30 s of the processor's time or with more than 3 GiB
+Spindle's, with a traceback, by a signal, for longer than 90 s of the processor's time or with more than 3 GiB
 of memory, and with nothing that moves a terminal's cursor. The seed is new each time unless given, and is
 printed; a case that fails is printed with the command that runs it again, and its file is kept. Exits with 1
 if one fails.
@@ -28,7 +28,7 @@ from file_fuzz.damage import damaged
 from file_fuzz.files import write_files
 
 # Of the processor, so that a busy machine changes nothing; and of the clock, for what only waits.
-PROCESSOR_S, CLOCK_S = 30, 300
+PROCESSOR_S, CLOCK_S = 90, 600
 MEMORY = 3 * 2**30
 _PER_CHILD = 40  # cases that one forked process runs: it may die of one
 

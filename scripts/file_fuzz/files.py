@@ -16,7 +16,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.profile.types import MetaOpProfile
 
 ROOT = Path(__file__).parents[2]
-WORKLOAD = ROOT / "configs/workloads/clip-4-laptop.yaml"
+WORKLOAD = ROOT / "configs/workloads/senses-1.yaml"
 CLUSTER = ROOT / "configs/clusters/a800-1x8.yaml"
 
 # Every file that is damaged, and the commands that read it (see commands.py).
