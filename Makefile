@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo fuzz fuzz-models test test-lowest test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo fuzz fuzz-models mutants test test-lowest test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ fuzz-models: $(SETUP)  ## look for small random models that would be trained as 
 
 fuzz: $(SETUP)  ## damage files at random and see how every command ends; a minute, with a new seed each time
 	PYTHONPATH=scripts $(PYTHON) scripts/fuzz.py $(FUZZ_ARGS)
+
+mutants: $(SETUP)  ## put small bugs into copies of the code, and see whether the tests notice; about an hour
+	PYTHONPATH=scripts $(PYTHON) -m mutants $(MUTANTS_ARGS)
 
 bench-gpu: $(SETUP)  ## measure the paper's workloads at full size on one GPU; says so where there is none
 	$(PYTHON) scripts/bench_gpu.py $(BENCH_ARGS)
