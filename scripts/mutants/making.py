@@ -90,8 +90,8 @@ class File:
 
     def diff(self, mutant: Mutant) -> str:
         """What the bug changes, as a patch."""
-        pair = (text.splitlines() for text in (self.text, self.mutated(mutant)))
-        lines = unified_diff(*pair, str(mutant.path), str(mutant.path), n=1, lineterm="")
+        before, after = self.text.splitlines(), self.mutated(mutant).splitlines()
+        lines = unified_diff(before, after, str(mutant.path), str(mutant.path), n=1, lineterm="")
         return "\n".join(lines)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from mutants.making import Mutant
 
 
-def sample(of_area: dict[str, Sequence[Mutant]], count: int, seed: int) -> list[Mutant]:
+def sample(of_area: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> list[Mutant]:
     """Draw `count` mutants, spread over the areas as evenly as it goes, each area in the order drawn.
 
     An area's places are drawn first, then one of the bugs at each place: a line with many operators counts
