@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from mutants.records import Record, Records
 from mutants.workers import Worker, for_all
@@ -29,16 +28,17 @@ def record_all(records: Records, folder: Path, jobs: int, with_processes: bool) 
     if missing:
         print(f"recording what {len(missing)} test files execute", flush=True)
 
-    def do(worker: Worker, file: str) -> Record | dict[str, Any]:
-        return records.read(file) or worker.ask(
-            {"record": True, "groups": [[file, []]], "seconds": _AT_MOST_S}
-        )
+    def do(worker: Worker, file: str) -> Record | str:
+        if known := records.read(file):
+            return known
+        answer = worker.ask({"record": True, "groups": [[file, []]], "seconds": _AT_MOST_S})
+        return records.write(file, answer, worker.tree.root) if "lines" in answer else str(answer)
 
-    def tell(file: str, answer: Record | dict[str, Any]) -> None:
-        if isinstance(answer, dict) and "lines" not in answer:
-            print(f"{file} cannot be recorded ({answer}) and catches nothing", flush=True)
+    def tell(file: str, record: Record | str) -> None:
+        if isinstance(record, str):
+            print(f"{file} cannot be recorded ({record}) and catches nothing", flush=True)
             return
-        found[file] = record = answer if isinstance(answer, Record) else records.write(file, answer)
+        found[file] = record
         spent_s = sum(record.seconds.values())
         left_out = f", {len(record.not_passed)} skipped or failing" if record.not_passed else ""
         print(f"{file}: {len(record.seconds)} tests, {spent_s:.1f} s{left_out}", flush=True)

@@ -58,7 +58,7 @@ class Records:
     def __init__(self, folder: Path, root: Path) -> None:
         """Args: folder: of the records; root: of the tree that they must be good for."""
         self._folder, self._root = folder, root
-        self._hashes: dict[str, str] = {}
+        self._hashes: dict[Path, str] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def test_files(self) -> list[str]:
@@ -72,13 +72,13 @@ class Records:
         if not path.exists():
             return None
         answer = json.loads(path.read_text())
-        if answer["version"] != _VERSION or answer["inputs"] != self._inputs(file, answer):
+        if answer["version"] != _VERSION or answer["inputs"] != self._inputs(file, answer, self._root):
             return None
         return self._record(file, answer)
 
-    def write(self, file: str, answer: dict[str, Any]) -> Record:
-        """Keep what was recorded."""
-        answer |= {"version": _VERSION, "inputs": self._inputs(file, answer)}
+    def write(self, file: str, answer: dict[str, Any], root: Path) -> Record:
+        """Keep what was recorded in a copy of the tree with this root."""
+        answer |= {"version": _VERSION, "inputs": self._inputs(file, answer, root)}
         path = self._path(file)
         partial = path.with_suffix(".part")
         partial.write_text(json.dumps(answer))
@@ -97,19 +97,19 @@ class Records:
             answer["lines"],
         )
 
-    def _inputs(self, file: str, answer: dict[str, Any]) -> dict[str, str]:
+    def _inputs(self, file: str, answer: dict[str, Any], root: Path) -> dict[str, str]:
         executed = (path for path, of_test in answer["lines"].items() if set(of_test) - {""})
         names = {file, "constraints.txt", *executed, *self._test_code(answer)}
-        return {name: self._hash(name) for name in sorted(names)}
+        return {name: self._hash(root / name) for name in sorted(names)}
 
     def _test_code(self, answer: dict[str, Any]) -> Iterator[str]:
         return (path for path in answer["lines"] if path.startswith("tests/"))
 
-    def _hash(self, name: str) -> str:
-        if name not in self._hashes:
-            path = self._root / name
-            self._hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
-        return self._hashes[name]
+    def _hash(self, path: Path) -> str:
+        if path not in self._hashes:
+            known = hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.exists() else ""
+            self._hashes[path] = known
+        return self._hashes[path]
 
     def _path(self, file: str) -> Path:
         return self._folder / f"{file.replace('/', '.')}.json"

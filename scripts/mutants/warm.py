@@ -80,12 +80,12 @@ def _in_fork(job: dict[str, Any]) -> dict[str, Any]:
 
 def _wait(pid: int, until: float) -> int | None:
     """A child's exit status; None if it has not ended in time, or whoever asked has gone."""
-    while time.monotonic() < until:
+    asking = select.poll()
+    asking.register(sys.stdin, 0)  # tells when its other end is closed, whatever is asked for
+    while time.monotonic() < until and not asking.poll(20):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
             return os.waitstatus_to_exitcode(status)
-        if select.select([sys.stdin], [], [], 0.02)[0] and not sys.stdin.buffer.peek(1):
-            return None
     return None
 
 

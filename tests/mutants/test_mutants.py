@@ -138,7 +138,7 @@ def test_a_record_is_good_until_a_file_that_it_ran_or_the_test_file_changes(tmp_
         "not_passed": ["skipped"],
         "lines": {"src/ran.py": {"": [1], "t": [2]}, "src/loaded.py": {"": [1]}},
     }
-    Records(tmp_path / "records", tmp_path).write("tests/test_a.py", answer)
+    Records(tmp_path / "records", tmp_path).write("tests/test_a.py", answer, tmp_path)
 
     def kept() -> Record | None:
         return Records(tmp_path / "records", tmp_path).read("tests/test_a.py")
