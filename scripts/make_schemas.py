@@ -17,6 +17,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.request import RunRequest, WorkerError
 from spindle_cli.files.run_files import PredictedVsMeasured, StepMetrics
 from spindle_cli.files.run_timeline import MeasuredTimeline
+from spindle_cli.init.types import InitReport
 from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.run_report import RunReport
@@ -38,6 +39,7 @@ from spindle_cli.workload.memo import AnalysisMemo
 FOLDER = Path(__file__).parent.parent / "schemas"
 ARTIFACTS: tuple[type[Artifact], ...] = (
     WorkloadFile,
+    InitReport,
     Cluster,
     ProfileSummary,
     Profile,

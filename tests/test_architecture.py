@@ -53,6 +53,7 @@ MAY_IMPORT = {
     },
     "elastic": {"launch", "plan", "check", "questions"},
     "export": {"workload", "runtime", "checkpoint"},
+    "init": {"workload", "profile"},
     "verify": {"launch", "runtime", "workload", "check", "process"},
     "simulate": {"program", "costs", "account"},
     "questions": {"plan"},

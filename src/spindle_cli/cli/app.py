@@ -36,6 +36,7 @@ from spindle_cli.process.at_once import interruptible
 
 # Name and one-line help of every command, in the order in which they are used.
 COMMANDS: dict[str, str] = {
+    "init": "Write a workload file and its Python stub for a model of yours.",
     "profile": "Measure or estimate a workload's scaling curves.",
     "plan": "Plan a profiled workload for a cluster.",
     "check": "Check a plan without the planner's code.",

@@ -16,7 +16,8 @@ from spindle_cli.errors import WorkloadError
 
 _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = Path(__file__).parents[1]
-_OURS = tuple(f"{_PACKAGE / name}{os.sep}" for name in ("workload", "operators"))
+_OURS = f"{_PACKAGE}{os.sep}"
+_ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
@@ -46,8 +47,12 @@ def place_inside() -> str | None:
     package's; None where torch's own code was.
     """
     frames = iter(_frames(sys._getframe(1)))
-    own = itertools.dropwhile(lambda frame: frame[0].startswith(_OURS), frames)
-    return _innermost(itertools.takewhile(lambda frame: not frame[0].startswith(_OURS), own))
+    own = itertools.dropwhile(lambda frame: _is_ours(frame[0]), frames)
+    return _innermost(itertools.takewhile(lambda frame: not _is_ours(frame[0]), own))
+
+
+def _is_ours(file: str) -> bool:
+    return file.startswith(_OURS) and not file.startswith(_ZOO)
 
 
 def _frames(frame: FrameType | None) -> Iterable[tuple[str, int]]:
@@ -67,7 +72,7 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     """The first frame of the user's own; failing that, of an installed library that is not torch."""
     library: str | None = None
     for file, line in frames:
-        if file.startswith(("<", _TORCH, *_OURS)):
+        if file.startswith(("<", _TORCH)) or _is_ours(file):
             continue
         if "site-packages" in file or "dist-packages" in file:
             library = library or f"{file}:{line}"

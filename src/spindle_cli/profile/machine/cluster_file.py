@@ -6,11 +6,11 @@ from pathlib import Path
 
 import yaml
 
-from spindle_cli.files.cluster import Cluster, Links, NodeGroup
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.writing import write_text
 from spindle_cli.profile.machine.devices import cluster_device_name
 from spindle_cli.profile.machine.link_speed import as_link
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import Device, Profile
 from spindle_cli.units import GIB
 
 
@@ -19,11 +19,15 @@ def this_machine(profile: Profile) -> Cluster:
 
     Two processes or more have to have been measured: one has no link.
     """
-    link = as_link(profile.links[0])
     devices = int(profile.environment["processes"])
-    device = cluster_device_name(profile.device)
-    node = NodeGroup(devices=devices, device=device, memory_gib=round(profile.device.memory_bytes / GIB, 2))
-    return Cluster(name=f"{device}-{devices}", nodes=(node,), links=Links(intra_node=link, inter_node=link))
+    return one_node(profile.device, devices, as_link(profile.links[0]))
+
+
+def one_node(device: Device, devices: int, link: Link) -> Cluster:
+    """A cluster of one node of `devices` devices like `device`, and the link between two of them."""
+    name = cluster_device_name(device)
+    node = NodeGroup(devices=devices, device=name, memory_gib=round(device.memory_bytes / GIB, 2))
+    return Cluster(name=f"{name}-{devices}", nodes=(node,), links=Links(intra_node=link, inter_node=link))
 
 
 def write_cluster(path: Path, profile: Profile) -> None:
@@ -32,7 +36,12 @@ def write_cluster(path: Path, profile: Profile) -> None:
     Raises:
         InputError: the file cannot be written.
     """
-    data = this_machine(profile).model_dump(mode="json", by_alias=True)
-    count = data["nodes"][0]["devices"]
-    head = f"# Measured: {profile.device.name}, {count} processes. There is one node only.\n"
-    write_text(path, head + yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110))
+    cluster = this_machine(profile)
+    head = f"Measured: {profile.device.name}, {cluster.num_devices} processes. There is one node only."
+    write_text(path, cluster_text(cluster, head))
+
+
+def cluster_text(cluster: Cluster, head: str) -> str:
+    """A cluster file's text, with a line of comment before."""
+    data = cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
+    return f"# {head}\n{yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=110)}"

@@ -19,7 +19,22 @@ from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.refuse import place_of_error
 
 _FILE_MODULE = "spindle_workload_"
-_EXPECTED = "Expected a workload YAML file, 'package.module:function' or 'path/to/file.py:function'."
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a name is to name, for messages."""
+
+    what: str
+    returns: str
+    expected: str
+
+
+_WORKLOAD = Wanted(
+    "a workload",
+    "a spindle_cli.Workload",
+    "Expected a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.",
+)
 
 
 @dataclass(frozen=True)
@@ -48,29 +63,35 @@ def resolve(source: str, *, relative_to: Path | None = None) -> Source:
         path = folder / source
         file = WorkloadFile.read(path)
         return Source(
-            source, _function(file.model, path.parent, where=f"{path}: model"), file.args, file.train
+            source, named_function(file.model, path.parent, where=f"{path}: model"), file.args, file.train
         )
-    return Source(source, _function(source, folder, where="workload"))
+    return Source(source, named_function(source, folder, where="workload"))
 
 
-def _function(name: str, folder: Path, *, where: str) -> Callable[..., Any]:
+def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WORKLOAD) -> Callable[..., Any]:
+    """What 'package.module:function' or 'path/to/file.py:function' names; relative paths start from `folder`.
+
+    Raises:
+        InputError: no such file, module or function.
+        WorkloadError: the user's file fails while being imported.
+    """
     module_name, colon, function_name = name.rpartition(":")
     if not colon or not module_name or not function_name:
-        raise InputError(f"{where}: {name!r} is not a workload", hint=_EXPECTED)
+        raise InputError(f"{where}: {name!r} is not {wanted.what}", hint=wanted.expected)
     if module_name.endswith(".py"):
-        module = _import_file(folder / module_name, where)
+        module = _import_file(folder / module_name, where, wanted)
     elif not all(part.isidentifier() for part in module_name.split(".")):
         raise InputError(
             f"{where}: {shown(module_name)} is neither a module's name nor that of a file that ends in .py",
-            hint=_EXPECTED,
+            hint=wanted.expected,
         )
     else:
-        module = _import_module(module_name, folder, where)
+        module = _import_module(module_name, folder, where, wanted)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise InputError(
             f"{where}: {module_name!r} has no function {function_name!r}",
-            hint="Name a function that returns a spindle_cli.Workload.",
+            hint=f"Name a function that returns {wanted.returns}.",
         )
     return cast("Callable[..., Any]", function)  # whoever calls it checks what it returns
 
@@ -83,22 +104,22 @@ def settled_module_name(name: str) -> str:
     return re.sub(rf"^{_FILE_MODULE}[0-9a-f]{{12}}_", "", name)
 
 
-def _import_module(name: str, folder: Path, where: str) -> ModuleType:
+def _import_module(name: str, folder: Path, where: str, wanted: Wanted) -> ModuleType:
     _make_importable(folder)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
-            raise InputError(f"{where}: there is no module {name!r}", hint=_EXPECTED) from error
+            raise InputError(f"{where}: there is no module {name!r}", hint=wanted.expected) from error
         raise _import_failed(name, error) from error
     except Exception as error:
         raise _import_failed(name, error) from error
 
 
-def _import_file(path: Path, where: str) -> ModuleType:
+def _import_file(path: Path, where: str, wanted: Wanted) -> ModuleType:
     """Import a Python file as a module of its own; the files beside it can be imported by it."""
     if not path.is_file():
-        raise InputError(f"{where}: {path}: no such file", hint=_EXPECTED)
+        raise InputError(f"{where}: {path}: no such file", hint=wanted.expected)
     path = path.resolve()
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:12]
     name = f"{_FILE_MODULE}{digest}_{path.stem}"

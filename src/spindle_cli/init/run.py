@@ -1,0 +1,173 @@
+"""From a model to the three files that a new user starts with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from spindle_cli.errors import UsageError, WorkloadError
+from spindle_cli.files.writing import write_new, write_text
+from spindle_cli.init.blocks import repeated_blocks
+from spindle_cli.init.fields import GivenFields, fields_of, parse_fields, require_used
+from spindle_cli.init.machine import machine_text
+from spindle_cli.init.model import build_model
+from spindle_cli.init.stub import Draft, stub_text
+from spindle_cli.init.trial import draft_loss
+from spindle_cli.init.types import CoupledOp, InitReport, InitTask, LossName, TaskDraft
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.file import WorkloadFile
+from spindle_cli.workload.graph import WorkloadGraph
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command was given.
+
+    Attributes:
+        model: 'package.module:name' or 'path/to/file.py:name'.
+        folder: where the files go; None: beside the model's file, or the current one.
+        arguments: of the model, or of its configuration.
+        fields: as `--field` has them.
+        loss: of what the model returns, if that is no loss.
+        overwrite: files that are there. Else a cluster file that is there stays, and others are refused.
+    """
+
+    model: str
+    folder: Path | None
+    arguments: Mapping[str, Any]
+    fields: tuple[str, ...]
+    loss: LossName | None
+    batch_size: int
+    num_devices: int | None
+    overwrite: bool
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the files go."""
+
+    stub: Path
+    workload: Path
+    cluster: Path
+
+
+def write_start(asked: Asked) -> InitReport:
+    """Write a workload file, its Python stub and a cluster file of this machine, and analyse the workload.
+
+    Raises:
+        InputError: there is no such model, or a file cannot be written.
+        UsageError: the model needs arguments, fields or a loss that are not given, or files are there.
+        WorkloadError: the model cannot be built or run; or, once the files are there, not be taken by
+            `spindle profile` as it is, with the place in the user's code and what to do.
+    """
+    given = parse_fields(asked.fields)
+    folder = _folder(asked)
+    draft = _draft(asked, given)
+    files = _files(folder, draft.workload, overwrite=asked.overwrite)
+    _write(files.stub, stub_text(draft), asked)
+    _write(files.workload, _workload_text(asked, files.stub), asked)
+    measures = asked.overwrite or not files.cluster.exists()
+    if measures:
+        _write(files.cluster, machine_text(asked.num_devices), asked)
+    try:
+        graph = analyse(load_abstract(str(files.workload)).workload)
+    except WorkloadError as error:
+        error.message = f"wrote {files.stub} and {files.workload}, but: {error.message}"
+        raise
+    return _report(draft, files, graph, has_measured=measures)
+
+
+def _write(path: Path, text: str, asked: Asked) -> None:
+    if asked.overwrite:
+        write_text(path, text)
+    elif not write_new(path, text):
+        raise _exists(path)
+
+
+def _folder(asked: Asked) -> Path:
+    """Where the files go.
+
+    Raises:
+        UsageError: not where the stub can import the model from.
+    """
+    module = asked.model.rpartition(":")[0]
+    beside = Path(module).parent if module.endswith(".py") else None
+    folder = asked.folder or beside or Path()
+    if beside is not None and folder.resolve() != beside.resolve():
+        raise UsageError(
+            f"-o {folder}: what is written there imports {Path(module).name}, which is in {beside}",
+            hint="Leave out -o, or give the folder of the model's file.",
+        )
+    return folder
+
+
+def _files(folder: Path, workload: str, *, overwrite: bool) -> Files:
+    stem = re.sub(r"\W", "_", workload.lower()) + "_workload"
+    files = Files(folder / f"{stem}.py", folder / f"{stem}.yaml", folder / "cluster.yaml")
+    for path in (files.stub, files.workload):
+        if path.exists() and not overwrite:
+            raise _exists(path)
+    return files
+
+
+def _exists(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is there already", hint="Give another folder with -o, or --force to replace it."
+    )
+
+
+def _draft(asked: Asked, given: GivenFields) -> Draft:
+    built = build_model(asked.model, asked.arguments)
+    require_used(given, built.models)
+    tasks = []
+    for name, model in built.models.items():
+        fields = fields_of(name, model, given)
+        tasks.append(TaskDraft(name, fields, draft_loss(name, model, fields, asked.loss)))
+    return Draft(
+        named_by=asked.model,
+        workload=next(iter(built.models)) if built.is_alone else built.source.name,
+        source=built.source,
+        tasks=tuple(tasks),
+        is_alone=built.is_alone,
+        operators=repeated_blocks(built.models),
+        batch_size=asked.batch_size,
+    )
+
+
+def _workload_text(asked: Asked, stub: Path) -> str:
+    file = WorkloadFile(model=f"{stub.name}:build", args=dict(asked.arguments))
+    data = file.model_dump(mode="json", by_alias=True, include={"schema_", "model", "args"})
+    data["train"] = {"optimizer": "AdamW", "lr": 1e-4, "steps": 200, "seed": 0}
+    return f"# How {stub.name} is trained.\n{yaml.safe_dump(data, sort_keys=False, width=110)}"
+
+
+def _report(draft: Draft, files: Files, graph: WorkloadGraph, *, has_measured: bool) -> InitReport:
+    coupled = [
+        CoupledOp(task=name, op=op.target or "loss", because=op.coupled_because)
+        for name, task in graph.tasks.items()
+        for op in task.ops
+        if op.coupled_because is not None
+    ]
+    return InitReport(
+        workload=str(files.workload),
+        stub=str(files.stub),
+        cluster=str(files.cluster),
+        has_measured=has_measured,
+        tasks=[
+            InitTask(
+                name=task.name,
+                fields={spec.name: spec.shape for spec in task.fields},
+                loss=task.loss.function or "the model's own",
+            )
+            for task in draft.tasks
+        ],
+        operators=list(draft.operators),
+        coupled=coupled,
+        metaops={metaop.name: len(metaop.ops) for metaop in graph.metaops},
+    )
