@@ -58,6 +58,12 @@ def test_what_tasks_share_is_counted_once() -> None:
     assert names(a=nn.Sequential(trunk), b=nn.Sequential(trunk))["Layer"] == (2, 2, "a.0.layers.0", 12)
 
 
+def test_parameters_that_blocks_share_are_counted_once() -> None:
+    first, second = Layer(2), Layer(2)
+    second.map = first.map
+    assert names(a=nn.Sequential(first, second))["Layer"] == (2, 2, "a.0", 6)
+
+
 def test_a_block_that_is_used_elsewhere_alone_is_of_the_class_too() -> None:
     class Model(Stage):
         def __init__(self) -> None:

@@ -121,7 +121,7 @@ def test_a_model_that_returns_its_loss_becomes_a_workload_that_can_be_profiled(m
     report = json.loads(ended.out)
     assert [(block["name"], block["count"]) for block in report["operators"]] == [("Block", 4)]
     assert report["metaops"] == {"trained/blocks": 4}
-    assert "kept cluster.yaml" in ended.err
+    assert "kept cluster.yaml" in ended.err and Cluster.read(Path("cluster.yaml")).name == "c"
     loaded = load(report["workload"])
     assert [type(block).__name__ for block in loaded.workload.tasks[0].module.blocks] == ["Block"] * 4
     item = loaded.workload.tasks[0].dataset[5]
