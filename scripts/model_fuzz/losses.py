@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -91,6 +92,19 @@ def _alike(self: Head, g: Given) -> Tensor:
     return functional.cosine_embedding_loss(g.x[:, 0], g.target, (g.label % 2) * 2 - 1)
 
 
+def _masked(g: Given, values: Tensor) -> Tensor:
+    """The values with NaN where the mask is 0."""
+    return values.masked_fill(g.mask == 0, math.nan)
+
+
+def _aligned(self: Head, g: Given, reduction: str) -> Tensor:
+    """Two labels or one, of all tokens or all but one."""
+    labels = torch.stack([g.label, g.label + 1], 1).clamp(1, WIDTH - 1)
+    tokens, wanted = g.x.shape[1] - g.label % 2, 1 + (g.label % 3 == 0).long()
+    logits = g.x.transpose(0, 1).log_softmax(-1)
+    return functional.ctc_loss(logits, labels, tokens, wanted, reduction=reduction)
+
+
 MEANS: dict[str, Loss] = {
     "mean": lambda self, g: g.x.pow(2).mean(),
     "squares": lambda self, g: functional.mse_loss(g.x[:, 0], g.target),
@@ -122,6 +136,18 @@ MEANS: dict[str, Loss] = {
     "likelihood": lambda self, g: functional.nll_loss(g.x.log_softmax(-1).transpose(1, 2), g.padded),
     "causal": _causal,
     "counted sum": _counted_sum,
+    "mean without NaN": lambda self, g: g.x.pow(2).nanmean(),
+    "mean without missing": lambda self, g: _masked(g, g.x.pow(2).mean(-1)).nanmean(),
+    "mean without unchosen": lambda self, g: torch.nanmean(
+        torch.where(g.mask.unsqueeze(-1) > 0, g.x, math.nan).mean(-1).square()
+    ),
+    "over length": lambda self, g: g.x.pow(2).sum() / len(g.label),
+    "gaussian": lambda self, g: functional.gaussian_nll_loss(g.x[:, 0], g.target, g.x[:, 1].pow(2) + 0.1),
+    "gaussian by row": lambda self, g: functional.gaussian_nll_loss(
+        g.x, g.x.detach() * 0.5, g.x.pow(2).mean(-1) + 0.1, full=True
+    ),
+    "alignments": lambda self, g: _aligned(self, g, "mean"),
+    "alignments over length": lambda self, g: _aligned(self, g, "sum") / len(g.x),
 }
 # Of tasks with reduction="sum".
 SUMS: dict[str, Loss] = {
@@ -131,6 +157,10 @@ SUMS: dict[str, Loss] = {
     "padded sum": lambda self, g: functional.cross_entropy(*_rows(g), reduction="sum"),
     "weighted sum": lambda self, g: functional.cross_entropy(*_rows(g), self.weights, reduction="sum"),
     "mean times size": lambda self, g: g.x.pow(2).mean() * g.x.shape[0],
+    "gaussian sum": lambda self, g: functional.gaussian_nll_loss(
+        g.x[:, 0], g.target, g.x[:, 1].pow(2) + 0.1, reduction="sum"
+    ),
+    "sum of alignments": lambda self, g: _aligned(self, g, "sum"),
     "masked sum": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum(),
 }
 COUPLED: dict[str, Loss] = {
@@ -148,5 +178,7 @@ COUPLED: dict[str, Loss] = {
         functional.layer_norm(g.x.mean((0, 1)), (WIDTH,), self.map.bias).pow(2).mean()
     ),
     "own mask": lambda self, g: g.x.pow(2).sum() / (g.x > 0).sum(),
+    "chosen by itself": lambda self, g: torch.where(g.x > 0, g.x, math.nan).nanmean(),
+    "sum of means over length": lambda self, g: g.x.pow(2).sum() / len(g.label) ** 2,
     "square of a count": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum() / g.mask.sum().pow(2),
 }

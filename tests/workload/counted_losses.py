@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -53,6 +54,16 @@ def causal_sum(g: Given) -> Tensor:
     return summed / (labels != -100).sum()
 
 
+def alignments(g: Given) -> dict[str, Tensor]:
+    """Arguments of ctc_loss: one or two of the first two labels, for three or four tokens."""
+    return {
+        "log_probs": g.z.transpose(0, 1).log_softmax(-1),
+        "targets": g.ids[:, :2].clamp(min=1),
+        "input_lengths": TOKENS - (g.ids[:, 3] > 2).long(),
+        "target_lengths": 1 + (g.ids[:, 2] > 2).long(),
+    }
+
+
 CASES: Mapping[str, Case] = {
     # means over what counts
     "padded": Case(lambda g: cross_entropy(*rows(g)), counts=1),
@@ -82,6 +93,20 @@ CASES: Mapping[str, Case] = {
     "sample weights": Case(lambda g: (g.one * per_token(g).mean(1)).sum() / g.one.sum(), counts=1),
     "weighted squares": Case(lambda g: functional.mse_loss(g.z, g.target, weight=g.target.abs()), counts=1),
     "weighted distances": Case(lambda g: functional.l1_loss(g.z, g.target, weight=g.target.abs()), counts=1),
+    "mean without missing": Case(
+        lambda g: per_token(g).masked_fill(g.mask == 0, float("nan")).nanmean(), counts=1
+    ),
+    "mean without chosen": Case(
+        lambda g: torch.nanmean(torch.where(g.mask.unsqueeze(-1) > 0, (g.z - g.target).abs(), math.nan)),
+        counts=1,
+    ),
+    "mean without missing fields": Case(
+        lambda g: (g.z.abs() + g.one.masked_fill(g.one > 1, math.nan).view(-1, 1, 1)).nanmean(),
+        counts=1,
+    ),
+    "mean of rows without missing": Case(
+        lambda g: torch.where(g.mask.unsqueeze(-1) > 0, g.z.square(), math.nan).mean(-1).nanmean(), counts=1
+    ),
     "mixture": Case(lambda g: cross_entropy(*rows(g)) + 0.1 * g.z.square().mean(), counts=1),
     "scaled sum": Case(
         lambda g: (
@@ -120,6 +145,33 @@ CASES: Mapping[str, Case] = {
     "scores, squeezed": Case(
         lambda g: functional.binary_cross_entropy_with_logits(g.z[:, 0, :1].squeeze(), g.one.sigmoid())
     ),
+    "mean without NaN": Case(lambda g: g.z.square().nanmean()),
+    "means of samples without NaN": Case(lambda g: g.z.square().nanmean((1, 2)).mean()),
+    "over length": Case(lambda g: g.z.square().sum() / len(g.label)),
+    "over tokens": Case(lambda g: g.z.square().sum() / len(g.z.flatten(0, 1))),
+    "gaussian": Case(lambda g: functional.gaussian_nll_loss(g.z, g.target, g.z.square() + 0.1, full=True)),
+    "gaussian module": Case(lambda g: g.m.gaussian(g.z, g.target, g.z.square() + 0.1)),
+    "gaussian, one variance": Case(lambda g: functional.gaussian_nll_loss(g.z, g.target, 0.5)),
+    "gaussian, a variance per row": Case(
+        lambda g: functional.gaussian_nll_loss(g.z, g.target, g.z.square().mean(-1) + 0.1)
+    ),
+    "gaussian, a variance per channel": Case(
+        lambda g: (
+            functional.gaussian_nll_loss(
+                g.z[:, 0], g.target[:, 0], g.m.class_weight.unsqueeze(0), reduction="sum"
+            )
+            / len(g.label)
+        )
+    ),
+    "gaussian, unreduced": Case(
+        lambda g: functional.gaussian_nll_loss(g.z, g.target, g.z.square() + 0.1, reduction="none").mean()
+    ),
+    "alignments": Case(lambda g: functional.ctc_loss(**alignments(g))),
+    "alignments, module": Case(lambda g: g.m.alignment(**alignments(g))),
+    "alignments, unreduced": Case(lambda g: functional.ctc_loss(**alignments(g), reduction="none").mean()),
+    "alignments over length": Case(
+        lambda g: functional.ctc_loss(**alignments(g), reduction="sum") / len(g.label)
+    ),
     "paired products": Case(lambda g: torch.einsum("btc,btc->bt", g.z, g.target).mean()),
     "over size": Case(lambda g: g.z.square().sum() / g.z.shape[0]),
     "over elements": Case(lambda g: g.z.square().sum() / g.z.numel()),
@@ -156,6 +208,17 @@ CASES: Mapping[str, Case] = {
         "own values",
     ),
     "longest": Case(lambda g: per_token(g).sum() / g.mask.sum(1).max(), "nothing is known of 'max'"),
+    "mean without what the model chooses": Case(
+        lambda g: torch.where(g.z > 0, g.z, math.nan).nanmean(), "what the model itself selects"
+    ),
+    "mean without the same of all": Case(
+        lambda g: (g.z + g.m.class_weight.masked_fill(g.m.class_weight > 1, math.nan)).nanmean(),
+        "lacks the same entries for all samples",
+    ),
+    "mean without missing that are moved": Case(
+        lambda g: g.z.masked_fill(g.mask.unsqueeze(-1) == 0, math.nan).flip(-1).nanmean(),
+        "may be made of entries that are missing",
+    ),
     "mean of a quotient": Case(lambda g: per_token(g).mean() / g.z.square().mean(), "own values"),
 }
 
@@ -169,6 +232,7 @@ class Model(nn.Module):
         self.blocks = nn.ModuleList(Block() for _ in range(2))
         self.last = nn.Linear(WIDTH, CLASSES)
         self.criterion = nn.CrossEntropyLoss(torch.linspace(1, 2, CLASSES), ignore_index=3)
+        self.gaussian, self.alignment = nn.GaussianNLLLoss(full=True), nn.CTCLoss()
         self.softplus, self.norm = nn.Softplus(), nn.LayerNorm(CLASSES)
         self.register_buffer("class_weight", torch.linspace(0.5, 2, CLASSES))
         self.loss = loss

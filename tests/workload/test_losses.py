@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import ctc_loss, gaussian_nll_loss
 
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.losses.missing import count_present, missing_in_sum, sum_present
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.unread import Unread
 
 from .counted_losses import CASES, SAMPLES, build
 from .shares import gradients_of, run_cut, run_plain
@@ -55,3 +60,46 @@ def test_shares_of_a_loss_add_up_to_it_and_so_do_their_gradients(name: str) -> N
             torch.testing.assert_close(loss, plain, rtol=1e-12, atol=0)
             for key, gradient in gradients_of(loss, parameters).items():
                 torch.testing.assert_close(gradient, expected[key], rtol=1e-10, atol=1e-13)
+
+
+def test_a_mean_of_what_is_not_missing_by_hand() -> None:
+    """Of 1, 2, 30 and 4 without the third; a NaN of the model's own is no entry that is missing."""
+    values = torch.tensor([1.0, 2.0, 30.0, 4.0], requires_grad=True)
+    missing = torch.tensor([False, False, True, False])
+    given = values.masked_fill(missing, math.nan)
+    sum_present(given, missing).backward()
+    assert sum_present(given, missing).item() == 7 and count_present(missing).item() == 3
+    assert values.grad.tolist() == [1, 1, 0, 1]
+    assert sum_present(given.masked_fill(missing.roll(1), math.nan), missing).isnan()
+    assert sum_present(values, missing).isnan()  # an entry that was to be missing and is not
+
+
+def test_missing_in_rows_by_hand() -> None:
+    missing = torch.tensor([[False, False], [True, False]])
+    assert missing_in_sum(missing, -1).tolist() == [False, True]
+    assert missing_in_sum(missing, dim=1, keepdim=True).tolist() == [[False], [True]]
+
+
+@pytest.mark.parametrize("variance", [(3, 2), (3,), (3, 1), (1, 2)])
+def test_a_loss_that_reads_no_value_is_what_torch_gives(variance: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    given, wanted, var = torch.randn(3, 2), torch.randn(3, 2), torch.rand(*variance) + 0.1
+    for reduction, full in (("none", False), ("mean", True), ("sum", False)):
+        expected = gaussian_nll_loss(given, wanted, var, full=full, reduction=reduction)
+        with Unread():
+            found = gaussian_nll_loss(given, wanted, var, full=full, reduction=reduction)
+        torch.testing.assert_close(found, expected)
+
+
+def test_an_alignment_that_reads_no_value_is_of_its_own_sample() -> None:
+    probabilities = torch.zeros(2, 3, 4)
+    probabilities[:, 1] = torch.nan
+    targets, lengths = torch.ones(3, 1, dtype=torch.long), torch.ones(3, dtype=torch.long)
+    with Unread():
+        found = ctc_loss(probabilities, targets, lengths * 2, lengths, reduction="none")
+        whole = ctc_loss(probabilities, targets, lengths * 2, lengths)
+        joined = ctc_loss(torch.zeros(2, 3, 4), torch.ones(3, dtype=torch.long), (2, 2, 2), (1, 1, 1))
+    assert found.isnan().tolist() == [False, True, False] and whole.isnan() and whole.dim() == 0
+    assert joined.item() == pytest.approx(
+        ctc_loss(torch.zeros(2, 3, 4), targets, lengths * 2, lengths).item()
+    )

@@ -72,6 +72,9 @@ def test_control_flow_on_values() -> None:
         lambda x: torch.stack([row.mean() for row in x]).mean(),
         lambda x: x.mean() if x.shape[0] > 3 else x.sum(),
         lambda x: x.sum() / float(x.shape[0]),
+        lambda x: x.mean() if len(x) > 3 else x.sum(),
+        lambda x: sum(x[position].mean() for position in range(len(x))),
+        lambda x: x.sum() / len(x.unbind()),
         lambda x: sum(x[position].mean() for position in range(x.size(0))),
     ],
 )
@@ -328,14 +331,6 @@ def test_no_flows() -> None:
 def test_a_lazy_module_that_has_not_seen_a_batch() -> None:
     message = of_forward(lambda self, x, label: self.lazy(self.block(x)).mean(), lazy=nn.LazyLinear(3))
     assert "'lazy.weight'" in message and "forward once" in message
-
-
-def test_length_of_a_tensor() -> None:
-    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
-        return self.block(x).sum() / len(x)
-
-    message = of_forward(forward)
-    assert place(forward, 1) in message and "size of the batch" in message and "x.shape[0]" in message
 
 
 def test_what_is_right_is_not_refused() -> None:

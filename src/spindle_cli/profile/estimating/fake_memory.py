@@ -20,6 +20,7 @@ from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.precision import computing, widen_gradients
+from spindle_cli.workload.unread import Unread
 
 
 def fake_memory(
@@ -53,7 +54,7 @@ def fake_memory(
     trained = [tensor for tensor in held[: len(held) - len(inputs)] if tensor.requires_grad]
     widen_gradients(trained, train)
     itemsize = itemsizes("float32" if is_cast or train.widens_gradients else precision)
-    with torch.random.fork_rng(devices=[]), mode:
+    with torch.random.fork_rng(devices=[]), mode, Unread():
         return share_memory(run, inputs, trained, live_meter(held, itemsize))
 
 

@@ -26,6 +26,7 @@ from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.tensor_parallel import noting_sums
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.unread import Unread
 
 _aten = torch.ops.aten
 # Operations that start no kernel although torch does not call them views.
@@ -84,7 +85,7 @@ def count_work(
     itemsize = itemsizes(precision)
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
-    with torch.random.fork_rng(devices=[]), mode, counter, torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), mode, counter, Unread(), torch.enable_grad():
         with saved, noting_sums(module, split) as sums:
             result = functional_call(module, dict(state), tuple(inputs))
         outputs = result if isinstance(result, tuple) else (result,)

@@ -97,8 +97,7 @@ class _OneLoss:
         tensors = {name: node for name, node in self._loss.arguments.items() if self._dim(name) is not None}
         match self._loss.over:
             case Over.ELEMENTS:
-                places = {self._dim(name) - _ndim(self._shapes, node) for name, node in tensors.items()}  # type: ignore[operator]
-                fits = len(places) == 1
+                fits = len({self._from_right(name) for name in tensors}) == 1
             case Over.SAMPLES:
                 fits = all(self._dim(name) == 0 for name in tensors)
                 fits = fits and _ndim(self._shapes, next(iter(self._loss.arguments.values()))) >= 2
@@ -119,6 +118,15 @@ class _OneLoss:
         if _ndim(self._shapes, target) == _ndim(self._shapes, given):  # probabilities of classes
             return dim != 1 and dim == wanted
         return dim == wanted == 0 or (dim is not None and dim >= 2 and wanted == dim - 1)
+
+    def _from_right(self, name: str) -> int:
+        """Where an argument has the samples, counted from the last dimension when all are broadcast."""
+        node, dim = self._loss.arguments[name], self._dim(name)
+        assert dim is not None
+        ndim = _ndim(self._shapes, node)
+        if name == "var" and ndim == _ndim(self._shapes, self._loss.arguments["input"]) - 1:
+            ndim += 1  # one variance for each row
+        return dim - ndim
 
     def _dim(self, name: str) -> int | None:
         """Where an argument has the samples."""

@@ -53,6 +53,10 @@ class Counts:
         """Whether an expression needs nothing but a share's fields, and constants."""
         return all(self._is_known(part) for part in parts_of(expression))
 
+    def is_operator(self, node: fx.Node) -> bool:
+        """Whether a node is one of the model's operators."""
+        return node in self._operators
+
     def _is_known(self, part: Expression) -> bool:
         match part:
             case Copy(node):

@@ -46,3 +46,24 @@ class NotKnownError(Exception):
         super().__init__(why)
         place = node.meta.get("place")
         self.reason = why if place is None else f"{why} ({place})"
+
+
+def plus(one: int | None, other: int | None, sign: int = 1) -> int | None:
+    """The degree of a product, or with sign -1 of a quotient."""
+    return None if one is None or other is None else one + sign * other
+
+
+def highest(degrees: set[int | None]) -> int | None:
+    """The degree of a sum of values that all shares know."""
+    known = [degree for degree in degrees if degree is not None]
+    return max(known, default=0) if len(known) == len(degrees) else None
+
+
+def most(kinds: set[Kind]) -> Kind:
+    """What comes of values of these kinds together."""
+    return next(kind for kind in (Kind.PART, Kind.ROWS, Kind.EQUAL) if kind in kinds)
+
+
+def is_zero(form: Form) -> bool:
+    """Whether it is the constant zero, which grows with the batch in any way."""
+    return isinstance(form.expression, int | float) and form.expression == 0

@@ -32,8 +32,9 @@ from spindle_cli.workload.losses.expressions import (
     whole_number,
     without_autocast,
 )
-from spindle_cli.workload.losses.forms import Form, Kind, NotKnownError
+from spindle_cli.workload.losses.forms import Form, Kind, NotKnownError, highest, is_zero, most, plus
 from spindle_cli.workload.losses.functions import loss_call
+from spindle_cli.workload.losses.missing import NANMEANS, Missing, count_present, sum_present
 from spindle_cli.workload.losses.operations import (
     ADDITIONS,
     GUARDS,
@@ -87,6 +88,7 @@ class LossForms:
         self._counts = counts
         self._is_whole = is_whole
         self._known: dict[fx.Node, Form] = {}
+        self._missing = Missing(shapes, counts)
 
     def part(self, node: fx.Node, degree: int) -> Form:
         """The form of a loss that the shares' parts add up to, where it grows with the batch to `degree`.
@@ -162,6 +164,8 @@ class LossForms:
             rule: Callable[[fx.Node], Form] = self._of_other
         elif target in MEANS | SUMS and len(node.all_input_nodes) == 1:
             rule = self._of_reduction
+        elif target in NANMEANS and len(node.args) == 1 and not node.kwargs:
+            rule = self._of_mean_of_present
         elif target is builtins.sum:
             rule = self._of_python_sum
         elif target in ADDITIONS:
@@ -193,8 +197,22 @@ class LossForms:
         if form.kind is not Kind.ROWS or self._has_batch(node):
             return Form(form.kind, form.degree, reduced)
         if node.target in SUMS:
-            return Form(Kind.PART, _plus(form.degree, 1), reduced)
+            return Form(Kind.PART, plus(form.degree, 1), reduced)
         return Form(Kind.PART, form.degree, Call(operator.mul, (reduced, Share())))
+
+    def _of_mean_of_present(self, node: fx.Node) -> Form:
+        """Of a mean over all entries that are not NaN."""
+        (source,) = node.all_input_nodes
+        form = self.of(source)
+        if form.kind is not Kind.ROWS or form.degree != 0:
+            return self._of_other(node)
+        missing = self._missing.everywhere(source)
+        if missing is None:
+            mean = Call("mean", (form.expression,))
+            return Form(Kind.PART, 0, Call(operator.mul, (mean, Share())))
+        count = Form(Kind.PART, 1, Call(count_present, (missing,)))
+        total = Call(sum_present, (form.expression, missing))
+        return Form(Kind.PART, 0, Call(over_count, (total, self._counts.add(count, node).expression)))
 
     def _of_linear(self, node: fx.Node) -> Form:
         """Of an operation that changes no value; picking rows out of the batch is not one."""
@@ -217,7 +235,7 @@ class LossForms:
 
     def _of_python_sum(self, node: fx.Node) -> Form:
         items = list(node.args[0]) if isinstance(node.args[0], list | tuple) else [node.args[0]]
-        return self._joined(node, [*items, *node.args[1:]], lambda forms: Call(_add_up, (forms,)))
+        return self._joined(node, [*items, *node.args[1:]], lambda forms: Call(builtins.sum, (forms,)))
 
     def _of_join(self, node: fx.Node) -> Form:
         if not isinstance(node.args[0], list | tuple):
@@ -244,18 +262,18 @@ class LossForms:
             kinds = {form.kind for form in forms}
         elif Kind.ROWS in kinds and not self._aligned(node):
             raise NotKnownError(f"{node.name!r} joins samples with other samples", node)
-        degrees = {form.degree for form in forms if not _is_zero(form)}
+        degrees = {form.degree for form in forms if not is_zero(form)}
         if kinds == {Kind.EQUAL}:
-            degrees = {_highest(degrees)}  # a count + 1e-6 grows as the count
+            degrees = {highest(degrees)}  # a count + 1e-6 grows as the count
         if len(degrees) > 1:
             raise NotKnownError(f"{node.name!r} adds values that grow with the batch in different ways", node)
         expression = join([form.expression for form in forms])
-        return Form(_most({form.kind for form in forms}), next(iter(degrees), 0), expression)
+        return Form(most({form.kind for form in forms}), next(iter(degrees), 0), expression)
 
     def _alike(self, forms: list[Form], node: fx.Node) -> list[Form]:
         """Values that are added up, as parts; counts and what is constant, as what they are."""
         parts = [self._as_part(form, node) for form in forms]
-        if len({part.degree for part in parts if not _is_zero(part)}) == 1:
+        if len({part.degree for part in parts if not is_zero(part)}) == 1:
             return parts
         equal = [self._equal_or_none(form, node) for form in forms]
         known = [form for form in equal if form is not None]
@@ -278,10 +296,10 @@ class LossForms:
             raise NotKnownError(f"{node.name!r} joins samples with what is made of all of them", node)
         if is_quotient and right.kind is Kind.ROWS and right.degree != 0:
             raise NotKnownError(f"{node.name!r} divides by what depends on the whole batch", node)
-        degree = _plus(left.degree, right.degree, -1 if is_quotient else 1)
+        degree = plus(left.degree, right.degree, -1 if is_quotient else 1)
         guarded = is_quotient and right.kind is Kind.EQUAL and self._counts.are_in(right.expression)
         target = over_count if guarded else operator.truediv if is_quotient else operator.mul
-        return Form(_most(kinds), degree, Call(target, (left.expression, right.expression)))
+        return Form(most(kinds), degree, Call(target, (left.expression, right.expression)))
 
     def _one_as_equal(self, left: Form, right: Form, node: fx.Node) -> tuple[Form, Form]:
         try:
@@ -336,14 +354,14 @@ class LossForms:
         """What all shares know, as a part of it."""
         if form.kind is Kind.ROWS:
             raise NotKnownError(f"{node.name!r} is one value for each sample", node)
-        if form.kind is Kind.PART or _is_zero(form):
+        if form.kind is Kind.PART or is_zero(form):
             return form
         return Form(Kind.PART, form.degree, Call(operator.mul, (form.expression, Share())))
 
     def _aligned(self, node: fx.Node) -> bool:
         """Whether a node's tensors have their samples at the same place when they are broadcast."""
         sources = [source for source in node.all_input_nodes if self._has_batch(source)]
-        return len({_from_right(source, self._shapes) for source in sources}) <= 1 and self._has_batch(node)
+        return len({self._shapes.from_right(source) for source in sources}) <= 1 and self._has_batch(node)
 
     def _arguments(self, node: fx.Node, forms: dict[fx.Node, Form]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """A node's arguments with expressions in place of nodes."""
@@ -357,12 +375,6 @@ class LossForms:
         return args, dict(kwargs)
 
 
-def _from_right(node: fx.Node, shapes: Shapes) -> tuple[int, int]:
-    batch = shapes.batch_dim(node)
-    assert batch.dim is not None
-    return batch.dim - shapes.values[node].dim(), batch.rows
-
-
 def _target(node: fx.Node) -> Any:
     return node.target
 
@@ -371,25 +383,3 @@ def _name(node: fx.Node, root: nn.Module) -> str:
     if node.op == "call_module":
         return type(root.get_submodule(str(node.target))).__name__
     return str(getattr(node.target, "__name__", node.target))
-
-
-def _plus(one: int | None, other: int | None, sign: int = 1) -> int | None:
-    return None if one is None or other is None else one + sign * other
-
-
-def _highest(degrees: set[int | None]) -> int | None:
-    known = [degree for degree in degrees if degree is not None]
-    return max(known, default=0) if len(known) == len(degrees) else None
-
-
-def _most(kinds: set[Kind]) -> Kind:
-    """What comes of values of these kinds together."""
-    return next(kind for kind in (Kind.PART, Kind.ROWS, Kind.EQUAL) if kind in kinds)
-
-
-def _is_zero(form: Form) -> bool:
-    return isinstance(form.expression, int | float) and form.expression == 0
-
-
-def _add_up(items: list[Any]) -> Any:
-    return sum(items)

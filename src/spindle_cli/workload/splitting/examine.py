@@ -19,6 +19,7 @@ from spindle_cli.workload.rules.tape import Tape
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
 from spindle_cli.workload.tracing.shapes import leaves_of
+from spindle_cli.workload.unread import Unread
 
 _STATES: Mapping[str, Any] = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
@@ -117,7 +118,7 @@ def _examine(
             with contextlib.ExitStack() as stack:
                 if module is not None:
                     changes = stack.enter_context(watching(module))
-                with tape:
+                with tape, Unread():
                     results.append(run(*args, **kwargs))
         except Exception as error:
             text = str(error).strip().split("\n")[0]

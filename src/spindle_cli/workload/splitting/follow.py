@@ -99,7 +99,7 @@ class Follower:
             if len({len(value) for value in values}) > 1:
                 raise _UnlikeError
             return [self._combined(items, entries) for items in zip(*values, strict=True)]
-        if all(value == first or value is first for value in values):
+        if all(_is_same(value, first) for value in values):
             return first
         return Varying(tuple(values))
 
@@ -120,6 +120,11 @@ class Follower:
 
 class _UnlikeError(Exception):
     """The tapes differ."""
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Whether two constants are equal; NaN is as itself."""
+    return one is other or one == other or bool(one != one and other != other)
 
 
 def _kind(value: Any) -> str:

@@ -6,6 +6,7 @@ for every batch and every share of it, so a forward may well check it, or loop o
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -72,6 +73,13 @@ class Known:
             raise self._depends_on_batch()
         return len(value)
 
+    def counts_samples(self, proxy: fx.Proxy) -> bool:
+        """Whether a traced value is a tensor whose length is another for another size of the batch."""
+        value, doubled = self._look(proxy)
+        if not isinstance(value, Tensor) or not isinstance(doubled, Tensor) or value.dim() == 0:
+            return False
+        return value.shape[0] != doubled.shape[0]
+
     def _look(self, proxy: fx.Proxy) -> tuple[Any, Any]:
         node = proxy.node
         self.looking = True
@@ -87,15 +95,26 @@ class Known:
             self._task,
             "forward decides by the size of the batch, which a share of the batch does not have",
             place_of_caller(),
-            "Use x.shape[0] for shapes (view, expand, arange) and to divide by, not in `if`, `range` or "
-            "`int`; len(x) not at all.",
+            "Use x.shape[0] or len(x) for shapes (view, expand, arange) and to divide by, not in `if`, "
+            "`range` or `int`.",
         )
 
 
 @contextlib.contextmanager
 def numbers_are_known(tracer: Any) -> Iterator[None]:
-    """Let int(), len() and indexing take what is known of a traced value; `tracer.known` is asked."""
+    """Let int(), len() and indexing take what is known of a traced value; `tracer.known` is asked.
+
+    Python's len() gives nothing but a number, so another stands for it here: the length of a tensor that
+    grows with the batch is traced, as x.shape[0] is.
+    """
     proxy_class: Any = fx.Proxy
+    length_of = builtins.len
+
+    def length(item: Any) -> Any:
+        if isinstance(item, fx.Proxy) and tracer.known.counts_samples(item):
+            return item.size(0)
+        return length_of(item)
+
     replaced = {
         "__len__": lambda proxy: tracer.known.length(proxy),
         "__int__": lambda proxy: int(tracer.known.number(proxy)),
@@ -106,8 +125,10 @@ def numbers_are_known(tracer: Any) -> Iterator[None]:
     try:
         for name, function in replaced.items():
             setattr(proxy_class, name, function)
+        builtins.len = length
         yield
     finally:
+        builtins.len = length_of
         for name, original in originals.items():
             if original is None:
                 delattr(proxy_class, name)

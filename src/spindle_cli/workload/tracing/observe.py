@@ -26,6 +26,7 @@ from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, un
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.unread import Unread
 
 
 class _ChangesItsInputError(Exception):
@@ -178,7 +179,7 @@ class Run(fx.Interpreter):
         Raises:
             WorkloadError: one of them fails.
         """
-        with torch.random.fork_rng(devices=[]), self._observer.mode, torch.enable_grad():
+        with torch.random.fork_rng(devices=[]), self._observer.mode, Unread(), torch.enable_grad():
             for node in self.graph.nodes:
                 if node not in self.env and node.op != "output":
                     self.env[node] = self.run_node(node)

@@ -54,6 +54,14 @@ class Shapes:
         """Of a node that gives one tensor."""
         return self.batch_of(self.values[node], self.doubled[node])
 
+    def from_right(self, node: fx.Node) -> tuple[int, int]:
+        """Of a node with a batch dimension: its place counted from the last, and the rows of a sample; equal
+        for tensors whose samples meet when they are broadcast.
+        """
+        batch = self.batch_dim(node)
+        assert batch.dim is not None
+        return batch.dim - self.values[node].dim(), batch.rows
+
     def batch_of(self, value: Tensor, doubled: Tensor) -> BatchDim:
         """Of a tensor that is seen for the batch and for twice the batch."""
         return find_batch_dim(value.shape, doubled.shape, self.batch_size)
