@@ -171,6 +171,7 @@ EXACT_ON_TWO = (
         recompute=("pairs/vision", "caption/layers"),
     ),
     Case("drawn-data", APART, args={"draws": True}, train={**ADAMW, "accumulate": 2}),
+    Case("absent-images", (0, 1), toys="../helpers/absent_toys", train=ADAMW),
     Case("all-on-second", (1,), train={"optimizer": "RMSprop", "lr": 1e-3}),
 )
 DIVERGING = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})

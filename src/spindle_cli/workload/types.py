@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 Reduction = Literal["mean", "sum"]
 
@@ -25,6 +25,8 @@ class Task:
         reduction: whether the loss is the mean or the sum over the batch's samples.
         collate: turns a list of items into a batch; torch's default_collate if None. The batch's first
             dimension is the sample.
+        absent: by field, what stands in its place in items that lack it (an image that is not there). Every
+            item then has a field `has_<field>` as well, a bool, which forward has to take.
     """
 
     name: str
@@ -34,6 +36,7 @@ class Task:
     weight: float = 1.0
     reduction: Reduction = "mean"
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
+    absent: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -70,6 +73,7 @@ class FlowTask:
     reduction: Reduction = "mean"
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
     flows: list[Flow] = field(default_factory=list)
+    absent: Mapping[str, Tensor] = field(default_factory=dict)
 
     def add_flow(
         self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None

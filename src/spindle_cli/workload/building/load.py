@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.building.source import Source, resolve
@@ -109,5 +110,12 @@ def _check_task(task: Any, where: str) -> None:
         )
     if not isinstance(task.weight, int | float) or not math.isfinite(task.weight):
         raise WorkloadError(f"{where}: weight is {task.weight!r}, expected a finite number")
+    if not isinstance(task.absent, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in task.absent.items()
+    ):
+        raise WorkloadError(
+            f"{where}: absent is {task.absent!r:.80}, expected a tensor of one sample by field",
+            hint="Such as absent={'image': torch.zeros(3, 224, 224)}.",
+        )
     if task.reduction not in ("mean", "sum"):
         raise WorkloadError(f"{where}: reduction is {task.reduction!r}, expected 'mean' or 'sum'")

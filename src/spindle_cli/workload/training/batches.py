@@ -15,6 +15,7 @@ from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of_error, refusal
+from spindle_cli.workload.training.absent import filled
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -140,7 +141,11 @@ class Batches:
     def _items(self, step: int, rows: tuple[int, int], calls: _Calls) -> list[Any]:
         epoch, dataset = step // self.steps_per_epoch, self.task.dataset
         return [
-            calls.read(partial(operator.getitem, dataset, index), epoch, index)
+            filled(
+                self.task.name,
+                self.task.absent,
+                calls.read(partial(operator.getitem, dataset, index), epoch, index),
+            )
             for index in self.indices(step)[slice(*rows)]
         ]
 
@@ -176,9 +181,10 @@ def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
 
     def item(index: int) -> Any:
         try:
-            return reads.call(partial(operator.getitem, task.dataset, index), 0, index)
+            found = reads.call(partial(operator.getitem, task.dataset, index), 0, index)
         except Exception as error:  # code of the user's
             raise _of_dataset(task, f"sample {index}", error) from error
+        return filled(task.name, task.absent, found)
 
     def read() -> dict[str, Tensor]:
         items = [item(index) for index in range(min(count, num_samples(task)))]
