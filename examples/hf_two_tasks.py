@@ -2,8 +2,8 @@
 that describes them.
 
 Both models are built from small configurations, with nothing downloaded; `from_pretrained` works the same.
-The layers of `transformers` are the operators. The ViT is called whole; the Llama's own `forward` decides by
-the size of the batch, so its parts are called instead: embedding, layers, norm.
+The layers of `transformers` are the operators. The ViT is called whole; of the Llama the parts are, as the
+picture's patches come before its words: embedding, layers, norm.
 
     pip install 'spindle-cli[hf]'
     spindle profile examples/hf_two_tasks.py:build -o profile.json --nproc 2

@@ -70,7 +70,7 @@ def test_control_flow_on_values() -> None:
     "decide",
     [
         lambda x: torch.stack([row.mean() for row in x]).mean(),
-        lambda x: x.mean() if x.shape[0] > 3 else x.sum(),
+        lambda x: x.mean() if int(x.shape[0]) > 3 else x.sum(),
         lambda x: x.sum() / float(x.shape[0]),
         lambda x: x.mean() if len(x) > 3 else x.sum(),
         lambda x: sum(x[position].mean() for position in range(len(x))),
@@ -225,20 +225,11 @@ def test_a_batch_norm_before_all_operators_is_named_as_what_it_is() -> None:
 def test_a_change_in_place_that_others_see() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         x = self.block(x)
-        y = self.second(x)
-        return (x.mul_(2) + y).mean()
+        y = x.view(-1, WIDTH)
+        return (x.mul_(2) + self.second(y).view_as(x)).mean()
 
     message = of_forward(forward)
     assert "in place" in message and place(forward, 3) in message
-
-
-def test_a_change_in_place_whose_result_is_not_used() -> None:
-    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
-        x = self.block(x)
-        x.mul_(2)
-        return x.mean()
-
-    assert place(forward, 2) in of_forward(forward)
 
 
 def test_an_operator_that_changes_its_input() -> None:

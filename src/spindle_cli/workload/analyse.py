@@ -81,19 +81,20 @@ def analyse_task(
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
         return make_ops(task, flows.root, flows.graph, samples, workload, observer, independence)
-    graph = trace_task(task, workload, samples, observer)
-    made = make_ops(task, task.module, graph, samples, workload, observer, independence)
+    traced = trace_task(task, workload, samples, observer)
+    made = make_ops(task, task.module, traced.graph, samples, workload, observer, independence)
+    made = replace(made, decided=traced.decided)
     if not _is_better_opened(made, samples):
         return made
     try:
-        graph = trace_task(task, workload, samples, observer, made.loss_inside)
-        opened = make_ops(task, task.module, graph, samples, workload, observer, independence)
+        traced = trace_task(task, workload, samples, observer, made.loss_inside)
+        opened = make_ops(task, task.module, traced.graph, samples, workload, observer, independence)
     except WorkloadError:
         return made
     last = opened.ops[-1]
     if last.coupled or last.shares is None or last.shares.all_must_count:
         return made
-    return replace(opened, opened=made.loss_inside)
+    return replace(opened, opened=made.loss_inside, decided=traced.decided)
 
 
 def _is_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bool:

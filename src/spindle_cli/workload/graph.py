@@ -115,6 +115,7 @@ class TaskGraph:
         fields: specs of the batch's fields.
         loss_inside: an operator that gives a loss itself, if the last one does; by its dotted name.
         opened: such an operator that was traced into, as the loss in it can then be split.
+        decided: places where forward decides by the size of the batch, as the whole batch has it.
     """
 
     task: Task | FlowTask
@@ -124,6 +125,7 @@ class TaskGraph:
     fields: dict[str, ValueSpec]
     loss_inside: str | None = None
     opened: str | None = None
+    decided: tuple[str, ...] = ()
 
     @cached_property
     def producer(self) -> dict[str, int]:

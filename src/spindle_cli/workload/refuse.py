@@ -20,6 +20,8 @@ _OURS = f"{_PACKAGE}{os.sep}"
 _ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
 # Every call of the user's code to torch goes through it while that code is examined.
 _BETWEEN = str(_PACKAGE / "workload" / "unread.py")
+# Where an analysis begins: what has called it is no part of the model.
+_ENTRY = str(_PACKAGE / "workload" / "analyse.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
 
 
@@ -40,8 +42,9 @@ def place_of_error(error: BaseException) -> str | None:
 
 
 def place_of_caller() -> str | None:
-    """'file:line' of the innermost frame of the user's own code on the present stack."""
-    return _innermost(_frames(sys._getframe(1)))
+    """'file:line' of the innermost frame of the user's own code on the present stack, inside the analysis."""
+    frames = _frames(sys._getframe(1))
+    return _innermost(itertools.takewhile(lambda frame: frame[0] != _ENTRY, frames))
 
 
 def place_inside() -> str | None:

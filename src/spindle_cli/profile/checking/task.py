@@ -9,6 +9,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.compare import OpShares, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
@@ -17,6 +18,7 @@ from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import NoRandomness
 from spindle_cli.workload.training.precision import constants_in
 from spindle_cli.workload.types import FlowTask
@@ -86,6 +88,7 @@ class TaskChecker:
         self._task = task
         self._names = names
         self._limits = limits
+        self._seed = seed
         self._batch = choose_samples(task, seed)
         self._samples = len(next(iter(self._batch.values())))
         self._splits = [op for op in task.ops if not op.coupled] if self._samples > 1 else []
@@ -148,10 +151,7 @@ class TaskChecker:
                     del known[name]
 
     def _fields(self, dtype: torch.dtype) -> dict[str, Tensor]:
-        return {
-            name: value.to(dtype) if value.is_floating_point() else value
-            for name, value in self._batch.items()
-        }
+        return _in_dtype(self._batch, dtype)
 
     def _check_op(
         self, op: Op, known: Mapping[str, Tensor], found: _Findings, dtype: torch.dtype
@@ -203,28 +203,41 @@ class TaskChecker:
         parameters = sum(self._task.root.get_parameter(name).numel() for name in op.parameters)
         specs = [self._task.fields[name] for name in op.fields]
         specs += [self._task.values[name] for name in (*op.inputs, *op.outputs) if name in self._task.values]
-        self._limits.require_room(parameters, sum(self._elements(spec) for spec in specs))
+        self._limits.require_room(parameters, sum(self._elements(spec, self._samples) for spec in specs))
 
-    def _elements(self, spec: ValueSpec) -> int:
+    def _elements(self, spec: ValueSpec, samples: int) -> int:
         whole = spec.num_bytes // spec.dtype.itemsize
         if spec.batch_dim is None:
             return whole
-        return whole // self._task.task.batch_size * self._samples
+        return whole // self._task.task.batch_size * samples
 
     def _compare_with_forward(self) -> str | None:
         """None: the ops together give what `forward` gives; else why that is not known."""
         if isinstance(self._task.task, FlowTask):
             return None
         try:
-            self._limits.require_time()
-            parameters = sum(parameter.numel() for parameter in self._task.root.parameters())
-            values = sum(self._elements(spec) for spec in self._task.values.values())
-            self._limits.require_room(parameters, values)
+            return self._compare_on(self._batch)
         except NotCheckedError as error:
             return str(error)
+        except WorkloadError:
+            if not self._task.decided or self._samples == self._task.task.batch_size:
+                raise
+        # It decides by the size of the batch, and may do other things for so few samples.
+        batch = Batches(self._task.task, self._seed).rows(0, 0, self._task.task.batch_size)
+        try:
+            return self._compare_on(batch)
+        except NotCheckedError as error:
+            return f"it decides by the size of the batch ({self._task.decided[0]}), and {error}"
+
+    def _compare_on(self, batch: Mapping[str, Tensor]) -> str | None:
+        self._limits.require_time()
+        samples = len(next(iter(batch.values())))
+        parameters = sum(parameter.numel() for parameter in self._task.root.parameters())
+        values = sum(self._elements(spec, samples) for spec in self._task.values.values())
+        self._limits.require_room(parameters, values)
         values_held = Values.of_task(self._task, torch.float64)
         with constants_in(torch.float64):
-            return compare_with_forward(self._task, self._fields(torch.float64), values_held)
+            return compare_with_forward(self._task, _in_dtype(batch, torch.float64), values_held)
 
     def _result(self, found: _Findings, forward_unchecked: str | None) -> TaskCheck:
         def by_name(reasons: Mapping[int, str]) -> dict[str, str]:
@@ -255,6 +268,10 @@ def place_of(op: Op) -> str:
     places = [node.meta.get("place") for node in own or nodes]
     known = [place for place in places if place]
     return f"{known[-1]}: " if known else ""
+
+
+def _in_dtype(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
 
 
 def _first_line(error: Exception) -> str:

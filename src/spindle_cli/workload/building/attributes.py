@@ -34,6 +34,7 @@ class _Before:
     values: dict[str, Any]
     buffers: dict[str, Any]
     containers: dict[str, Any]
+    hooks: dict[str, dict[int, Any]]
 
 
 @contextlib.contextmanager
@@ -53,8 +54,30 @@ def _look(name: str, module: nn.Module) -> _Before:
     values = dict(module.__dict__)
     own = {key: value for key, value in values.items() if isinstance(value, list | dict) and key[0] != "_"}
     return _Before(
-        module, name, values, dict(module._buffers), {key: type(item)(item) for key, item in own.items()}
+        module,
+        name,
+        values,
+        dict(module._buffers),
+        {key: type(item)(item) for key, item in own.items()},
+        hooks_of(module),
     )
+
+
+def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
+    """The hooks that a module has, by the attributes that hold them."""
+    return {key: dict(held) for key, held in module.__dict__.items() if _holds_hooks(key) and held}
+
+
+def give_hooks(module: nn.Module, hooks: dict[str, dict[int, Any]]) -> None:
+    """Let a module have no hooks but these."""
+    for key, held in module.__dict__.items():
+        if _holds_hooks(key) and held:
+            held.clear()
+            held.update(hooks.get(key, {}))
+
+
+def _holds_hooks(attribute: str) -> bool:
+    return attribute.startswith("_") and "_hooks" in attribute and attribute != "_is_full_backward_hook"
 
 
 def _compare(before: _Before, changes: Changes) -> None:
@@ -88,3 +111,4 @@ def _undo(before: _Before) -> None:
     module._buffers.update(before.buffers)
     module.__dict__.clear()
     module.__dict__.update(before.values)
+    give_hooks(module, before.hooks)

@@ -21,6 +21,7 @@ from spindle_cli.workload.tracing.prepare import (
     name_squeezed_dims,
     split_container,
 )
+from spindle_cli.workload.tracing.proxies.changes import Changes
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -46,12 +47,14 @@ def make_ops(
             user's code.
     """
     check_in_place(task.name, root, graph)
+    changes = Changes(graph)
     shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     if cut_gradients(graph, shapes):
         shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     inline_constants(graph, shapes)
     name_squeezed_dims(graph, shapes)
     loss = find_loss(task, graph, shapes)
+    changes.check(task.name, root, loss, shapes, observer)
     operators = _operators(task, root, graph, workload)
     for node in operators:
         split_container(graph, node, shapes)

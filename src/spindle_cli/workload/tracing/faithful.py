@@ -17,7 +17,9 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.autocast import AutocastSeen
+from spindle_cli.workload.building.attributes import give_hooks, hooks_of
 from spindle_cli.workload.refuse import place_of_caller, refusal
+from spindle_cli.workload.tracing.proxies.capturing import MARKS
 
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
 NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
@@ -64,18 +66,21 @@ def nothing_is_frozen(task: str, root: nn.Module, is_looking: Callable[[], bool]
     Raises:
         WorkloadError: it sets an attribute, changes a parameter or buffer, or draws random numbers.
     """
-    before = [(module, dict(module.__dict__), dict(module._buffers)) for module in root.modules()]
+    before = [
+        (module, dict(module.__dict__), dict(module._buffers), hooks_of(module)) for module in root.modules()
+    ]
     drawn = _python_draws()
     try:
         with _attributes_kept(task, root, is_looking), _NothingDone(task, root, is_looking):
             yield
     finally:
-        for module, values, buffers in before:
+        for module, values, buffers, hooks in before:
             constants = {key: value for key, value in module.__dict__.items() if key.startswith(_CONSTANT)}
             module.__dict__.clear()
             module.__dict__.update(values | constants)
             module._buffers.clear()
             module._buffers.update(buffers)
+            give_hooks(module, hooks)
     if _python_draws() != drawn:
         raise _frozen(task, "forward draws random numbers by Python's random or numpy", None)
 
@@ -111,6 +116,8 @@ def _attributes_kept(task: str, root: nn.Module, is_looking: Callable[[], bool])
 def _check_assignment(task: str, module: nn.Module, name: str, value: Any) -> None:
     old = module.__dict__.get(name)
     is_state = name in module._buffers or name in module._parameters
+    if name in MARKS:
+        return
     if not is_state and not isinstance(value, fx.Proxy):
         is_same = value is old or (
             type(value) is type(old) and not isinstance(value, Tensor) and value == old

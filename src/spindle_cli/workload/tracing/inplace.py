@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
+from typing import Any
 
 from torch import fx, nn
 
 from spindle_cli.workload.refuse import refusal
 
-_HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
+# Of Python's operators, those that change their first argument; `and_` and its like are only called so as
+# `and` is a keyword.
+_PYTHONS = frozenset(
+    {
+        *(operator.setitem, operator.delitem, operator.iadd, operator.isub, operator.imul, operator.itruediv),
+        *(operator.ifloordiv, operator.imod, operator.ipow, operator.imatmul, operator.iand, operator.ior),
+        *(operator.ixor, operator.ilshift, operator.irshift),
+    }
+)
+HINT = "Use what returns a new tensor (add instead of add_, inplace=False, x = x + y instead of x += y)."
 
 
 def check_in_place(task: str, root: nn.Module, graph: fx.Graph) -> None:
@@ -40,10 +51,9 @@ def check_homes(task: str, root: nn.Module, graph: fx.Graph, homes: Mapping[fx.N
 def changed_in_place(node: fx.Node, root: nn.Module) -> fx.Node | None:
     """The tensor that a node of glue changes, by torch's conventions: add_, inplace=True."""
     if node.op == "call_method":
-        in_place = _is_in_place_name(str(node.target))
+        in_place = is_in_place_name(str(node.target))
     elif node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        in_place = _is_in_place_name(name) or name == "setitem" or node.kwargs.get("inplace") is True
+        in_place = _is_in_place_function(node.target) or node.kwargs.get("inplace") is True
     elif node.op == "call_module":
         in_place = getattr(root.get_submodule(str(node.target)), "inplace", False) is True
     else:
@@ -58,10 +68,17 @@ def _is_state(node: fx.Node, root: nn.Module) -> bool:
     return node.op == "get_attr" if source is None else _is_state(source, root)
 
 
-def _is_in_place_name(name: str) -> bool:
+def _is_in_place_function(function: Any) -> bool:
+    if getattr(function, "__module__", None) == operator.add.__module__:
+        return function in _PYTHONS
+    return is_in_place_name(getattr(function, "__name__", ""))
+
+
+def is_in_place_name(name: str) -> bool:
+    """Whether a method or function of torch changes its tensor, by its name."""
     return name.endswith("_") and not name.endswith("__") and not name.startswith("requires_grad")
 
 
 def _refusal(task: str, node: fx.Node, changed: fx.Node) -> Exception:
     what = f"{node.name!r} changes {changed.name!r} in place, which other operators or glue use"
-    return refusal(task, what, node.meta.get("place"), _HINT)
+    return refusal(task, what, node.meta.get("place"), HINT)

@@ -25,7 +25,7 @@ from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.shapes import Shapes
+from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
 
 
@@ -82,6 +82,18 @@ class Observer:
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError
         return pytree.tree_map(again, self._known[key])
+
+    def hands_through(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
+        """Whether a module gives tensors that lie in the memory of those that it is given."""
+        with torch.random.fork_rng(devices=[]), self.mode, torch.enable_grad():
+            given, more = pytree.tree_map(again, (args, kwargs))
+            with watching(module), swapped_tensors(module, self.fake):
+                result = module(*given, **more)
+        storages = [
+            {leaf.untyped_storage()._cdata for leaf in leaves_of(tree) if isinstance(leaf, Tensor)}
+            for tree in (result, [given, more])
+        ]
+        return not storages[0].isdisjoint(storages[1])
 
     def observed(self) -> dict[str, JsonValue]:
         """What was observed, for another process (see `AnalysisMemo`)."""

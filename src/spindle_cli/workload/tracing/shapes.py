@@ -50,6 +50,10 @@ class Shapes:
         value = self.values[node]
         return not isinstance(value, Tensor) and any(isinstance(leaf, Tensor) for leaf in leaves_of(value))
 
+    def gives_tensors(self, node: fx.Node) -> bool:
+        """Whether the node gives a tensor, or something with tensors in it."""
+        return self.is_tensor(node) or self.holds_tensors(node)
+
     def batch_dim(self, node: fx.Node) -> BatchDim:
         """Of a node that gives one tensor."""
         return self.batch_of(self.values[node], self.doubled[node])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
-from spindle_cli.workload.refuse import place_of, place_of_caller, place_of_error, refusal
+from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
-from spindle_cli.workload.tracing.known import Known, UnknownError, numbers_are_known
 from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
+from spindle_cli.workload.tracing.proxies.changes import TracedValue
+from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
+from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 
 _WRAP_HINT = (
@@ -106,7 +109,7 @@ class OperatorTracer(fx.Tracer):
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """Decide an `if` by sizes that are known."""
-        return bool(self.known.number(obj))
+        return self.known.truth(obj)
 
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
         """Loop over as many parts as there are for every batch."""
@@ -114,10 +117,24 @@ class OperatorTracer(fx.Tracer):
         return iter([parts[position] for position in range(self.known.length(obj))])
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Trace a call, unless it is our own to find out what is known."""
-        if self.is_looking():
+        """Trace a call, unless it is our own to find out what is known; into a module that forward has just
+        made, which is none of the task's.
+        """
+        if self.is_looking() or m not in (self.submodule_paths or {}):
             return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
+        given = super().call_module(m, forward, args, kwargs)
+        if self.is_leaf_module(m, self.path_of_module(m)) and is_recorded(m):
+            parts = self.known.parts(given)
+            record(m, args, given if parts is None else tuple(given[part] for part in range(parts)))
+        return given
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """What forward sees of a node."""
+        return TracedValue(node, self)
+
+    def is_tensor(self, value: fx.Proxy) -> bool:
+        """Whether a traced value is a tensor."""
+        return self.known.is_tensor(value)
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
         """A proxy for a parameter or buffer, unless it is asked for to find out what is known."""
@@ -135,13 +152,21 @@ def _l1_loss_weight() -> dict[str, Any]:
     return {} if weight is None else {"weight": weight}
 
 
+@dataclass(frozen=True)
+class Traced:
+    """A task's forward as a graph; `decided`: where it has decided by the size of the batch."""
+
+    graph: fx.Graph
+    decided: tuple[str, ...]
+
+
 def trace_task(
     task: Task,
     workload: Workload,
     samples: Mapping[str, Tensor],
     observer: Observer,
     opened: str | None = None,
-) -> fx.Graph:
+) -> Traced:
     """The task's forward as a graph of operators and glue.
 
     Args:
@@ -153,7 +178,7 @@ def trace_task(
         WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
             what to do.
     """
-    _check_signature(task, tuple(samples))
+    check_signature(task, tuple(samples))
     inside = None if opened is None else task.module.get_submodule(opened)
     tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer, inside)
     try:
@@ -169,7 +194,9 @@ def trace_task(
         raise
     except Exception as error:
         raise _untraceable(task.name, error) from error
-    return graph
+    end = next(node for node in graph.nodes if node.op == "output")
+    end.meta["place"] = place_of_function(type(task.module).forward)
+    return Traced(graph, tuple(tracer.known.decided))
 
 
 def _untraceable(task: str, error: Exception) -> WorkloadError:
@@ -184,40 +211,6 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
         place_of_error(error),
         _WRAP_HINT,
     )
-
-
-def _check_signature(task: Task, fields: tuple[str, ...]) -> None:
-    """Refuse fields that forward does not take, and arguments that no field gives."""
-    forward = type(task.module).forward
-    place = _place_of_function(forward)
-    parameters = list(inspect.signature(forward).parameters.values())[1:]
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        known = None
-    else:
-        known = {parameter.name for parameter in parameters}
-    named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-    unknown = [] if known is None else [name for name in fields if name not in known]
-    missing = [p.name for p in named if p.default is p.empty and p.name not in fields]
-    if not unknown and not missing:
-        return
-    problems = []
-    if missing:
-        problems.append(f"the dataset's items lack {', '.join(map(repr, missing))}")
-    if unknown:
-        problems.append(f"forward does not take {', '.join(map(repr, unknown))}")
-    raise refusal(
-        task.name,
-        f"{' and '.join(problems)}; items have {', '.join(map(repr, fields)) or 'nothing'}, "
-        f"forward takes {', '.join(repr(p.name) for p in named) or 'nothing'}",
-        place,
-        "A dataset item is a dict whose keys are the names of forward's arguments.",
-    )
-
-
-def _place_of_function(function: Callable[..., Any]) -> str | None:
-    """'file:line' where a function is defined."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    return None if code is None else place_of(code.co_filename, code.co_firstlineno)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import contextvars
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,13 +20,18 @@ from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.observe import Observer, Run
 from spindle_cli.workload.tracing.shapes import depends_on_batch_size
 
+_PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
+
 
 class UnknownError(Exception):
     """A value is not known before the forward runs."""
 
 
 class Known:
-    """What the nodes of a trace give, as far as the trace has come, for the batch and for twice the batch."""
+    """What the nodes of a trace give, as far as the trace has come, for the batch and for twice the batch.
+
+    `decided`: the places where forward has decided by the size of the batch.
+    """
 
     def __init__(
         self,
@@ -37,6 +43,7 @@ class Known:
         batch_size: int,
     ) -> None:
         self._task = task
+        self.decided: dict[str, None] = {}
         self.looking = False  # while it runs modules on fake tensors, which must not be traced
         self._runs = [
             Run(observer, root, graph, task, samples, count, doubled=count != batch_size)
@@ -51,11 +58,34 @@ class Known:
             WorkloadError: it depends on the size of the batch.
         """
         value, _ = self._look(proxy)
-        if not isinstance(value, bool | int | float | str | torch.dtype | torch.device | None):
+        if not isinstance(value, _PLAIN):
             raise UnknownError
         if depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
             raise self._depends_on_batch()
         return value
+
+    def is_tensor(self, proxy: fx.Proxy) -> bool:
+        """Whether a traced value is a tensor."""
+        return isinstance(self._look(proxy)[0], Tensor)
+
+    def parts(self, proxy: fx.Proxy) -> int | None:
+        """How many things a traced tuple or list has; None if it is something else."""
+        value, _ = self._look(proxy)
+        return len(value) if isinstance(value, tuple | list) else None
+
+    def truth(self, proxy: fx.Proxy) -> bool:
+        """Whether an `if` is taken. One that asks for the size of the batch is decided for the task's whole
+        batch: a share computes its part of what the whole batch is computed by.
+
+        Raises:
+            UnknownError: it is a tensor, or something else with tensors in it.
+        """
+        value, _ = self._look(proxy)
+        if not isinstance(value, _PLAIN):
+            raise UnknownError
+        if depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
+            self.decided[place_of_caller() or "its forward"] = None
+        return bool(value)
 
     def length(self, proxy: fx.Proxy) -> int:
         """The length of a traced tensor, tuple, list or dict.
@@ -84,18 +114,22 @@ class Known:
         node = proxy.node
         self.looking = True
         try:
-            for run in self._runs:
-                run.advance()
+            # Without the context variables of forward: some code hands its hooks what to record in them.
+            contextvars.Context().run(self._advance)
         finally:
             self.looking = False
         return self._runs[0].env[node], self._runs[1].env[node]
+
+    def _advance(self) -> None:
+        for run in self._runs:
+            run.advance()
 
     def _depends_on_batch(self) -> WorkloadError:
         return refusal(
             self._task,
             "forward decides by the size of the batch, which a share of the batch does not have",
             place_of_caller(),
-            "Use x.shape[0] or len(x) for shapes (view, expand, arange) and to divide by, not in `if`, "
+            "Use x.shape[0] or len(x) for shapes (view, expand, arange), to divide by and in `if`, not in "
             "`range` or `int`.",
         )
 

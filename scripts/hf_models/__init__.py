@@ -1,0 +1,1 @@
+"""Whole models of `transformers`, made from small configurations, as tasks."""

@@ -1,0 +1,1 @@
+"""What a forward sees while it is traced."""

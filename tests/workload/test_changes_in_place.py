@@ -1,0 +1,205 @@
+"""What forward changes in place between operators: a new value where nobody looks at the old one, else
+refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.types import Task, Workload
+
+from .shares import gradients_of, run_cut, run_plain
+from .toy import WIDTH, Block, Items
+
+Forward = Callable[["Net", Tensor, Tensor], Tensor]
+
+
+class Net(nn.Module):
+    """Two blocks and a buffer, with a forward of the test's."""
+
+    def __init__(self, run: Forward) -> None:
+        super().__init__()
+        self.first, self.second, self.dropout, self.run = Block(), Block(), nn.Dropout(0.0), run
+        self.identity = nn.Identity()
+        self.register_buffer("offset", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor, label: Tensor) -> Tensor:
+        return self.run(self, x, label)
+
+
+def _workload(run: Forward) -> Workload:
+    torch.manual_seed(0)
+    data = Items(x=(5, WIDTH), label=((5,), 7))
+    return Workload("w", [Task("t", Net(run), 4, data)], (Block,))
+
+
+def _shifted(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """As T5 shifts its labels to the right."""
+    given = label.new_zeros(label.shape)
+    given[..., 1:] = label[..., :-1].clone()
+    given[..., 0] = 3
+    given.masked_fill_(given == 2, 1)
+    return self.second(self.first(x) * given.unsqueeze(-1)).pow(2).mean()
+
+
+def _padded(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """As Wav2Vec2 blanks its padding."""
+    x = self.first(x)
+    hidden = self.dropout(x * 2)
+    hidden[(label > 3).unsqueeze(-1).repeat(1, 1, WIDTH)] = 0.0
+    return self.second(hidden).pow(2).mean()
+
+
+def _added(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x) + 0
+    same = x
+    x += self.offset
+    x -= 0.5
+    return (self.second(x) + same).pow(2).mean()
+
+
+def _filled(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x)
+    mask = torch.zeros_like(x)
+    mask.copy_(x.detach()).clamp_(min=0.0)
+    other = torch.ones_like(x)
+    other.fill_(0.5).mul_(mask)
+    last = torch.ones_like(x)
+    last.zero_()
+    return self.second(x * mask + other + last).pow(2).mean()
+
+
+def _of_the_batch(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    """A field of the batch, which others have another of."""
+    label[label == 0] = 1
+    return (self.second(self.first(x)) * label.unsqueeze(-1)).pow(2).mean()
+
+
+def _of_a_size(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    count = x.shape[0]
+    twice = count
+    count *= 2
+    return self.second(self.first(x)).sum() / count * twice / x.shape[0]
+
+
+KEPT: dict[str, Forward] = {
+    "labels that are shifted": _shifted,
+    "padding that is blanked": _padded,
+    "sums": _added,
+    "what is filled": _filled,
+    "a field of the batch": _of_the_batch,
+    "a size is no tensor": _of_a_size,
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_a_change_that_nobody_else_sees_is_another_value(name: str) -> None:
+    made = _workload(KEPT[name])
+    task = made.tasks[0]
+    task.module.double()
+    graph = analyse(_workload(KEPT[name])).tasks["t"]
+    assert not any(op.coupled for op in graph.ops)
+    traced = graph.root.double()
+    batch = {
+        key: value.double() if value.is_floating_point() else value
+        for key, value in Batches(task, seed=1).rows(0, 0, 4).items()
+    }
+    copies = {key: value.clone() for key, value in batch.items()}
+    plain = run_plain(task, copies)
+    expected = gradients_of(plain, dict(task.module.named_parameters()))
+    cut = {op.index: [0, 1, 4] for op in graph.ops}
+    loss = run_cut(graph, [batch], cut)
+    torch.testing.assert_close(loss, plain, rtol=1e-12, atol=0)
+    for key, gradient in gradients_of(loss, dict(traced.named_parameters())).items():
+        torch.testing.assert_close(gradient, expected[key])
+
+
+def _through_a_view(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x) + 0
+    view = x[:, 1:]
+    view[:, 0] = 5.0
+    return self.second(x).mean()
+
+
+def _of_what_a_view_is_of(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x) + 0
+    view = x.transpose(1, 2)
+    x[:, 0] = 5.0
+    return self.second(view.transpose(1, 2)).mean()
+
+
+def _handed_through_by_a_module(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x) + 0
+    same = self.identity(x)
+    same[:, 0] = 5.0
+    return self.second(x).mean()
+
+
+def _a_buffer(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    offset = self.offset
+    offset += 1
+    return self.second(self.first(x) + offset).mean()
+
+
+def _a_view_of_a_buffer(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    self.offset.view(2, -1)[0] = 1.0
+    return self.second(self.first(x) + self.offset).mean()
+
+
+def _to_another_type(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    label *= 0.5
+    return (self.first(x) * label.unsqueeze(-1)).mean()
+
+
+def _without_gradient(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    x = self.first(x) * 2
+    with torch.no_grad():
+        x.mul_(3)
+    return self.second(x).mean()
+
+
+def _to_the_end(self: Net, x: Tensor, label: Tensor) -> Tensor:
+    loss = self.first(x).mean()
+    same = loss.view(())
+    loss.mul_(2)
+    return same
+
+
+REFUSED: dict[str, tuple[Forward, int]] = {
+    "through a view": (_through_a_view, 3),
+    "of what a view is of": (_of_what_a_view_is_of, 3),
+    "of what a module hands through": (_handed_through_by_a_module, 3),
+    "of a buffer": (_a_buffer, 2),
+    "of a view of a buffer": (_a_view_of_a_buffer, 1),
+    "to another type": (_to_another_type, 1),
+    "without its gradient": (_without_gradient, 3),
+    "of the loss": (_to_the_end, 3),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_change_that_others_see_is_refused_with_its_line(name: str) -> None:
+    run, line = REFUSED[name]
+    with pytest.raises(WorkloadError) as caught:
+        analyse(_workload(run))
+    place = f"{Path(__file__).name}:{run.__code__.co_firstlineno + line}"
+    assert "in place" in str(caught.value) and place in str(caught.value)
+
+
+@pytest.mark.parametrize("operation", [lambda a, b: a & b, lambda a, b: a | b, lambda a, b: a ^ b])
+def test_pythons_operators_on_masks_change_nothing(operation: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        first, second = label > 2, label > 4
+        both = operation(first, second)
+        kept = both.unsqueeze(-1) * first.unsqueeze(-1) + second.unsqueeze(-1)
+        return self.second(self.first(x) * kept).mean()
+
+    assert not any(op.coupled for op in analyse(_workload(run)).tasks["t"].ops)
