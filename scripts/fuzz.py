@@ -24,12 +24,15 @@ from pathlib import Path
 from random import Random
 
 from file_fuzz.commands import draw_case, run, what_is_wrong
-from file_fuzz.damage import damaged
+from file_fuzz.damage import damaged_file
 from file_fuzz.files import write_files
+from file_fuzz.names import CHECKPOINT
+from file_fuzz.run_folder import seal
 
 # Of the processor, so that a busy machine changes nothing; and of the clock, for what only waits.
 PROCESSOR_S, CLOCK_S = 90, 600
 MEMORY = 3 * 2**30
+_SEALED = 0.7  # of damaged checkpoints, how many have checksums that are right all the same
 _PER_CHILD = 40  # cases that one forked process runs: it may die of one
 
 
@@ -104,7 +107,9 @@ def _run_one(seed: int, number: int, whole: Path, kept: Path) -> str | None:
     shutil.copytree(whole, folder)
     shutil.copytree(whole, folder / "whole")
     path = folder / case.file
-    path.write_bytes(damaged(path.read_bytes(), random, is_json=path.suffix in (".json", ".jsonl")))
+    path.write_bytes(damaged_file(path, random))
+    if CHECKPOINT in case.file and random.random() < _SEALED:
+        seal(path.parent)
     before = path.read_bytes()
     signal.setitimer(signal.ITIMER_PROF, PROCESSOR_S)
     signal.alarm(CLOCK_S)
@@ -113,7 +118,7 @@ def _run_one(seed: int, number: int, whole: Path, kept: Path) -> str | None:
     signal.setitimer(signal.ITIMER_PROF, 0)
     signal.alarm(0)
     wrong = what_is_wrong(case, ended, folder)
-    if wrong is None and path.read_bytes() != before:
+    if wrong is None and case.keeps_file and path.read_bytes() != before:
         wrong = "changes the file that it reads"
     if wrong is None:
         shutil.rmtree(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -28,6 +29,18 @@ SNIPPETS = (
     *(">", "{", "}", "]", ":", ","),
 )
 _NESTED = 120
+_LENGTH_BYTES, _IN_HEADER = 8, 0.7  # of safetensors files: of the header's length; how often it is damaged
+
+
+def damaged_file(path: Path, random: Random) -> bytes:
+    """The bytes of a file that is damaged; of a safetensors file mostly in what it says of its tensors."""
+    content = path.read_bytes()
+    if path.suffix == ".safetensors" and random.random() < _IN_HEADER:
+        length = int.from_bytes(content[:_LENGTH_BYTES], "little")
+        begin, end = _LENGTH_BYTES, _LENGTH_BYTES + length
+        header = damaged(content[begin:end], random, is_json=True)
+        return len(header).to_bytes(_LENGTH_BYTES, "little") + header + content[end:]
+    return damaged(content, random, is_json=path.suffix in (".json", ".jsonl"))
 
 
 def damaged(text: bytes, random: Random, *, is_json: bool) -> bytes:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from random_profiles import random_profile
 
+from file_fuzz.names import CLUSTER_FILE, METRICS, PLAN, PROFILE, WORKLOAD_FILE
+from file_fuzz.run_folder import write_run
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
@@ -18,15 +21,6 @@ from spindle_cli.profile.types import MetaOpProfile
 ROOT = Path(__file__).parents[2]
 WORKLOAD = ROOT / "configs/workloads/senses-1.yaml"
 CLUSTER = ROOT / "configs/clusters/a800-1x8.yaml"
-
-# Every file that is damaged, and the commands that read it (see commands.py).
-PROFILE, CLUSTER_FILE, PLAN, WORKLOAD_FILE, METRICS = (
-    "profile.json",
-    "cluster.yaml",
-    "plan.yaml",
-    "workload.yaml",
-    "run/metrics.jsonl",
-)
 
 
 def write_files(folder: Path) -> None:
@@ -40,6 +34,8 @@ def write_files(folder: Path) -> None:
     write_json(folder / PROFILE, profile)
     shutil.copy(WORKLOAD, folder / WORKLOAD_FILE)
     write_plan(folder / PLAN, make_plan(profile, cluster))
+    with contextlib.chdir(folder):
+        write_run(folder)
     (folder / METRICS).parent.mkdir()
     lines = [
         StepMetrics(step=step, loss=2.0 / step, task_losses={"a": 1.5}, iteration_s=0.1, samples_per_s=80.0)

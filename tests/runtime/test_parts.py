@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from runtime_toys import Items
-from torch import nn
+from torch import fx, nn
 
 from helpers.plans import two_towers
 from spindle_cli.account.types import ParameterGroup
@@ -26,11 +26,11 @@ from spindle_cli.runtime.communication.rows import share_shape, take_rows
 from spindle_cli.runtime.measuring.comparison import compare
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.data import Feed, Portion, StepBatch
-from spindle_cli.runtime.step.losses import LossBoard, share_of_loss, step_failure
+from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.graph import LossShares, ValueSpec
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.learning_rate import make_schedule
 from spindle_cli.workload.training.optimizer import make_optimizer
@@ -65,12 +65,14 @@ def test_rows_of_samples_lie_along_the_batch_dimension() -> None:
     assert take_rows(held, whole, (0, 8), (3, 4)) is held
 
 
-def test_a_share_counts_its_samples_in_a_mean_and_fully_in_a_sum() -> None:
-    assert share_of_loss("mean", (2, 5), 12) == 0.25
-    assert share_of_loss("sum", (2, 5), 12) == 1.0
+def test_what_shares_have_of_a_loss_adds_up_and_counts_by_the_tasks_weight() -> None:
     task = Task("t", nn.Identity(), 12, [], weight=0.5)
-    assert LossBoard([task], CPU).seed("t", (2, 5)) == 0.125
-    assert LossBoard([task], CPU, batches_per_step=5).seed("t", (2, 5)) == 0.025
+    board = LossBoard([task], CPU, 5, {"t": LossShares(fx.Graph())})
+    assert board.arguments("t", (2, 5)) == (3 / 60,)  # three of five batches of twelve
+    assert board.seed("t") == 0.5
+    board.add("t", torch.tensor([0.25]))
+    board.add("t", torch.tensor(2.0))
+    assert board.total(board.read(board._sums).losses) == 1.125
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:

@@ -82,10 +82,12 @@ class Journal:
         if len(data) <= _LABELS:
             return None
         magic, batches_per_step = _HEADER.unpack_from(data)
-        if magic != _MAGIC:
+        if magic != _MAGIC or batches_per_step < 1:
             return None
         begun, done = (Note(*_NOTE.unpack_from(data, offset)) for offset in (_BEGUN, _DONE))
-        actions = tuple(data[_LABELS:].decode().split("\n"))
+        actions = tuple(data[_LABELS:].decode(errors="replace").split("\n"))
+        if not -1 <= done.action < len(actions):
+            return None
         return cls(actions, batches_per_step, None if begun.batch == _NOTHING else begun, done)
 
     @property

@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
+from spindle_cli.errors import ExitCode
 from spindle_cli.files.artifact import Artifact, Model
 
 STOP_FILE = "stop"
@@ -118,7 +119,7 @@ class WorkerError(Artifact):
     timed_out: bool = False
     may_pass: bool = False
     self_explaining: bool = False
-    exit_code: int = 1
+    exit_code: Annotated[int, AfterValidator(ExitCode)] = 1
     time_s: Annotated[float, Field(ge=0)]
 
 

@@ -263,7 +263,7 @@ def make_trainer(
     pool.watch_with(stopwatch.watch)
     exchange = Exchange(model.wiring, rank, device, communicators)
     batches_per_step = model.train.accumulate
-    shares = {name: task.ops[-1].shares for name, task in model.graph.tasks.items()}
+    shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
     board = LossBoard(model.graph.workload.tasks, device, batches_per_step, shares)
     counting = None
     if board.layout.size > 0:

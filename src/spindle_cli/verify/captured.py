@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from spindle_cli.errors import RunFailedError
@@ -68,7 +68,7 @@ def open_run(capture_dir: Path, workers: int) -> Iterator[CapturedRun]:
     """A run's files, open inside the block.
 
     Raises:
-        RunFailedError: a rank has not written one of them.
+        RunFailedError: a rank has not written one of them, or it is damaged.
     """
     with ExitStack() as stack:
         yield CapturedRun(
@@ -87,7 +87,10 @@ def _open(capture_dir: Path, stage: CaptureStage, workers: int, stack: ExitStack
         path = capture_path(capture_dir, stage, rank)
         if not path.exists():
             raise RunFailedError(f"rank {rank} has not written {path}", hint="Its log says how far it got.")
-        files[rank] = stack.enter_context(safe_open(path, framework="pt"))
+        try:
+            files[rank] = stack.enter_context(safe_open(path, framework="pt"))
+        except (OSError, SafetensorError) as error:
+            raise RunFailedError(f"{path}: not what rank {rank} has written: {error}") from error
         for key in files[rank].keys():  # noqa: SIM118 - a safetensors file is not a mapping
             name, fragment = parse_key(key)
             known = fragments.setdefault(name, {})

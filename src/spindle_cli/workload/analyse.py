@@ -91,8 +91,7 @@ def analyse_task(
         opened = make_ops(task, task.module, traced.graph, samples, workload, observer, independence)
     except WorkloadError:
         return made
-    last = opened.ops[-1]
-    if last.coupled or last.shares is None or last.shares.all_must_count:
+    if opened.ops[-1].coupled or opened.loss_shares.all_must_count:
         return made
     return replace(opened, opened=made.loss_inside, decided=traced.decided)
 
@@ -106,7 +105,7 @@ def _is_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bool:
     last = task.ops[-1]
     if last.coupled:
         return last.coupled_because is not None
-    trusted = () if last.shares is None else last.shares.all_must_count
+    trusted = task.loss_shares.all_must_count
     return any(bool((samples[name] == IGNORED_LABEL).any()) for name in trusted)
 
 

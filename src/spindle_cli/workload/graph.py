@@ -86,8 +86,8 @@ class Op:
         layer_parameters: of `parameters`, those of the operator module itself.
         coupled: its samples depend on each other; it is never split over the batch.
         coupled_because: why, where the workload does not list it itself.
-        shares: of the task's last op: what shares of the loss compute, where it is known to be a sum or a
-            mean over what counts (then also where the op is coupled, for the several batches of a step).
+        shares: of the task's last op, and of no other: what shares of the loss compute; where it is whole,
+            what one of the several batches of a step has of it.
     """
 
     index: int
@@ -131,6 +131,13 @@ class TaskGraph:
     def producer(self) -> dict[str, int]:
         """Index of the op that produces each value."""
         return {value: op.index for op in self.ops for value in op.outputs}
+
+    @property
+    def loss_shares(self) -> LossShares:
+        """How the loss is computed by shares."""
+        shares = self.ops[-1].shares
+        assert shares is not None, "the last op holds the loss"
+        return shares
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from pydantic import Field, JsonValue
+from pydantic import AfterValidator, Field, JsonValue, TypeAdapter, model_validator
 from torch import Tensor
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.workload.rules.states import Batch, Mixed, Reduced, Whole
 
 T = TypeVar("T")
 R = TypeVar("R")
-MakeTensor = Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
+MakeTensor = Callable[..., Tensor]  # of shape, strides and dtype=
 _PLAIN = (bool, int, float, str, type(None))
 # How Python shows what it knows by its place in memory alone.
 _BY_ADDRESS = " at 0x"
@@ -41,11 +44,30 @@ class StateRecord(Model):
     kind: Literal["Whole", "Batch", "Reduced", "Mixed"]
     attributes: dict[str, bool | int | str | None]
 
+    @model_validator(mode="after")
+    def _is_of_its_kind(self) -> Self:
+        kinds = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
+        made: Any = TypeAdapter(kinds[self.kind]).validate_python(self.attributes)
+        if asdict(made) != self.attributes:
+            raise ValueError(f"not what {self.kind} has")
+        return self
+
+
+def _can_be_unpacked(record: JsonValue) -> JsonValue:
+    try:
+        unpacked(record, partial(torch.empty_strided, device="meta"))
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"no value of a call: {type(error).__name__}") from error
+    return record
+
+
+Packed = Annotated[JsonValue, AfterValidator(_can_be_unpacked)]
+
 
 class FindingsRecord(Model):
     """`splitting.examine.Findings` of one call; values as `packed` gives them."""
 
-    results: tuple[JsonValue, ...] | None
+    results: tuple[Packed, ...] | None
     states: tuple[StateRecord, ...]
     why_not: StateRecord | None = None
 
@@ -64,7 +86,7 @@ class AnalysisMemo(Artifact):
 
     schema_: Annotated[Literal["spindle.analysis-memo/1"], Field(alias="schema")] = "spindle.analysis-memo/1"
     torch_version: str
-    observed: dict[str, JsonValue]
+    observed: dict[str, Packed]
     findings: dict[str, FindingsRecord]
     mixes: dict[str, bool]
 
@@ -115,7 +137,8 @@ def packed(value: Any) -> JsonValue:
 def unpacked(record: Any, make: MakeTensor) -> Any:
     """What `packed` was given; tensors are made by `make(shape, strides, dtype)`."""
     if "tensor" in record:
-        made = make(tuple(record["tensor"]), tuple(record["strides"]), getattr(torch, record["dtype"]))
+        dtype = getattr(torch, record["dtype"])
+        made = make(tuple(record["tensor"]), tuple(record["strides"]), dtype=dtype)
         return made.requires_grad_() if record["grad"] else made
     if "plain" in record:
         return record["plain"]

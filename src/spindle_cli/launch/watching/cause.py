@@ -49,7 +49,7 @@ def failure_of(
 
 def _of_killed_command(number: int) -> RunFailedError:
     """The workers ended with it, and had no time to say anything."""
-    name = signal.Signals(number).name
+    name = _signal_name(number)
     return WorkerLostError(
         f"the process that starts the workers (torchrun) was killed by signal {number} ({name})",
         hint="The kernel kills what takes too much memory (see `dmesg`), and so may a job scheduler.",
@@ -124,7 +124,7 @@ def _of_death(launch: Launch, died: WorkerExit) -> RunFailedError:
             hint="The kernel kills what takes too much memory (see `dmesg`), and so may a job scheduler.",
         )
     if died.exit_code < 0:
-        name = signal.Signals(-died.exit_code).name
+        name = _signal_name(-died.exit_code)
         message = f"worker {died.rank} was killed by signal {-died.exit_code} ({name})"
         if died.exit_code == -signal.SIGABRT:  # as NCCL's watchdog ends a worker whose peers do not answer
             message += _where_all(launch)
@@ -133,6 +133,11 @@ def _of_death(launch: Launch, died: WorkerExit) -> RunFailedError:
     source = log if _tail(log) else launch.log  # what fails before a worker has its log is in the node's
     kind = WorkerLostError if died.exit_code < 0 else RunFailedError
     return kind(f"{message}{_indented(_tail(source))}", hint=f"From {source}")
+
+
+def _signal_name(number: int) -> str:
+    known = {each.value: each.name for each in signal.Signals}
+    return known.get(number, "which has no name")
 
 
 def _of_lost_peer(launch: Launch, error: WorkerError) -> RunFailedError:

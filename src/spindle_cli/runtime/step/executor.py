@@ -187,7 +187,7 @@ class Executor:
             arguments = self._board.arguments(task.name, local.samples)
             run = run_forward(local, fields, inputs, watched, before, arguments)
         if run.loss is not None and local.is_first:
-            self._board.add(task.name, run.loss, local.samples)
+            self._board.add(task.name, run.loss)
         self._runs[wired.index] = run
 
     def _await_parameters(self, piece: int, op: int) -> None:
@@ -203,7 +203,7 @@ class Executor:
         if self._ends_step:
             self._sums.begin(wired.index)
         with self._stopwatch.timed(Activity.BACKWARD, wired.index):
-            seed = self._board.seed(wired.task.task.name, local.samples)
+            seed = self._board.seed(wired.task.task.name)
             self._input_gradients[wired.index] = run_backward(run, gradients, seed)
 
     def _output_gradients(self, outgoing: tuple[WiredEdge, ...]) -> dict[str, Tensor]:

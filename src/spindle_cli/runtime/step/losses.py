@@ -19,17 +19,10 @@ from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.workload.graph import LossShares
 from spindle_cli.workload.losses.shares import share_of_samples
-from spindle_cli.workload.types import FlowTask, Reduction, Task
+from spindle_cli.workload.types import FlowTask, Task
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-def share_of_loss(reduction: Reduction, samples: Samples, of_samples: int) -> float:
-    """What the loss over `samples` alone counts in its task's loss over `of_samples`: their share for a mean,
-    1 for a sum.
-    """
-    return 1.0 if reduction == "sum" else (samples[1] - samples[0]) / of_samples
 
 
 @dataclass(frozen=True)
@@ -55,12 +48,12 @@ class CountLayout:
     size: int
 
     @classmethod
-    def of(cls, shares: Mapping[str, LossShares | None]) -> CountLayout:
+    def of(cls, shares: Mapping[str, LossShares]) -> CountLayout:
         """One task's counts after the other's."""
         rows: dict[str, slice] = {}
         size = 0
         for task, share in shares.items():
-            begin, size = size, size + (0 if share is None else share.num_counts)
+            begin, size = size, size + share.num_counts
             rows[task] = slice(begin, size)
         return cls(rows, size)
 
@@ -79,15 +72,14 @@ class LossBoard:
         self,
         tasks: Sequence[Task | FlowTask],
         device: torch.device,
-        batches_per_step: int = 1,
-        shares: Mapping[str, LossShares | None] | None = None,
+        batches_per_step: int,
+        shares: Mapping[str, LossShares],
     ) -> None:
-        """`shares`: by task, how its loss is computed by shares, where that is known."""
+        """`shares`: by task, how its loss is computed by shares."""
         self._batches_per_step = batches_per_step
         self._tasks = {task.name: task for task in tasks}
         self._row = {name: row for row, name in enumerate(self._tasks)}
-        self._shares = {name: None if shares is None else shares.get(name) for name in self._tasks}
-        self.layout = CountLayout.of(self._shares)
+        self.layout = CountLayout.of({name: shares[name] for name in self._tasks})
         # The tasks' losses, the next step's counts, whether to stop: [tasks + counts + 1].
         self._sums = torch.zeros(len(self._tasks) + self.layout.size + 1, dtype=torch.float64, device=device)
         self._counts = torch.zeros(self.layout.size, dtype=torch.float64, device=device)  # of this step
@@ -116,16 +108,13 @@ class LossBoard:
         """Of the collectives that every rank takes part in."""
         return self._sums.device
 
-    def add(self, task: str, loss: Tensor, samples: Samples) -> None:
-        """Count what was computed of the loss over `samples` of one of a task's batches."""
-        value = loss.detach().to(torch.float64).reshape(())
-        self._sums[self._row[task]] += value * self._scale(task, samples)
+    def add(self, task: str, loss: Tensor) -> None:
+        """Add what a share of one of a task's batches has of the loss."""
+        self._sums[self._row[task]] += loss.detach().to(torch.float64).reshape(())
 
-    def seed(self, task: str, samples: Samples) -> float:
-        """d(total loss) / d(what is computed of the loss over `samples`): where this share's backward pass
-        starts.
-        """
-        return self._tasks[task].weight * self._scale(task, samples)
+    def seed(self, task: str) -> float:
+        """d(total loss) / d(what a share has of the task's): where its backward pass starts."""
+        return self._tasks[task].weight
 
     def arguments(self, task: str, samples: Samples) -> tuple[Any, ...]:
         """What a loss takes that is computed by shares: the share of the samples, and this step's counts,
@@ -134,13 +123,6 @@ class LossBoard:
         entry = self._tasks[task]
         share = share_of_samples(samples[1] - samples[0], entry.batch_size, self._batches_per_step)
         return (share, *self._counts[self.layout.rows[task]].unbind())
-
-    def _scale(self, task: str, samples: Samples) -> float:
-        """What the value that is computed for `samples` counts in the task's loss."""
-        if self._shares[task] is not None:
-            return 1.0
-        entry = self._tasks[task]
-        return share_of_loss(entry.reduction, samples, entry.batch_size * self._batches_per_step)
 
     def start_sum(self) -> None:
         """Start summing over all ranks: once in a step, on every rank, before any gradient sum."""

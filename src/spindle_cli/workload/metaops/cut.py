@@ -149,11 +149,10 @@ class Cutter:
 
     def _loss_shares(
         self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
-    ) -> LossShares | None:
-        """The loss op as its shares compute it; None where nothing is known of its loss."""
+    ) -> LossShares:
+        """The loss op as its shares compute it."""
         loss = self._homes.loss
-        if loss is None:
-            return None
+        assert loss is not None, "every loss has a part, if only that of the whole batch"
         used = sorted({part.index for part in parts_of(loss.part) if isinstance(part, Count)})
         names = {index: f"spindle_count_{index}" for index in used}
         graph, copies = self._copied(own, fields, taken, SHARE, *names.values())
