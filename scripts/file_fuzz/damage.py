@@ -87,7 +87,7 @@ def _in_tree(text: bytes, random: Random, is_json: bool) -> bytes:
         holder, key = random.choice(places)
         random.choice(_CHANGES)(holder, key, data, random)
         written = json.dumps(data) if is_json else yaml.safe_dump(data, sort_keys=False)
-    except (ValueError, yaml.YAMLError, RecursionError, TypeError, AttributeError):
+    except (ValueError, yaml.YAMLError, RecursionError, TypeError, AttributeError, LookupError):
         return text
     return written.encode("utf-8", "surrogatepass")
 

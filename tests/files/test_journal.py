@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from spindle_cli.files.journal import Journal, JournalWriter, Note
 from spindle_cli.files.request import journal_path, workers_dir
@@ -63,6 +65,25 @@ def test_what_is_no_journal_says_nothing(path: Path, content: bytes | None) -> N
     if content is not None:
         path.write_bytes(content)
     assert Journal.read(path) is None
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.binary(max_size=120), st.integers(-1, 3))
+def test_any_bytes_are_a_journal_or_none(path: Path, content: bytes, batches: int) -> None:
+    path.write_bytes(content)
+    assert Journal.read(path) is None or content.startswith(b"spindle1")
+    path.write_bytes(b"spindle1" + batches.to_bytes(8, "little", signed=True) + content)
+    journal = Journal.read(path)
+    assert journal is None or (batches > 0 and isinstance(journal.place(), str | None))
+
+
+@pytest.mark.parametrize(("action", "is_read"), [(-1, True), (2, True), (3, False), (-2, False)])
+def test_a_journal_whose_last_action_is_none_of_its_actions_is_none(
+    path: Path, action: int, is_read: bool
+) -> None:
+    writer = JournalWriter(path, ACTIONS, 1)
+    writer.done(Note(0, action, 0.0))
+    assert (Journal.read(path) is not None) == is_read
 
 
 def test_every_worker_that_was_at_something_is_told(tmp_path: Path) -> None:

@@ -9,24 +9,34 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.errors import InputError
 from spindle_cli.files import artifact
-from spindle_cli.files.artifact import read_data
+from spindle_cli.files.artifact import Artifact, read_data
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.request import RunRequest, WorkerError
+from spindle_cli.files.run_files import PredictedVsMeasured
+from spindle_cli.files.run_timeline import MeasuredTimeline
+from spindle_cli.launch.owner import Owner
+from spindle_cli.launch.types import WorkerExits
 from spindle_cli.plan.types import Plan, parse_devices
+from spindle_cli.profile.measuring.partial import PartialProfile
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.file import WorkloadFile
+from spindle_cli.workload.memo import AnalysisMemo
+
+KINDS: tuple[type[Artifact], ...] = (
+    *(Cluster, Plan, Profile, Checkpoint, RunRequest, WorkerError, WorkerExits, Owner),
+    *(PredictedVsMeasured, MeasuredTimeline, PartialProfile, AnalysisMemo, WorkloadFile),
+)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.binary(max_size=200), st.sampled_from([".json", ".yaml"]), st.sampled_from([Cluster, Plan, Profile])
-)
-def test_any_bytes_are_a_value_or_an_input_error(
-    tmp_path: Path, content: bytes, ending: str, kind: type[Cluster | Plan | Profile]
-) -> None:
+@given(st.binary(max_size=200), st.sampled_from([".json", ".yaml"]))
+def test_any_bytes_are_a_value_or_an_input_error(tmp_path: Path, content: bytes, ending: str) -> None:
     path = tmp_path / f"file{ending}"
     path.write_bytes(content)
-    for kind in (Cluster, Plan, Profile):
+    for kind in KINDS:
         with pytest.raises(InputError, match=r"file\.(json|yaml)"):
             kind.read(path)
 

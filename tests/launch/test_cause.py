@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from helpers.plans import two_towers
 from spindle_cli.errors import ExitCode, WorkloadError
@@ -120,3 +121,20 @@ def test_an_aborted_worker_and_a_lost_one_say_what_all_were_doing(launch: Launch
     assert lost.message.endswith(places)
     segfault = describe_failure(launch, [], [died(0, -signal.SIGSEGV, 10.0)])
     assert places not in segfault.message
+
+
+def test_a_signal_without_a_name_is_told_by_its_number(launch: Launch) -> None:
+    failure = describe_failure(launch, [], [died(1, -33, 1.0)])
+    assert "worker 1 was killed by signal 33 (which has no name)" in failure.message
+
+
+@pytest.mark.parametrize("code", [-65, 256])
+def test_no_process_ends_with_such_a_code(code: int) -> None:
+    assert died(0, -64, 1.0).exit_code == -64 and died(0, 255, 1.0).exit_code == 255
+    with pytest.raises(ValidationError):
+        died(0, code, 1.0)
+
+
+def test_a_command_ends_with_none_but_our_codes() -> None:
+    with pytest.raises(ValidationError):
+        WorkerError(rank=0, type="a", message="b", exit_code=7, time_s=0.0)

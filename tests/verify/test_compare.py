@@ -158,6 +158,15 @@ def test_a_rank_that_has_not_written_its_tensors_is_named(tmp_path: Path) -> Non
         pass
 
 
+def test_a_rank_whose_tensors_are_damaged_is_named(tmp_path: Path) -> None:
+    (tmp_path / "rank-00000.initial.safetensors").write_bytes(b"x" * 20)
+    with (
+        pytest.raises(RunFailedError, match=r"rank-00000\.initial\.safetensors: not what rank 0 has"),
+        open_run(tmp_path, 1),
+    ):
+        pass
+
+
 def metrics(step: int, loss: float, small: float) -> StepMetrics:
     return StepMetrics(step=step, loss=loss, task_losses={"a": loss, "b": small}, iteration_s=1)
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.workload import memo as memos
 from spindle_cli.workload.analyse import analyse, analyse_for_others
@@ -167,3 +168,41 @@ def test_values_come_back_as_they_were() -> None:
 def test_values_of_other_types_are_found_by_each_process_itself(value: Any) -> None:
     with pytest.raises(NotPortableError):
         packed((value,))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        3,
+        {},
+        {"tensor": [2, 2], "strides": [2], "dtype": "float32", "grad": False},
+        {"tensor": [-1], "strides": [1], "dtype": "float32", "grad": False},
+        {"tensor": [2**62, 8], "strides": [8, 1], "dtype": "float32", "grad": False},
+        {"tensor": [2], "strides": [1], "dtype": "nn", "grad": False},
+        {"tensor": [2], "strides": [1], "dtype": "int64", "grad": True},
+        {"tuple": [{"tensor": [2]}]},
+    ],
+)
+def test_what_is_no_value_of_a_call_is_refused(value: Any) -> None:
+    with pytest.raises(InputError, match=r"memo\.json: observed\.call.*no value of a call"):
+        AnalysisMemo.from_data(data_of(observed={"call": value}), where="memo.json")
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"kind": "Batch", "attributes": {}},
+        {"kind": "Batch", "attributes": {"dim": "x", "outer": 1, "inner": 1, "numbered": 0}},
+        {"kind": "Whole", "attributes": {"dim": 0}},
+        {"kind": "Reduced", "attributes": {"degree": 0}},
+    ],
+)
+def test_what_is_no_state_is_refused(state: Any) -> None:
+    findings = {"call": {"results": [], "states": [state]}}
+    with pytest.raises(InputError, match=r"memo\.json: findings\.call\.states"):
+        AnalysisMemo.from_data(data_of(findings=findings), where="memo.json")
+
+
+def data_of(**parts: Any) -> dict[str, Any]:
+    whole = {"observed": {}, "findings": {}, "mixes": {}, **parts}
+    return {"schema": "spindle.analysis-memo/1", "torch_version": torch.__version__, **whole}

@@ -80,6 +80,11 @@ class LazyGroup(TyperGroup):
             interruptible()
         return name, command, rest
 
+    def make_context(self, *args: Any, **settings: Any) -> Any:
+        """Parse; the command's own help and version are printed here, to a reader that may be gone."""
+        with end_with(debug=False):
+            return super().make_context(*args, **settings)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; a failure ends in one message on standard error and its exit code."""
         with end_with(debug=bool(ctx.params.get("debug"))):

@@ -54,6 +54,8 @@ def end_with(*, debug: bool) -> Iterator[None]:
         raise typer.Exit(_report(left_early(error))) from error
     except Exception as error:
         if _is_typers_own(error):
+            if isinstance(message := getattr(error, "message", None), str):
+                error.message = printable(message)  # type: ignore[attr-defined]  # typer shows it
             raise
         if debug:
             traceback.print_exc()

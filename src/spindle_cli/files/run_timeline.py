@@ -5,11 +5,14 @@ Rank 0 of the runtime writes it; `launch --trace` and `report` read it.
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Sparse
+from spindle_cli.files.parsing import shown
 
 TIMELINE_FILE = "timeline.json"
 
@@ -43,6 +46,19 @@ class MeasuredSpan(Sparse):
     group: int | None = None
     num_bytes: Annotated[int, Field(ge=0)] = 0
 
+    @model_validator(mode="after")
+    def _is_complete(self) -> Self:
+        needed = {
+            "forward": {"slice"},
+            "backward": {"slice"},
+            "transfer": {"slice", "peer"},
+            "wait": {"cause"},
+        }
+        missing = [name for name in sorted(needed.get(self.kind, ())) if getattr(self, name) is None]
+        if missing:
+            raise ValueError(f"a {self.kind} without its {' and '.join(missing)}")
+        return self
+
 
 class MeasuredStep(Sparse):
     """One step (counted from 1), or one of the batches of a step that has several, as long as it took rank 0.
@@ -71,3 +87,32 @@ class MeasuredTimeline(Artifact):
     plan_sha256: str
     clock_error_s: Annotated[float, Field(ge=0)]
     steps: tuple[MeasuredStep, ...]
+
+    def require_of(self, plan_sha256: str, num_slices: int, num_devices: int, *, where: Path) -> None:
+        """Refuse a timeline of another plan's run; `where`: its file.
+
+        Raises:
+            InputError: it is one.
+        """
+        hint = "Give the folder of a run by this plan."
+        if self.plan_sha256 != plan_sha256:
+            raise InputError(
+                f"{where}: it is of a run by another plan ({shown(self.plan_sha256[:19])}..., "
+                f"this one is {plan_sha256[:19]}...)",
+                hint=hint,
+            )
+        for step in self.steps:
+            if len(step.devices) != num_devices:
+                raise InputError(
+                    f"{where}: step {step.step} has {len(step.devices)} devices, the plan {num_devices}",
+                    hint=hint,
+                )
+            for span in (span for spans in step.devices for span in spans):
+                _require_within(span.slice, num_slices, "slice", where)
+                _require_within(span.source_slice, num_slices, "slice", where)
+                _require_within(span.peer, num_devices, "device", where)
+
+
+def _require_within(number: int | None, count: int, what: str, where: Path) -> None:
+    if number is not None and not 0 <= number < count:
+        raise InputError(f"{where}: {what} {number} is not in the plan, which has {count}")

@@ -96,7 +96,7 @@ class WorkerExit(Model):
     """How one worker of this node ended badly. `exit_code`: minus the signal's number where one killed it."""
 
     rank: Annotated[int, Field(ge=0)]
-    exit_code: Annotated[int, Field(ge=-signal.NSIG, le=255)]
+    exit_code: Annotated[int, Field(gt=-signal.NSIG, le=255)]
     time_s: Annotated[float, Field(ge=0)]  # since the epoch, when it was noticed
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from spindle_cli.errors import InputError
 from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.runs import runs_of
@@ -27,12 +26,7 @@ def measured_iteration(plan: Plan, run_dir: Path) -> MeasuredIteration | None:
     if not path.exists():
         return None
     timeline = MeasuredTimeline.read(path)
-    if timeline.plan_sha256 != plan.sha256():
-        raise InputError(
-            f"{path}: it is of a run by another plan ({timeline.plan_sha256[:19]}..., "
-            f"this one is {plan.sha256()[:19]}...)",
-            hint="Give the folder of a run by this plan.",
-        )
+    timeline.require_of(plan.sha256(), len(plan.slices), plan.cluster.num_devices, where=path)
     if not timeline.steps:
         return None
     usual_s = median(_length_s(step) for step in timeline.steps)

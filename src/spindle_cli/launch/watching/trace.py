@@ -55,7 +55,9 @@ def write_run_trace(path: Path, plan: Plan, run_dir: Path) -> bool:
     names = {
         device: f"device {device}, node {cluster.node_of[device]}" for device in range(cluster.num_devices)
     }
-    write_text(path, trace_text(names, tuple(trace_events(plan, MeasuredTimeline.read(timeline)))))
+    measured = MeasuredTimeline.read(timeline)
+    measured.require_of(plan.sha256(), len(plan.slices), cluster.num_devices, where=timeline)
+    write_text(path, trace_text(names, tuple(trace_events(plan, measured))))
     return True
 
 

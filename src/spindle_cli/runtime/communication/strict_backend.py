@@ -74,9 +74,11 @@ class QueuedWork(dist.Work):
         """Wait until it has ended.
 
         Raises:
-            RuntimeError: what gloo says of a peer that is lost or does not answer.
+            RuntimeError: what gloo says of a peer that is lost or does not answer; or it has not ended in
+                `timeout`, as gloo's own work says.
         """
-        self._done.wait(timeout.total_seconds() if timeout else None)
+        if not self._done.wait(timeout.total_seconds() if timeout else None):
+            raise RuntimeError(f"Timed out waiting {timeout} for an operation to complete")
         if self._error is not None:
             raise self._error
         return True
