@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +11,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.imports import lasting_imports
-from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.file import TrainSettings, naming_the_file
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import WorkloadGraph
@@ -84,23 +82,12 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
             f"({_short(found.fingerprint)})",
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
-    with _naming_the_file(source):
+    with naming_the_file(source):
         require_trainable(loaded.train)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
         if plan_splits(plan, found, str(plan_path)).by_op:
             require_elementwise(loaded.train)
     return FoundWorkload(source, loaded.train, found, memo)
-
-
-@contextmanager
-def _naming_the_file(source: str) -> Iterator[None]:
-    """Say of what is wrong with train settings which file has them."""
-    try:
-        yield
-    except InputError as error:
-        if error.message.startswith("train"):
-            error.message = f"{source}: {error.message}"
-        raise
 
 
 def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:

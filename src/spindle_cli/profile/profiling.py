@@ -28,6 +28,8 @@ from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.file import naming_the_file
+from spindle_cli.workload.training.learning_rate import require_trainable
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -103,7 +105,9 @@ def profile_workload(
     folder = Path.cwd()
     analysed = load_analysed(source, folder)
     train = analysed.loaded.train
-    require_compiler(train, device)
+    with naming_the_file(source):
+        require_trainable(train)
+        require_compiler(train, device)
     _say_what_stays_whole(analysed, settings.degrees, audience)
     # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
     analysed = _checked(analysed, CheckSettings(threads=threads) if check else None, audience)

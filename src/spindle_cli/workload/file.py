@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
 
 # Bytes of optimizer state over bytes of parameters, of the optimizers that step each element by itself.
@@ -163,3 +166,14 @@ class WorkloadFile(Artifact):
     model: Annotated[str, Field(min_length=1)]
     args: dict[str, Any] = Field(default_factory=dict)
     train: TrainSettings = Field(default_factory=TrainSettings)
+
+
+@contextmanager
+def naming_the_file(source: str) -> Iterator[None]:
+    """Say of what is found to be wrong with train settings inside which workload has them."""
+    try:
+        yield
+    except InputError as error:
+        if error.message.startswith("train"):
+            error.message = f"{source}: {error.message}"
+        raise
