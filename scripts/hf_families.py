@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hf_models import audio, text, vision
+from hf_models import audio, multimodal, text, vision
 from hf_models.samples import Family, Samples
 
 from spindle_cli import Task, Workload
@@ -31,6 +31,8 @@ FAMILIES: dict[str, Callable[[], Family]] = {
     "siglip_classification": vision.siglip_classification,
     "wav2vec2_padded": audio.wav2vec2_padded,
     "whisper": audio.whisper,
+    "llava": multimodal.llava,
+    "qwen2_vl": multimodal.qwen2_vl,
 }
 
 

@@ -9,6 +9,7 @@ pytest.importorskip("transformers", reason="transformers is not installed (pip i
 
 from hf_families import FAMILIES, build
 
+from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.training.batches import Batches
 
@@ -35,6 +36,8 @@ EXPECTED: dict[str, list[tuple[str, int] | tuple[str, int, str]]] = {
     "wav2vec2_padded": [("wav2vec2", 2), ("wav2vec2-2", 1)],
     "whisper_classification": [("encoder", 3)],
     "whisper": [("encoder", 3), ("decoder", 3)],
+    # It takes what the last layer but one gives of the picture.
+    "llava": [("vision_tower", 2), ("language_model", 3)],
     "t5": [
         ("encoder", 1, "whole"),
         ("encoder-2", 1, "whole"),
@@ -46,7 +49,21 @@ EXPECTED: dict[str, list[tuple[str, int] | tuple[str, int, str]]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+REFUSED = {"qwen2_vl": "reads the values of a tensor"}
+
+
+def test_every_family_is_expected_to_be_taken_or_refused() -> None:
+    assert {*EXPECTED, *REFUSED} == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_model_that_is_not_taken_is_refused_with_its_line(family: str) -> None:
+    with pytest.raises(WorkloadError, match=REFUSED[family]) as caught:
+        analyse(build([family]))
+    assert ".py:" in str(caught.value)
+
+
+@pytest.mark.parametrize("family", EXPECTED)
 def test_a_model_as_it_comes_is_split_and_the_same(family: str) -> None:
     torch.manual_seed(0)
     workload = build([family])

@@ -72,7 +72,6 @@ def test_control_flow_on_values() -> None:
         lambda x: torch.stack([row.mean() for row in x]).mean(),
         lambda x: x.mean() if int(x.shape[0]) > 3 else x.sum(),
         lambda x: x.sum() / float(x.shape[0]),
-        lambda x: x.mean() if len(x) > 3 else x.sum(),
         lambda x: sum(x[position].mean() for position in range(len(x))),
         lambda x: x.sum() / len(x.unbind()),
         lambda x: sum(x[position].mean() for position in range(x.size(0))),

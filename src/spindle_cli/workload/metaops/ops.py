@@ -22,6 +22,7 @@ from spindle_cli.workload.tracing.prepare import (
     split_container,
 )
 from spindle_cli.workload.tracing.proxies.changes import Changes
+from spindle_cli.workload.tracing.proxies.rows import check_rows
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
@@ -55,6 +56,7 @@ def make_ops(
     name_squeezed_dims(graph, shapes)
     loss = find_loss(task, graph, shapes)
     changes.check(task.name, root, loss, shapes, observer)
+    check_rows(task.name, graph)
     operators = _operators(task, root, graph, workload)
     for node in operators:
         split_container(graph, node, shapes)

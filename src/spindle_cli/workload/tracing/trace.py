@@ -20,6 +20,7 @@ from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
 from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
+from spindle_cli.workload.tracing.proxies.rows import filled_by_sample, joined_again, rows_of
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 
@@ -27,6 +28,8 @@ _WRAP_HINT = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators` (it is then "
     "run as it is), or give the task as a FlowTask."
 )
+# What torch has for hints to compilers, and transformers for checks of its inputs: no part of the model.
+_CHECKS = ("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with", "_check_value")
 # Functions that take sizes, not tensors: torch.fx does not see them unless told to.
 _CREATORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
 
@@ -79,6 +82,7 @@ class OperatorTracer(fx.Tracer):
         """Create a node that knows its place in the user's code."""
         if target is functional.l1_loss:
             kwargs = {**{name: self.create_arg(value) for name, value in _l1_loss_weight().items()}, **kwargs}
+        kind, target, args, kwargs = self._at_once(kind, target, args, kwargs)
         node = super().create_node(kind, target, args, kwargs, *more, **named)
         node.meta["place"] = place_of_caller()
         is_operator = node.op == "call_module" and isinstance(
@@ -86,6 +90,20 @@ class OperatorTracer(fx.Tracer):
         )
         note_contexts(self._task.name, node, self.autocast, is_operator=is_operator)
         return node
+
+    def _at_once(
+        self, kind: str, target: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[str, Any, Any, dict[str, Any]]:
+        """A call that works through the samples one after another as one that works on each."""
+        joined = joined_again(target, args, kwargs)
+        if joined is not None:
+            batch, is_stack = joined
+            return ("call_method", "clone", (batch,), {}) if is_stack else _flattened(batch)
+        if target in ("masked_scatter", torch.masked_scatter) and len(args) == 3 and not kwargs:
+            tensor, _, values = args
+            if self.known.are_rows(tensor, values):
+                return "call_function", filled_by_sample, args, {}
+        return kind, target, args, kwargs
 
     def is_looking(self) -> bool:
         """Whether modules are being run only to find out what is known."""
@@ -112,8 +130,10 @@ class OperatorTracer(fx.Tracer):
         return self.known.truth(obj)
 
     def iter(self, obj: fx.Proxy) -> Iterator[fx.Proxy]:
-        """Loop over as many parts as there are for every batch."""
+        """Loop over as many parts as there are for every batch, or over its samples (see rows.py)."""
         parts: Any = obj
+        if self.known.counts_samples(obj):
+            return rows_of(parts, self._task.batch_size)
         return iter([parts[position] for position in range(self.known.length(obj))])
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -141,6 +161,10 @@ class OperatorTracer(fx.Tracer):
         if self.is_looking():
             return attr_val
         return super().getattr(attr, attr_val, parameter_proxy_cache)
+
+
+def _flattened(batch: fx.Node) -> tuple[str, str, tuple[Any, ...], dict[str, Any]]:
+    return "call_method", "flatten", (batch, 0, 1), {}
 
 
 def _l1_loss_weight() -> dict[str, Any]:
@@ -215,8 +239,12 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
 
 @contextlib.contextmanager
 def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
-    """Let torch.arange and the like be recorded when a size among their arguments is a proxy."""
-    originals: Mapping[str, Callable[..., Any]] = {name: getattr(torch, name) for name in _CREATORS}
+    """Let torch.arange and the like be recorded when a size among their arguments is a proxy, and checks of
+    traced values be none.
+    """
+    originals: Mapping[str, Callable[..., Any]] = {
+        name: getattr(torch, name) for name in (*_CREATORS, *_CHECKS)
+    }
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
         def create(*args: Any, **kwargs: Any) -> Any:
@@ -226,6 +254,8 @@ def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
             )
             if not proxies:
                 return original(*args, **kwargs)
+            if original.__name__ in _CHECKS:
+                return None
             return tracer.create_proxy("call_function", original, args, kwargs)
 
         return create

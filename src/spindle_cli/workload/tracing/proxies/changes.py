@@ -44,6 +44,10 @@ class TracedValue(fx.Proxy):
     def __setitem__(self, index: Any, value: Any) -> None:
         self._becomes("call_function", assigned, (self, index, value), {})
 
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Nobody calls a tensor but who has asked callable(x), which is true of every traced value."""
+        return self if self.tracer.is_tensor(self) else super().__call__(*args, **kwargs)  # type: ignore[attr-defined]
+
     def __getattr__(self, name: str) -> Any:
         if not is_in_place_name(name):
             return super().__getattr__(name)

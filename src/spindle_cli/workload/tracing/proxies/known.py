@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.observe import Observer, Run
-from spindle_cli.workload.tracing.shapes import depends_on_batch_size
+from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
@@ -43,6 +43,7 @@ class Known:
         batch_size: int,
     ) -> None:
         self._task = task
+        self._batch_size = batch_size
         self.decided: dict[str, None] = {}
         self.looking = False  # while it runs modules on fake tensors, which must not be traced
         self._runs = [
@@ -110,15 +111,29 @@ class Known:
             return False
         return value.shape[0] != doubled.shape[0]
 
+    def are_rows(self, *nodes: fx.Node) -> bool:
+        """Whether nodes give tensors with the samples along the first dimension."""
+        self._look_at_all()
+        values, doubled = (run.env for run in self._runs)
+        return all(
+            isinstance(node, fx.Node)
+            and isinstance(values[node], Tensor)
+            and find_batch_dim(values[node].shape, doubled[node].shape, self._batch_size).dim == 0
+            for node in nodes
+        )
+
     def _look(self, proxy: fx.Proxy) -> tuple[Any, Any]:
         node = proxy.node
+        self._look_at_all()
+        return self._runs[0].env[node], self._runs[1].env[node]
+
+    def _look_at_all(self) -> None:
         self.looking = True
         try:
             # Without the context variables of forward: some code hands its hooks what to record in them.
             contextvars.Context().run(self._advance)
         finally:
             self.looking = False
-        return self._runs[0].env[node], self._runs[1].env[node]
 
     def _advance(self) -> None:
         for run in self._runs:
@@ -150,7 +165,7 @@ def numbers_are_known(tracer: Any) -> Iterator[None]:
         return length_of(item)
 
     replaced = {
-        "__len__": lambda proxy: tracer.known.length(proxy),
+        "__len__": lambda proxy: _length_hint(tracer, proxy),
         "__int__": lambda proxy: int(tracer.known.number(proxy)),
         "__float__": lambda proxy: float(tracer.known.number(proxy)),
         "__index__": lambda proxy: int(tracer.known.number(proxy)),
@@ -168,3 +183,11 @@ def numbers_are_known(tracer: Any) -> Iterator[None]:
                 delattr(proxy_class, name)
             else:
                 setattr(proxy_class, name, original)
+
+
+def _length_hint(tracer: Any, proxy: fx.Proxy) -> int:
+    """What list() and its like ask for, who do without where they get a TypeError."""
+    if tracer.known.counts_samples(proxy):
+        raise TypeError("the length of a Proxy for a batch is known only when it runs")
+    length: int = tracer.known.length(proxy)
+    return length
