@@ -22,6 +22,7 @@ from memory_bench.rank import STEPS, read_peaks
 from memory_bench.variants import VARIANTS, plan_variant, write_run, write_variant
 
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.units import MIB
 
@@ -140,10 +141,12 @@ def rows(
 
 
 def torchrun(num_devices: int, *arguments: str) -> None:
-    """Run the ranks; ends with what they said where they fail."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_devices}"]
-    with tempfile.TemporaryDirectory() as logs:
-        run_command([sys.executable, *launcher, f"--log-dir={logs}", "-m", "memory_bench.rank", *arguments])
+    """Run the ranks, forked from one process that has torch; ends with what they said where they fail."""
+    how = ["--nnodes=1", f"--nproc-per-node={num_devices}", "--max-restarts=0", "--start-method=fork"]
+    meeting = ["--rdzv-backend=spindle", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0"]
+    with tempfile.TemporaryDirectory() as folder:
+        launcher = ["-m", TORCHRUN, str(Path(folder) / "exits.json"), *how, *meeting]
+        run_command([sys.executable, *launcher, "-m", "memory_bench.rank", *arguments])
 
 
 if __name__ == "__main__":

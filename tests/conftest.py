@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import signal
+import socket
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from helpers import ready_python
+from spindle_cli.launch.starting import apart
 
 
 def pytest_configure() -> None:
@@ -12,3 +20,18 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def forker() -> Iterator[socket.socket]:
+    """Where to ask for Pythons that have torch at once."""
+    with ready_python.forker() as asking:
+        yield asking
+
+
+@pytest.fixture(scope="module")
+def ready_pythons(forker: socket.socket) -> Iterator[None]:
+    """What launches and verifications start in this process has torch at once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(apart, "Popen", partial(ready_python.ReadyPython, forker))
+        yield

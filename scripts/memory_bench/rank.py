@@ -3,7 +3,8 @@
 By plans, one after the other (`ours FOLDER`: FOLDER/*/request.json; FOLDER/*/peak.<rank>), or with
 DistributedDataParallel (`ddp WORKLOAD.yaml OUT`: OUT/peak.<rank>):
 
-    torchrun ... -m memory_bench.rank ours FOLDER | ddp WORKLOAD.yaml OUT
+    python -m spindle_cli.launch.starting.torchrun ... \
+        -m memory_bench.rank ours FOLDER | ddp WORKLOAD.yaml OUT
 """
 
 from __future__ import annotations
@@ -97,9 +98,9 @@ def read_peaks(folder: Path, num_ranks: int) -> tuple[int, ...]:
     return tuple(int((folder / f"peak.{rank}").read_text(encoding="utf-8")) for rank in range(num_ranks))
 
 
-def main() -> None:
+def main(argv: list[str]) -> None:
     """Entry point of a rank."""
-    how, source, *out = sys.argv[1:]
+    how, source, *out = argv[1:]
     if how == "ours":
         by_plans(Path(source))
     else:
@@ -107,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv)

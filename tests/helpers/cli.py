@@ -36,10 +36,8 @@ def run_spindle(*arguments: object) -> Ended:
     return Ended(code, out.getvalue(), err.getvalue())
 
 
-def spindle_process(
-    *arguments: object, prefix: tuple[str, ...] = (), **settings: Any
-) -> subprocess.Popen[str]:
-    """`PREFIX spindle ARGUMENTS` as a process, its output and errors piped unless `settings` say else."""
+def spindle_process(*arguments: object, **settings: Any) -> subprocess.Popen[str]:
+    """`spindle ARGUMENTS` as a process, its output and errors piped unless `settings` say else."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    command = [*prefix, sys.executable, "-m", "spindle_cli", *map(str, arguments)]
+    command = [sys.executable, "-m", "spindle_cli", *map(str, arguments)]
     return subprocess.Popen(command, **{**pipes, **settings})

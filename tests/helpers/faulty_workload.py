@@ -19,7 +19,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -32,6 +31,7 @@ from spindle_cli.workload.types import Workload
 # How gradients may be summed; the toy plan sends no activations, and losses are not summed in float32.
 SUMS = ("allreduce", "reduce_scatter", "alltoall", "all_to_all", "send")
 VARIABLE = "SPINDLE_TEST_FAULTS"
+LAUNCHER = "SPINDLE_TEST_LAUNCHER"
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,10 @@ class Fault:
 
 
 def write_faults(folder: Path, *faults: Fault) -> dict[str, str]:
-    """Arm them; what to add to the environment."""
+    """Arm them; what to add to the environment of this process, which launches, or of the one that does."""
     path = folder / "faults.json"
     path.write_text(json.dumps([asdict(fault) for fault in faults]))
-    return {VARIABLE: str(path)}
+    return {VARIABLE: str(path), LAUNCHER: str(os.getpid())}
 
 
 class Injector:
@@ -98,16 +98,16 @@ def fail() -> None:
 
 
 def stop_torchrun() -> None:
-    stop_ancestor(0)
+    stop(os.getppid())
 
 
 def stop_launcher() -> None:
-    stop_ancestor(1)
+    stop(int(os.environ[LAUNCHER]))
 
 
-def stop_ancestor(distance: int) -> None:
+def stop(pid: int) -> None:
     """SIGTERM to torchrun's process, or to the one that started it, until it has passed it on."""
-    psutil.Process().parents()[distance].send_signal(signal.SIGTERM)
+    os.kill(pid, signal.SIGTERM)
     while not Path(sys.argv[1]).with_name(STOP_FILE).exists():
         time.sleep(0.01)
 

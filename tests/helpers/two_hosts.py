@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
 
 import pytest
 
-from helpers.cli import Ended, spindle_process
+from helpers.cli import Ended
+from helpers.ready_python import ReadyPython
 
 # Named after this process: the names are the whole machine's.
 HOSTS = {f"spindle-{os.getpid()}-a": "10.77.0.1", f"spindle-{os.getpid()}-b": "10.77.0.2"}
@@ -47,19 +52,40 @@ def two_hosts() -> Iterator[None]:
             ip("netns", "delete", host)
 
 
-def launch_on(hosts: dict[str, str], folder: Path, *options: str) -> list[Ended]:
-    """`spindle launch plan.yaml` in `folder` on every host at once, with node ranks in their order."""
+def launch_on(
+    hosts: dict[str, str], folder: Path, *options: str, forker: socket.socket | None = None
+) -> list[Ended]:
+    """`spindle launch plan.yaml` in `folder` on every host at once, with node ranks in their order.
+
+    `forker`: of Pythons that have torch at once; None: each is one of its own.
+    """
     master = f"{next(iter(hosts.values()))}:{PORT}"
-    started = [
-        spindle_process(
-            *("launch", folder / "plan.yaml", "--node-rank", rank, "--master", master, "--json", *options),
-            prefix=("ip", "netns", "exec", host),
-            cwd=folder,
-        )
-        for rank, host in enumerate(hosts)
-    ]
-    ended = []
-    for process in started:
-        out, err = process.communicate(timeout=WAIT_S)
-        ended.append(Ended(process.returncode, out, err))
-    return ended
+    with ExitStack() as stack:
+        started = []
+        for rank, host in enumerate(hosts):
+            words = (
+                "launch",
+                folder / "plan.yaml",
+                "--node-rank",
+                rank,
+                "--master",
+                master,
+                "--json",
+                *options,
+            )
+            command = [sys.executable, "-m", "spindle_cli", *map(str, words)]
+            out, err = (stack.enter_context(TemporaryFile("w+")) for _ in range(2))
+            files = {"cwd": folder, "stdout": out, "stderr": err}
+            process = (
+                subprocess.Popen(["ip", "netns", "exec", host, *command], **files)
+                if forker is None
+                else ReadyPython(forker, command, **files, namespace=Path("/run/netns", host))
+            )
+            stack.callback(process.kill)
+            started.append((process, out, err))
+        return [Ended(process.wait(WAIT_S), _read(out), _read(err)) for process, out, err in started]
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()

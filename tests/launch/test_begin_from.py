@@ -14,7 +14,7 @@ from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.files.run_files import newest_model, read_metrics
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 
 
 @pytest.fixture(scope="module")

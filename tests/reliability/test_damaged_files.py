@@ -19,7 +19,7 @@ from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.checkpoint.index import INDEX_FILE
 from spindle_cli.launch.starting.network import LOOPBACK, listen
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 DISK_BYTES = 80 * 2**20
 
 

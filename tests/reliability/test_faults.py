@@ -19,7 +19,7 @@ from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.files.run_files import newest_model, read_metrics
 from spindle_cli.plan.file import read_plan
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 PATH = str(Path(__file__).parent.parent)
 
 

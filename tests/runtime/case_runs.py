@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from torch import Tensor
 
 import spindle_cli
 from helpers.analysed import analyses
+from helpers.ready_python import ReadyPython
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, capture_path
 from spindle_cli.launch.build import TORCHRUN
@@ -83,27 +84,42 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
 
 
 def run_cases(
-    cases: Sequence[Case], num_workers: int, folder: Path, *, fails: bool, backend: str | None = None
+    forker: socket.socket,
+    cases: Sequence[Case],
+    num_workers: int,
+    folder: Path,
+    *,
+    fails: bool,
+    backend: str | None = None,
 ) -> None:
     """Run all cases, in their order, in one set of processes under torchrun, each in its own folder below
     `folder`.
 
-    `fails`: the last one ends the workers with an error. `backend`: in gloo's place.
+    `forker`: of the processes. `fails`: the last one ends the workers with an error. `backend`: in gloo's
+    place.
     """
     for number, case in enumerate(cases):
         prepare(case, num_workers, folder / case.name)
         (folder / f"{number:02d}").symlink_to(folder / case.name)
-    torchrun = [f"--nproc-per-node={num_workers}", "--nnodes=1", "--max-restarts=0", "--start-method=fork"]
+    words = [f"--nproc-per-node={num_workers}", "--nnodes=1", "--max-restarts=0", "--start-method=fork"]
     meeting = ["--rdzv-backend=spindle", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0"]
-    launcher = ["-m", TORCHRUN, str(folder / "exits.json"), *torchrun, *meeting]
+    launcher = ["-m", TORCHRUN, str(folder / "exits.json"), *words, *meeting]
     command = [sys.executable, *launcher, "-m", "many_worker", str(folder)]
     path = os.pathsep.join(str(each) for each in (HERE, HERE.parent, SOURCE))
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     if backend is not None:
         environment["SPINDLE_BACKEND"] = backend
-    done = subprocess.run(command, capture_output=True, text=True, timeout=180, env=environment)
-    logs = "\n".join(path.read_text()[-2000:] for path in sorted(folder.glob("workers/*.log")))
-    assert (done.returncode != 0) == fails, f"{done.stderr[-2000:]}\n{logs}"
+    torchrun_log = folder / "torchrun.log"
+    with torchrun_log.open("wb") as log:
+        torchrun = ReadyPython(forker, command, env=environment, stdout=log, stderr=log)
+        try:
+            code = torchrun.wait(180)
+        finally:
+            torchrun.kill()
+    logs = "\n".join(
+        path.read_text()[-2000:] for path in (torchrun_log, *sorted(folder.glob("workers/*.log")))
+    )
+    assert (code != 0) == fails, logs
 
 
 def captured(folder: Path, stage: CaptureStage, num_workers: int) -> list[dict[str, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -11,24 +12,24 @@ from split_cases import ON_FOUR as SPLIT_ON_FOUR
 
 
 @pytest.fixture(scope="session")
-def four_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder for each case of `ON_FOUR`."""
     folder = tmp_path_factory.mktemp("four")
-    run_cases(ON_FOUR, 4, folder, fails=False)
+    run_cases(forker, ON_FOUR, 4, folder, fails=False)
     return folder
 
 
 @pytest.fixture(scope="session")
-def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder for each case of `ON_TWO`; the last one ends the workers."""
     folder = tmp_path_factory.mktemp("two")
-    run_cases(ON_TWO, 2, folder, fails=True)
+    run_cases(forker, ON_TWO, 2, folder, fails=True)
     return folder
 
 
 @pytest.fixture(scope="session")
-def four_split_workers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def four_split_workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder for each case of `split_cases.ON_FOUR`."""
     folder = tmp_path_factory.mktemp("split")
-    run_cases(SPLIT_ON_FOUR, 4, folder, fails=False)
+    run_cases(forker, SPLIT_ON_FOUR, 4, folder, fails=False)
     return folder

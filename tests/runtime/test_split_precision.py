@@ -11,7 +11,7 @@ from hand_plans import Placement
 from spindle_cli.verify.run import VerifyOptions, verify_plan
 from spindle_cli.verify.types import SPLIT_GRADIENT_TOLERANCE
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 
 # Split, then whole on one device or spread over the batch, for the same parameters; half of it recomputed.
 ON_TWO: tuple[Placement, ...] = (

@@ -4,6 +4,7 @@ it: one process run, and programs without models in threads.
 
 from __future__ import annotations
 
+import socket
 import time
 from pathlib import Path
 
@@ -58,9 +59,11 @@ def test_programs_in_other_orders_hang_over_a_strict_backend_alone(program: Prog
 
 
 @pytest.mark.processes
-def test_workers_train_the_model_of_a_plain_loop_with_room_for_one_operation(tmp_path: Path) -> None:
+def test_workers_train_the_model_of_a_plain_loop_with_room_for_one_operation(
+    forker: socket.socket, tmp_path: Path
+) -> None:
     """A step's programs in full, by workers that each run all that they post one after another."""
-    run_cases([CASE], 4, tmp_path, fails=False, backend=SERIAL)
+    run_cases(forker, [CASE], 4, tmp_path, fails=False, backend=SERIAL)
     folder = tmp_path / CASE.name
     plain = train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(CASE))
     check_split_against(plain, CASE, folder)

@@ -10,7 +10,7 @@ from helpers.toy_plan import write_toy
 from spindle_cli.verify.run import VerifyOptions, verify_plan
 from spindle_cli.verify.types import TOLERANCE
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 
 
 @pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])

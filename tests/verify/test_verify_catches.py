@@ -13,7 +13,7 @@ from spindle_cli.plan.file import read_plan
 from spindle_cli.verify.run import Runs, VerifyOptions, build_runs, compare_runs, train
 from spindle_cli.verify.types import Check, VerifyReport
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 STALE = "large.blocks.0.norm.weight"
 OPTIONS = VerifyOptions(worker_module="broken_worker")
 

@@ -12,7 +12,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.verify.run import VerifyOptions, verify_plan
 from spindle_cli.verify.show import render_report
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]
 
 
 def test_dropout_noise_and_random_samples_are_the_same_without_chance(tmp_path: Path) -> None:

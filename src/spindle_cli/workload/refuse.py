@@ -68,9 +68,7 @@ def _frames(frame: FrameType | None) -> Iterable[tuple[str, int]]:
 
 def place_of(file: str, line: int) -> str:
     """'file:line', relative to the current folder if it is inside it."""
-    folder = Path.cwd()
-    short = Path(file).relative_to(folder) if Path(file).is_relative_to(folder) else file
-    return f"{short}:{line}"
+    return f"{file.removeprefix(f'{Path.cwd()}{os.sep}')}:{line}"
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:

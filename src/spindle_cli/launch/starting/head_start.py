@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TextIO
 
 from spindle_cli.launch.build import TORCHRUN
+from spindle_cli.launch.starting.apart import start_apart
 from spindle_cli.launch.types import Launch
-from spindle_cli.process.environment import child_environment
 
 WAIT = "--wait"
 
@@ -62,13 +62,12 @@ class HeadStart:
         """
         self.close()
         self._environment = environment
-        self._process = subprocess.Popen(
+        self._process = start_apart(
             [sys.executable, "-m", TORCHRUN, WAIT, *modules],
-            env=child_environment(environment),
+            environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone; it ends the rest
         )
 
     def take(self, launch: Launch) -> subprocess.Popen[bytes] | None:

@@ -14,10 +14,10 @@ import psutil
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import WorkerError, workers_dir
 from spindle_cli.launch.build import SHUTDOWN_S
+from spindle_cli.launch.starting.apart import start_apart
 from spindle_cli.launch.starting.head_start import HeadStart
 from spindle_cli.launch.types import Launch
 from spindle_cli.launch.watching.stuck import StuckWorker, find_stuck
-from spindle_cli.process.environment import child_environment
 
 POLL_S = 0.1
 # After the first worker's error: time for the others' errors and torchrun's own end to come in.
@@ -55,13 +55,8 @@ def run_launch(launch: Launch, on_poll: Callable[[], None], head_start: HeadStar
 
 def _start(launch: Launch) -> subprocess.Popen[bytes]:
     with launch.log.open("ab") as log:
-        return subprocess.Popen(
-            launch.argv,
-            env=child_environment(launch.environment),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the launcher alone; it ends the rest
+        return start_apart(
+            launch.argv, launch.environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
 
 

@@ -118,7 +118,8 @@ def _count_all(
 
         jobs = list(group)
         most, fewest = jobs[0], jobs[-1]
-        many, few = count(most), count(fewest)
+        many = count(most)
+        few = many if fewest is most else count(fewest)
         for job in jobs:
             if job is most or job is fewest:
                 memory = fake_memory(task, op, job.rows, precision, train, split)

@@ -1,0 +1,114 @@
+"""A Python that has imported what commands and workers need, and forks one that is ready for each that asks:
+`python -m helpers.forker REQUESTS ASKING`, the file descriptors of a pair of sockets.
+
+Starting a run imports torch anew, seconds of processor time, and tests start many. What is forked begins as
+`python -m MODULE` does, with a working folder, an environment and open files of its own. The forker has done
+nothing but imports, as what the launcher forks its workers from.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from functools import partial
+
+from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
+from spindle_cli.process.parent_death import die_with_parent
+
+IMPORTED = (
+    "torch.distributed.run",
+    *IMPORTED_LATE,
+    "helpers.ready_python",
+    "spindle_cli.cli.app",
+    "spindle_cli.cli.launch_command",
+    "spindle_cli.launch.starting.agent",
+    "spindle_cli.launch.starting.head_start",
+    "spindle_cli.launch.starting.rendezvous",
+    "spindle_cli.runtime.worker",
+    "spindle_cli.verify.counted",
+    "spindle_cli.verify.flow",
+    "spindle_cli.verify.rounding",
+)
+MOST_BYTES = 2**17
+_CLONE_NEWNET = 0x40000000  # linux/sched.h
+
+
+def main() -> None:
+    """Serve until the process that started this one ends; in what is forked: be the Python asked for."""
+    die_with_parent()
+    requests, asking = (socket.socket(fileno=int(number)) for number in sys.argv[1:])
+    preload(*IMPORTED)
+    _serve(requests)(asking)
+
+
+def _serve(requests: socket.socket) -> Callable[[socket.socket], None]:
+    """Fork for each request, and tell who asked how it ended; returns in what is forked alone."""
+    tells: dict[int, int] = {}  # by process, the socket through which its end is told
+    wakes, woken = os.pipe()
+    os.set_blocking(woken, False)
+    signal.set_wakeup_fd(woken)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while True:
+        ready, _, _ = select.select([requests, wakes], [], [])
+        if wakes in ready:
+            os.read(wakes, 4096)
+        while tells and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            tell = tells.pop(ended[0])
+            _tell(tell, os.waitstatus_to_exitcode(ended[1]))
+            os.close(tell)
+        if requests in ready:
+            text, (tell, *files), _, _ = socket.recv_fds(requests, MOST_BYTES, 8)
+            pid = os.fork()
+            if pid == 0:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (wakes, woken, tell, *tells.values()):
+                    os.close(number)
+                requests.close()
+                return partial(_become, text, files)
+            _tell(tell, pid)
+            tells[pid] = tell
+            for number in files:
+                os.close(number)
+
+
+def _tell(tell: int, number: int) -> None:
+    try:
+        os.write(tell, str(number).encode())
+    except BrokenPipeError:
+        return  # who asked has ended
+
+
+def _become(text: bytes, files: list[int], asking: socket.socket) -> None:
+    """`files`: standard input, output and error, and the network namespace to be in."""
+    from helpers.ready_python import ReadyPython
+    from spindle_cli.launch.starting import apart
+
+    request = json.loads(text)
+    if ctypes.CDLL(None, use_errno=True).setns(files.pop(), _CLONE_NEWNET) and request["elsewhere"]:
+        raise OSError(ctypes.get_errno(), "setns")
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
+    if request["new_session"]:
+        os.setsid()
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    path = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [request["folder"], *path, *sys.path[1:]]  # the first is the forker's own
+    module, *arguments = request["arguments"]
+    sys.argv = [module, *arguments]
+    apart.Popen = partial(ReadyPython, asking)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
