@@ -21,10 +21,8 @@ demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and pro
 	$(PYTHON) scripts/demo.py $(DEMO_ARGS)
 
 test: $(SETUP)  ## the whole test suite
-	@# Tests that start workers run one after another, the others two at a time with a thread each; 5 is pytest's
-	@# "no such tests".
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
-	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
+	@# Two at a time, with a thread each; tests/helpers/groups.py says what is never beside what.
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadgroup --no-loadscope-reorder $(TEST_ARGS)
 
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)

@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from helpers import ready_python
+from helpers.groups import group_of, place_in_order
 from spindle_cli.launch.starting import apart
 
 
@@ -20,6 +21,15 @@ def pytest_configure() -> None:
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """For `-n 2 --dist loadgroup --no-loadscope-reorder`."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=place_in_order)
+        for item in items:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
 
 
 @pytest.fixture(scope="session")

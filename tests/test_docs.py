@@ -78,15 +78,19 @@ def test_make_targets_exist(page: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("ready_pythons")
 def test_the_readme_s_walk_leads_from_a_model_to_a_trained_one(tmp_path: Path) -> None:
-    """Every command of the README in its order, on the README's model, as a user would type them."""
+    """Every command of the README in its order, on the README's model, as a user would type them; what is
+    measured in a moment will do.
+    """
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     model = re.search(r"`my_model\.py`:\n\n```python\n(.*?)```", readme, re.S)
     assert model
     (tmp_path / "my_model.py").write_text(model[1])
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     for words in commands_in(ROOT / "README.md"):
-        quietly = ["--accept-noise"] if words[1] == "profile" else []  # other tests run beside this one
+        # Other tests run beside this one.
+        quietly = ["--accept-noise", "--time-limit", "0.05"] if words[1] == "profile" else []
         with contextlib.chdir(tmp_path):
             ended = run_spindle(*words[1:], *quietly)
         assert ended.code == 0, f"{shlex.join(words)}\n{ended.out}{ended.err}"

@@ -1,7 +1,7 @@
 """Pythons that have torch at once, for tests that start many: forked, see `forker`.
 
-That a command of ours is a Python of its own which imports what it needs is what the tests of `launch` and
-the walk through the README show, with real ones.
+That a command of ours is a Python of its own which imports what it needs is what the tests of `launch` show,
+of `verify` too, with real ones.
 """
 
 from __future__ import annotations
