@@ -18,6 +18,7 @@ import socket
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.process.parent_death import die_with_parent
@@ -88,7 +89,7 @@ def _tell(tell: int, number: int) -> None:
 
 def _become(text: bytes, files: list[int], asking: socket.socket) -> None:
     """`files`: standard input, output and error, and the network namespace to be in."""
-    from helpers.ready_python import ReadyPython
+    from helpers.ready_python import MEASURED_BY, ReadyPython
     from spindle_cli.launch.starting import apart
 
     request = json.loads(text)
@@ -107,6 +108,8 @@ def _become(text: bytes, files: list[int], asking: socket.socket) -> None:
     module, *arguments = request["arguments"]
     sys.argv = [module, *arguments]
     apart.Popen = partial(ReadyPython, asking)
+    if MEASURED_BY in os.environ:  # as coverage has every Python do when it starts
+        import_module("coverage").process_startup()
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

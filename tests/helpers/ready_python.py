@@ -20,6 +20,7 @@ from typing import IO, Any
 
 TESTS = Path(__file__).parent.parent
 HERE = "/proc/self/ns/net"
+MEASURED_BY = "COVERAGE_PROCESS_START"  # coverage's variable: its configuration
 Stream = int | IO[Any] | None
 
 
@@ -28,7 +29,8 @@ def forker() -> Iterator[socket.socket]:
     """A forker that lasts as long as the block: where to ask it."""
     requests, asking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     numbers = (requests.fileno(), asking.fileno())
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # What is measured of a test's processes is measured in what is forked for it.
+    environment = {name: value for name, value in os.environ.items() if name != MEASURED_BY}
     command = [sys.executable, "-m", "helpers.forker", *map(str, numbers)]
     process = subprocess.Popen(
         command,
