@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mutants.areas import SOURCE
 from mutants.making import Mutant
 from mutants.records import Record
 
@@ -39,7 +40,8 @@ def choose(mutant: Mutant, records: Iterable[Record], budget_s: float, with_proc
 
     First those that take less than a second, then the others, then those that start processes, then the
     rest of the files whose tests share what runs the lines (a plan made once for all, a class made when its
-    file is loaded). Among each kind, the file with the quickest test goes first.
+    file is loaded). Among each kind, files in the folder of tests that is named as the mutant's package go
+    first, then the file with the quickest test.
 
     Args:
         mutant: where.
@@ -48,7 +50,8 @@ def choose(mutant: Mutant, records: Iterable[Record], budget_s: float, with_proc
             have as much again.
         with_processes: whether to take tests that start processes.
     """
-    stages: tuple[list[tuple[float, str, list[str]]], ...] = ([], [], [], [])
+    stages: tuple[list[tuple[bool, float, str, list[str]]], ...] = ([], [], [], [])
+    package = mutant.path.relative_to(SOURCE).parts[0]
     seconds: dict[str, float] = {}
     keys: list[str] = []
     for record in records:
@@ -67,12 +70,13 @@ def choose(mutant: Mutant, records: Iterable[Record], budget_s: float, with_proc
         )
         for stage, tests in zip(stages, split, strict=True):
             if tests:
-                stage.append((record.load_s + record.seconds[tests[0]], record.file, tests))
+                is_far = not record.file.startswith(f"tests/{package}/")
+                stage.append((is_far, record.load_s + record.seconds[tests[0]], record.file, tests))
     groups: list[tuple[str, list[str]]] = []
     left_out = 0
     spent_s, spent_with_processes_s = 0.0, 0.0
     for number, stage in enumerate(stages):
-        for _, file, tests in sorted(stage):
+        for *_, file, tests in sorted(stage):
             taken: list[str] = []
             for test in tests:
                 spent = spent_with_processes_s if number == 2 else spent_s

@@ -105,11 +105,12 @@ def test_a_bug_meets_the_quickest_tests_of_its_line_first_then_the_slow_then_tho
             "a", {"a1": 0.5, "a2": 0.2, "a3": 3.0, "a4": 0.1}, {"a1": [7], "a2": [7], "a3": [7], "a4": [8]}
         ),
         record("b", {"b1": 0.1, "b2": 9.0}, {"b1": [7], "b2": [7]}, processes=("b2",)),
+        record("tests/plan/p", {"p1": 0.9}, {"p1": [7]}),
         record("c", {"c1": 0.1}, {"c1": [6]}),
         record("d", {"d1": 0.1}, {"": [7]}),
     ]
     trial = choose(mutant_at("plan", 7), records, budget_s=60, with_processes=True)
-    quick, slow = [("b", ["b1"]), ("a", ["a2", "a1"])], [("a", ["a3"])]
+    quick, slow = [("tests/plan/p", ["p1"]), ("b", ["b1"]), ("a", ["a2", "a1"])], [("a", ["a3"])]
     rest = [("a", ["a4"]), ("d", ["d1"])]
     assert trial.groups == [*quick, *slow, ("b", ["b2"]), *rest]
     assert trial.left_out == 0

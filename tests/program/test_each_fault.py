@@ -1,0 +1,167 @@
+"""Each thing that the proof refuses, broken by hand in one place of one program: the proof says just that,
+and shows the place.
+
+The program is `two_towers` with shared optimizer state and clipped gradients. Device 2 runs:
+0 F 1, 1 RECV, 2 SEND, 3 F 2, 4 SEND, 5 LOSSES, 6-7 RECV_GRAD, 8 B 2, 9 SUM 0, 10 SEND_GRAD, 11 FLAGS,
+12 B 1, 13-15 SUM 1 to 3 (of ops 2, 1, 0), 16 FLAGS, 17 NORM, 18 STEP, 19-21 GATHER 3 to 1, 22 GATHER 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from helpers.plans import two_towers
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.faults import ProgramError
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.types import Action, Kind, Program, StepSettings
+
+DEVICE = 2
+Change = Callable[[list[Action]], object]
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    whole = link(two_towers()[1], settings=StepSettings(sharded=True, clips=True))
+    prove(whole)
+    return whole
+
+
+def move(source: int, target: int) -> Change:
+    return lambda actions: actions.insert(target, actions.pop(source))
+
+
+def swap(first: int, second: int) -> Change:
+    def change(actions: list[Action]) -> None:
+        actions[first], actions[second] = actions[second], actions[first]
+
+    return change
+
+
+def lose(step: int) -> Change:
+    return lambda actions: actions.pop(step)
+
+
+def repeat(step: int) -> Change:
+    return lambda actions: actions.insert(step, actions[step])
+
+
+def turn(step: int, **values: Any) -> Change:
+    return lambda actions: actions.__setitem__(step, replace(actions[step], **values))
+
+
+FAULTS: dict[str, tuple[Change, str, str]] = {
+    "backward before the last forward": (move(3, 8), "expected F here", ">>B 2<<"),
+    "a slice twice forward": (turn(3, piece=1), "does not run each of its slices forward once", ">>F 1<<"),
+    "a slice that is not its own": (turn(3, piece=0), "does not run each of its slices", ">>F 1<<"),
+    "a slice not forward": (lose(3), "expected F here", ">>B 2<<"),
+    "backward in the order of forward": (swap(8, 12), "backward does not mirror forward", ">>F 1<<"),
+    "a slice not backward": (lose(12), "backward does not mirror forward", ">>F 1<<"),
+    "no step": (lose(18), "expected one STEP, and only GATHERs behind it", ">>NORM<<"),
+    "two steps": (repeat(18), "expected one STEP", ">>STEP<<"),
+    "a sum behind the step": (move(15, 18), "expected one STEP", ">>SUM 3<<"),
+    "the norm one early": (swap(16, 17), "expected NORM just before STEP", ">>NORM<<"),
+    "sums in another order": (swap(13, 14), "may start this sum before op 1", ">>SUM 2<<"),
+    "a sum twice": (repeat(13), "starts its sums out of order", ">>SUM 1<<"),
+    "a sum lost": (lose(13), "device 2 starts SUM 1, or should and does not", ">>GATHER 0<<"),
+    "a sum of others": (turn(13, group=6), "starts its sums out of order", ">>SUM 2<<"),
+    "a sum one op early": (turn(14, op=2), "may start this sum before op 1, which adds to it", ">>SUM 2<<"),
+    "a sum from behind that takes it along": (turn(15, op=1), "before op 0, which adds", ">>SUM 3<<"),
+    "a sum of an op behind the slice": (turn(13, op=3), "expected an op of the slice before", ">>SUM 1<<"),
+    "a sum of no op": (turn(13, op=None), "expected an op of the slice before", ">>SUM 1<<"),
+    "a sum before any backward pass": (move(9, 8), "expected an op of the slice before", ">>SUM 0<<"),
+    "the losses before the last forward": (move(5, 3), "needs F 2 before this", ">>LOSSES<<"),
+    "an activation before its pass": (move(4, 3), "needs F 2 before this", ">>SEND#"),
+    "a gradient before its pass": (move(10, 8), "needs B 2 before this", ">>SEND_GRAD#"),
+    "a communicator lost": (turn(5, communicator=None), "has no communicator for this", ">>LOSSES<<"),
+    "one that is not there": (turn(5, communicator=5), "there is no communicator 5 for this", ">>LOSSES<<"),
+    "one for the other phase": (turn(10, communicator=1), "1, activations, is not for this", ">>SEND_GRAD#"),
+    "one of fewer devices": (turn(9, communicator=4), "4, sums, is not for this", ">>SUM 0<<"),
+    "one of more devices": (turn(13, communicator=0), "0, everyone, is not for this", ">>SUM 1<<"),
+    "a step with a communicator": (turn(18, communicator=0), "no communicator 0 for this", ">>STEP<<"),
+    "no losses": (lose(5), "device 2 has 0 LOSSES, expected 1", ">>GATHER 0<<"),
+    "two losses": (repeat(5), "device 2 has 2 LOSSES, expected 1", ">>GATHER 0<<"),
+    "no norm": (lose(17), "device 2 has 0 NORM, expected 1", ">>GATHER 0<<"),
+    "a group not gathered": (lose(20), "does not gather each group that it has summed once", ">>GATHER 0<<"),
+    "a group gathered twice": (repeat(20), "does not gather each group", ">>GATHER 0<<"),
+    "no flags over one communicator": (lose(16), "does not exchange flags once over each", ">>GATHER 0<<"),
+    "flags before the last sum": (swap(15, 16), "exchanges flags before its last sum", ">>FLAGS<<"),
+    "the losses behind a sum of everyone": (move(5, 9), "sums gradients before the losses", ">>SUM 0<<"),
+    "an end of a transfer lost": (lose(4), "device 0 posts what its peer does not", ">>RECV#6<2<<"),
+    "gathers in another order": (swap(19, 20), "devices 2 and 3 post in different orders", ">>GATHER 2<<"),
+    "a receive behind what takes it": (swap(1, 3), "4 of 4 devices wait for ever", ">>F 2<<"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_proof_says_what_is_wrong_and_shows_where(name: str, program: Program) -> None:
+    change, message, place = FAULTS[name]
+    actions = list(program.actions[DEVICE])
+    change(actions)
+    broken = replace(program, actions={**program.actions, DEVICE: tuple(actions)})
+    with pytest.raises(ProgramError, match=re.escape(message)) as raised:
+        prove(broken)
+    assert place in str(raised.value)
+
+
+def renumbered(program: Program, **values: Any) -> Program:
+    second = replace(program.communicators[1], **values)
+    return replace(program, communicators=(program.communicators[0], second, *program.communicators[2:]))
+
+
+@pytest.mark.parametrize("values", [{"index": 2}, {"ranks": (1, 0, 2, 3)}, {"ranks": (0, 1, 2, 2, 3)}])
+def test_communicators_that_devices_would_make_differently_are_refused(
+    values: dict[str, Any], program: Program
+) -> None:
+    with pytest.raises(ProgramError, match="communicator 1 is numbered"):
+        prove(renumbered(program, **values))
+
+
+def transferred(program: Program, step: int, **values: Any) -> Program:
+    """A transfer that device 2 posts at a step, as both of its ends now have it."""
+    honest = program.actions[DEVICE][step].transfer
+    assert honest is not None
+    lie = replace(honest, **values)
+    actions = {
+        device: tuple(replace(each, transfer=lie) if each.transfer == honest else each for each in own)
+        for device, own in program.actions.items()
+    }
+    return replace(program, actions=actions)
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "message"),
+    [
+        (4, {"last": 5}, "device 0 needs samples 0:8 once for F 3, gets [(0, 2), (2, 4), (4, 5), (6, 8)]"),
+        (4, {"last": 7}, "device 2 sends samples that it does not hold"),
+        (4, {"first": 3}, "device 2 sends samples that it does not hold"),
+        (4, {"first": 6}, "device 2 sends samples that it does not hold"),
+        (7, {"first": 1}, "device 2 needs samples 0:4 once for B 1, gets [(1, 4)]"),
+        (7, {"last": 5}, "device 2 needs samples 0:4 once for B 1, gets [(0, 5)]"),
+        (4, {"producer": 1}, "device 2 sends samples that it does not hold"),
+    ],
+)
+def test_samples_that_are_missing_or_come_twice_are_named(
+    step: int, values: dict[str, int], message: str, program: Program
+) -> None:
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        prove(transferred(program, step, **values))
+
+
+def test_what_one_device_sends_may_not_come_from_another_phase_or_end(program: Program) -> None:
+    """A send that is posted as a receive, and one whose other end is the device itself."""
+    for values in ({"kind": Kind.RECV}, {"transfer": replace(sent(program), destination=DEVICE)}):
+        actions = list(program.actions[DEVICE])
+        actions[4] = replace(actions[4], **values)
+        broken = replace(program, actions={**program.actions, DEVICE: tuple(actions)})
+        with pytest.raises(ProgramError, match="device 2 posts what is not its own"):
+            prove(broken)
+
+
+def sent(program: Program) -> Any:
+    return program.actions[DEVICE][4].transfer
