@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mutants.areas import SOURCE
 from mutants.making import Mutant
 from mutants.records import Record
 
 _QUICK_S = 1.0
+_WITH_PROCESSES = 2  # of the stages below
 # A test hangs that takes so many times as long as without a bug, and so many seconds more: others use the
 # machine too.
 _TIMES, _MORE_S = 10.0, 20.0
@@ -35,6 +37,15 @@ class Trial:
     key: str
 
 
+class _Entry(NamedTuple):
+    """Tests of one file, in the order of their files."""
+
+    is_far: bool
+    first_s: float
+    file: str
+    tests: list[str]
+
+
 def choose(mutant: Mutant, records: Iterable[Record], budget_s: float, with_processes: bool) -> Trial:
     """Choose the tests that run a mutant's lines.
 
@@ -46,50 +57,66 @@ def choose(mutant: Mutant, records: Iterable[Record], budget_s: float, with_proc
     Args:
         mutant: where.
         records: of all test files.
-        budget_s: what all tests may take without a bug: later ones are left out. Those that start processes
-            have as much again.
+        budget_s: what all tests, and loading them, may take without a bug: later ones are left out. Those
+            that start processes have as much again.
         with_processes: whether to take tests that start processes.
     """
-    stages: tuple[list[tuple[bool, float, str, list[str]]], ...] = ([], [], [], [])
     package = mutant.path.relative_to(SOURCE).parts[0]
-    seconds: dict[str, float] = {}
-    keys: list[str] = []
+    stages: tuple[list[_Entry], ...] = ([], [], [], [])
+    by_file: dict[str, Record] = {}
     for record in records:
         direct, any_at_all = record.tests_of(mutant.path, mutant.line, mutant.last_line)
         if not any_at_all:
             continue
-        keys.append(record.key)
-        seconds |= record.seconds
-        order = sorted(record.seconds, key=lambda test: record.seconds[test])
-        plain = [test for test in order if test not in record.processes]
-        split: tuple[list[str], ...] = (
-            [test for test in plain if test in direct and record.seconds[test] < _QUICK_S],
-            [test for test in plain if test in direct and record.seconds[test] >= _QUICK_S],
-            [test for test in order if test in direct and test in record.processes and with_processes],
-            [test for test in plain if test not in direct],
-        )
-        for stage, tests in zip(stages, split, strict=True):
+        by_file[record.file] = record
+        is_far = not record.file.startswith(f"tests/{package}/")
+        for stage, tests in zip(stages, _by_kind(record, set(direct), with_processes), strict=True):
             if tests:
-                is_far = not record.file.startswith(f"tests/{package}/")
-                stage.append((is_far, record.load_s + record.seconds[tests[0]], record.file, tests))
+                first_s = record.load_s + record.seconds[tests[0]]
+                stage.append(_Entry(is_far, first_s, record.file, tests))
+    groups, left_out, spent_s = _within(budget_s, [sorted(stage) for stage in stages], by_file)
+    limits = {
+        test: _TIMES * by_file[file].seconds[test] + _MORE_S for file, tests in groups for test in tests
+    }
+    keys = sorted(record.key for record in by_file.values())
+    key = hashlib.sha256(repr((groups, keys)).encode()).hexdigest()[:16]
+    return Trial(groups, spent_s, limits, left_out, key)
+
+
+def _by_kind(record: Record, direct: set[str], with_processes: bool) -> tuple[list[str], ...]:
+    """A file's tests, the quickest first: quick, slow, with processes, and those that do not run the lines
+    themselves.
+    """
+    order = sorted(record.seconds, key=lambda test: record.seconds[test])
+    plain = [test for test in order if test not in record.processes]
+    return (
+        [test for test in plain if test in direct and record.seconds[test] < _QUICK_S],
+        [test for test in plain if test in direct and record.seconds[test] >= _QUICK_S],
+        [test for test in order if test in direct and test in record.processes and with_processes],
+        [test for test in plain if test not in direct],
+    )
+
+
+def _within(
+    budget_s: float, stages: Sequence[Sequence[_Entry]], by_file: dict[str, Record]
+) -> tuple[list[tuple[str, list[str]]], int, float]:
+    """The groups that the budget has room for, how many tests it has none for, and what the groups take."""
     groups: list[tuple[str, list[str]]] = []
     left_out = 0
-    spent_s, spent_with_processes_s = 0.0, 0.0
+    spent_s = [0.0, 0.0]  # without processes, and with
     for number, stage in enumerate(stages):
-        for *_, file, tests in sorted(stage):
+        purse = int(number == _WITH_PROCESSES)
+        for entry in stage:
+            record = by_file[entry.file]
+            load_s = 0.0 if any(entry.file == file for file, _ in groups) else record.load_s
             taken: list[str] = []
-            for test in tests:
-                spent = spent_with_processes_s if number == 2 else spent_s
-                if spent and spent + seconds[test] > budget_s:
-                    left_out += number < 3
+            for test in entry.tests:
+                cost_s = record.seconds[test] + (0.0 if taken else load_s)
+                if (groups or taken) and spent_s[purse] + cost_s > budget_s:
+                    left_out += number <= _WITH_PROCESSES
                     continue
-                if number == 2:
-                    spent_with_processes_s += seconds[test]
-                else:
-                    spent_s += seconds[test]
+                spent_s[purse] += cost_s
                 taken.append(test)
             if taken:
-                groups.append((file, taken))
-    limits = {test: _TIMES * seconds[test] + _MORE_S for _, tests in groups for test in tests}
-    key = hashlib.sha256(repr((groups, sorted(keys))).encode()).hexdigest()[:16]
-    return Trial(groups, spent_s + spent_with_processes_s, limits, left_out, key)
+                groups.append((entry.file, taken))
+    return groups, left_out, sum(spent_s)
