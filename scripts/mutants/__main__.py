@@ -70,7 +70,7 @@ def main() -> int:
     tried = list({mutant.name: mutant for mutant in [*drawn, *excused]}.values())
     bugs = prepare(tried, files, records, given.budget, with_processes)
     try_all(bugs, results, trees, given.jobs)
-    pairs = [(bug, result) for bug in bugs if (result := results.find(bug.mutant.name, bug.key))]
+    pairs = [(bug, result) for bug in bugs if (result := bug.known(results))]
     names = {mutant.name for mutant in drawn}
     print(f"\nseed {given.seed}, {len(drawn)} mutants")
     score = report([pair for pair in pairs if pair[0].mutant.name in names], files, excuses)

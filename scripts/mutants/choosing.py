@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,14 +27,22 @@ class Trial:
         seconds: of all of them, without a bug.
         limits: seconds after which each test counts as hanging.
         left_out: how many tests that run the line were left out, as they take too long.
-        key: hash of everything that the outcome depends on but the mutant.
+        keys: of the records of all files that run the line.
     """
 
     groups: Sequence[tuple[str, Sequence[str]]]
     seconds: float
     limits: dict[str, float]
     left_out: int
-    key: str
+    keys: Mapping[str, str]
+
+    def key(self, caught_by: str) -> str:
+        """Hash of what an outcome depends on but the mutant: all tests where none caught it, else that one's
+        file.
+        """
+        file = caught_by.split("::")[0]
+        decided_by = self.keys[file] if file in self.keys else (self.groups, sorted(self.keys.items()))
+        return hashlib.sha256(repr(decided_by).encode()).hexdigest()[:16]
 
 
 class _Entry(NamedTuple):
@@ -78,9 +86,8 @@ def choose(mutant: Mutant, records: Iterable[Record], budget_s: float, with_proc
     limits = {
         test: _TIMES * by_file[file].seconds[test] + _MORE_S for file, tests in groups for test in tests
     }
-    keys = sorted(record.key for record in by_file.values())
-    key = hashlib.sha256(repr((groups, keys)).encode()).hexdigest()[:16]
-    return Trial(groups, spent_s, limits, left_out, key)
+    keys = {file: record.key for file, record in by_file.items()}
+    return Trial(groups, spent_s, limits, left_out, keys)
 
 
 def _by_kind(record: Record, direct: set[str], with_processes: bool) -> tuple[list[str], ...]:

@@ -15,7 +15,7 @@ class Result:
 
     Attributes:
         mutant: its name.
-        key: hash of the file with the bug and of the tests that it met: with another key it is tried again.
+        key: hash of the file with the bug and of the tests that decided: with another key it is tried again.
         caught: whether a test failed.
         by: which, or what else ended it; "" if nothing did.
         why: the last line of what the test said.
@@ -48,15 +48,9 @@ class Results:
                     result = Result(**json.loads(line))
                     self._known[result.mutant] = result
 
-    def find(self, mutant: str, key: str) -> Result | None:
-        """A mutant's result, if it is of this key."""
-        known = self._known.get(mutant)
-        return known if known is not None and known.key == key else None
-
-    def last_catcher(self, mutant: str) -> str:
-        """The test that last caught a mutant, whatever has changed since."""
-        known = self._known.get(mutant)
-        return known.by if known is not None else ""
+    def last(self, mutant: str) -> Result | None:
+        """A mutant's last result, whatever has changed since."""
+        return self._known.get(mutant)
 
     def add(self, result: Result) -> None:
         """Keep a result, in one write."""
@@ -68,6 +62,6 @@ class Results:
             os.close(file)
 
 
-def key_of(text: str, trial_key: str) -> str:
-    """A result's key, of the file with the bug and the tests that it meets."""
-    return hashlib.sha256(f"{text}\0{trial_key}".encode()).hexdigest()[:16]
+def key_of(text: str, tests: str) -> str:
+    """A result's key, of the file with the bug and the key of the tests that decided."""
+    return hashlib.sha256(f"{text}\0{tests}".encode()).hexdigest()[:16]

@@ -25,7 +25,15 @@ class Bug:
     mutant: Mutant
     text: str
     trial: Trial
-    key: str
+
+    def key(self, caught_by: str) -> str:
+        """Of a result of it."""
+        return key_of(self.text, self.trial.key(caught_by))
+
+    def known(self, results: Results) -> Result | None:
+        """Its result, if there is one that is still good."""
+        last = results.last(self.mutant.name)
+        return last if last is not None and last.key == self.key(last.by) else None
 
 
 def prepare(
@@ -40,13 +48,13 @@ def prepare(
     for mutant in mutants:
         text = files[mutant.path].mutated(mutant)
         trial = choose(mutant, records, budget_s, with_processes)
-        bugs.append(Bug(mutant, text, trial, key_of(text, trial.key)))
+        bugs.append(Bug(mutant, text, trial))
     return bugs
 
 
 def try_all(bugs: Sequence[Bug], results: Results, folder: Path, jobs: int) -> None:
     """Try the bugs that have no result yet, and keep the results."""
-    left = [bug for bug in bugs if results.find(bug.mutant.name, bug.key) is None]
+    left = [bug for bug in bugs if bug.known(results) is None]
     print(f"{len(bugs)} mutants, {len(bugs) - len(left)} of them known", flush=True)
     number = 0
 
@@ -61,12 +69,13 @@ def try_all(bugs: Sequence[Bug], results: Results, folder: Path, jobs: int) -> N
 
 
 def _try(worker: Worker, bug: Bug, results: Results) -> Result:
-    trial = _catcher_first(bug.trial, results.last_catcher(bug.mutant.name))
+    last = results.last(bug.mutant.name)
+    trial = _catcher_first(bug.trial, last.by if last is not None else "")
     began = time.monotonic()
     count = sum(len(tests) for _, tests in bug.trial.groups)
-    result = Result(bug.mutant.name, bug.key, False, "", "", 0.0, count, trial.left_out)
+    result = Result(bug.mutant.name, "", False, "", "", 0.0, count, trial.left_out)
     if not count:
-        return result
+        return replace(result, key=bug.key(""))
     with worker.tree.changed(bug.mutant.path, bug.text):
         seconds = _TIMES * trial.seconds + _MORE_S
         answer = worker.ask({"groups": trial.groups, "limits": trial.limits, "seconds": seconds})
@@ -74,7 +83,7 @@ def _try(worker: Worker, bug: Bug, results: Results) -> Result:
         result = replace(result, caught=True, by=answer["by"], why=answer["why"])
     elif "late" in answer or "died" in answer:
         result = replace(result, caught=True, by="its tests", why=f"did not end as they should: {answer}")
-    return replace(result, seconds=round(time.monotonic() - began, 1))
+    return replace(result, key=bug.key(result.by), seconds=round(time.monotonic() - began, 1))
 
 
 def _catcher_first(trial: Trial, catcher: str) -> Trial:

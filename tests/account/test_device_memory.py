@@ -108,6 +108,16 @@ def test_frozen_parameters_need_no_gradient_and_no_state() -> None:
     assert mib(need.parameter_bytes, need.gradient_bytes, need.optimizer_bytes) == (2, 1, 2)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_parameters_of_two_tasks_count_as_the_task_that_has_more_of_them(order: tuple[int, int]) -> None:
+    """One trains a quarter of 1 MiB; the other all, and has 2 MiB of glue's in the same block."""
+    quarter = model("a/m", 1, parameters="p", trainable_fraction=0.25)
+    whole = model("b/m", 1, parameters="p", extra_param_bytes={0: 2 * MIB})
+    slices = [slice_of(metaop.name, (0, 1), [0], 1) for metaop in (quarter, whole)]
+    (need,) = needs_of([quarter, whole], [slices[place] for place in order], cluster_of(1))
+    assert mib(need.parameter_bytes, need.optimizer_bytes) == (3, 6)
+
+
 def test_gradients_that_no_other_device_needs_take_the_place_of_activations() -> None:
     """3 ops of 1 MiB of parameters that keep 4 MiB: full when backward begins, and makes the last op's."""
     net = model("a/m", 3, op(kept=4, forward=4.5, backward=1, first_backward=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mutants.records import Record, Records
 from mutants.results import Result, Results
 from mutants.sampling import sample
 from mutants.trees import Tree
+from mutants.trying import Bug
 
 FILE = Path("src/spindle_cli/costs/little.py")
 
@@ -128,6 +130,26 @@ def test_tests_that_take_longer_than_the_budget_are_left_out_and_counted() -> No
     assert less.left_out == 1
 
 
+def bug_that_meets(*records: Record) -> Bug:
+    mutant = mutant_at("plan", 7)
+    return Bug(mutant, "text with the bug", choose(mutant, records, budget_s=60, with_processes=True))
+
+
+def test_a_caught_bug_is_tried_again_when_its_catcher_changes_and_a_survivor_when_any_test_does(
+    tmp_path: Path,
+) -> None:
+    a, b = record("a", {"a::1": 0.5}, {"a::1": [7]}), record("b", {"b::1": 0.5}, {"b::1": [7]})
+    for by, changed, is_known in (("a::1", b, True), ("a::1", a, False), ("", b, False), ("", a, False)):
+        results = Results(tmp_path / "results.jsonl")
+        before = bug_that_meets(a, b)
+        result = Result(before.mutant.name, before.key(by), bool(by), by, "", 1.0, 2, 0)
+        results.add(result)
+        assert before.known(results) == result
+        after = bug_that_meets(*(replace(each, key="new") if each is changed else each for each in (a, b)))
+        assert (after.known(results) == result) == is_known
+        assert replace(before, text="another").known(results) is None
+
+
 def test_a_record_is_good_until_a_file_that_it_ran_or_the_test_file_changes(tmp_path: Path) -> None:
     for name in ("tests/test_a.py", "src/ran.py", "src/loaded.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -154,16 +176,15 @@ def test_a_record_is_good_until_a_file_that_it_ran_or_the_test_file_changes(tmp_
         (tmp_path / name).write_text("1")
 
 
-def test_results_are_found_by_name_and_key_and_half_a_line_is_passed_over(tmp_path: Path) -> None:
+def test_results_are_found_by_name_and_half_a_line_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     result = Result("name", "key", True, "test", "why", 1.0, 2, 0)
     Results(path).add(result)
     with path.open("a") as file:
         file.write('{"mutant": "oth')
     known = Results(path)
-    assert known.find("name", "key") == result
-    assert known.find("name", "other") is None
-    assert known.last_catcher("name") == "test"
+    assert known.last("name") == result
+    assert known.last("other") is None
 
 
 def test_the_file_is_as_it_was_when_a_bug_has_been_in_it(tmp_path: Path) -> None:
