@@ -73,11 +73,6 @@ class WiredSlice:
         """Where it holds its task's loss: what its shares compute, if that is known."""
         return next((op.shares for op in self.ops if op.is_loss), None)
 
-    @cached_property
-    def has_loss(self) -> bool:
-        """Whether it holds the op that yields the task's loss."""
-        return any(op.is_loss for op in self.ops)
-
 
 @dataclass(frozen=True)
 class Wiring:

@@ -129,11 +129,6 @@ class LossBoard:
         assert self._work is None, "losses are summed once in a step"
         self._work = dist.all_reduce(self._sums, async_op=True)
 
-    @property
-    def is_summing(self) -> bool:
-        """Whether this step's sum was started."""
-        return self._work is not None
-
     def take(self) -> Tensor:
         """The sums over all ranks, on the device, for `read`; the next step starts from zero, with the counts
         that came with them.
