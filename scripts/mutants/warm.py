@@ -57,17 +57,20 @@ def main() -> None:
         __import__(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     # Whoever asked may have gone meanwhile.
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:
-            print(json.dumps(_in_fork(json.loads(line))), file=answers, flush=True)
+            print(json.dumps(_in_fork(json.loads(line), answers.fileno())), file=answers, flush=True)
 
 
-def _in_fork(job: dict[str, Any]) -> dict[str, Any]:
+def _in_fork(job: dict[str, Any], answers: int) -> dict[str, Any]:
     output = Path(job["output"])
     output.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
+        os.close(answers)  # whoever waits for an answer sees when this process's parent dies
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _run_and_exit(job)
     try:
         code = _wait(pid, time.monotonic() + job["seconds"])

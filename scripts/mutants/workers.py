@@ -81,6 +81,9 @@ def for_all(
     if not left:
         return
     with ExitStack() as stack:
+        # When this is interrupted the workers end first, and with them what the pool waits for.
+        pool = ThreadPoolExecutor(jobs)
+        stack.callback(pool.shutdown, cancel_futures=True)
         free: SimpleQueue[Worker] = SimpleQueue()
         for _ in range(min(jobs, len(left))):
             worker = Worker(stack.enter_context(held_tree(folder, Path.cwd())))
@@ -94,8 +97,6 @@ def for_all(
             finally:
                 free.put(worker)
 
-        pool = ThreadPoolExecutor(jobs)
-        stack.callback(pool.shutdown, cancel_futures=True)
         waiting: dict[Future[Done], Work] = {pool.submit(with_worker, item): item for item in left}
         while waiting:
             done, _ = wait(waiting, return_when=FIRST_COMPLETED)
