@@ -65,7 +65,10 @@ def main() -> int:
     excused = [by_name[name] for name in excuses if name in by_name]
     trees, with_processes = BUILD / "trees", not given.no_processes
     known = Records(BUILD / "records", root)
-    records = known.good() if given.as_recorded else record_all(known, trees, given.jobs, with_processes)
+    packages = {package for area in areas for package in AREAS[area]}
+    records = (
+        known.good() if given.as_recorded else record_all(known, trees, given.jobs, with_processes, packages)
+    )
     results = Results(BUILD / "results.jsonl")
     tried = list({mutant.name: mutant for mutant in [*drawn, *excused]}.values())
     bugs = prepare(tried, files, records, given.budget, with_processes)

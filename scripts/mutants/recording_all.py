@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from random import Random
 
@@ -12,7 +12,9 @@ from mutants.workers import Worker, for_all
 _AT_MOST_S = 900.0  # a whole test file
 
 
-def record_all(records: Records, folder: Path, jobs: int, with_processes: bool) -> Sequence[Record]:
+def record_all(
+    records: Records, folder: Path, jobs: int, with_processes: bool, packages: Collection[str]
+) -> Sequence[Record]:
     """The record of every test file; those that are missing or no longer good are made.
 
     Args:
@@ -20,11 +22,13 @@ def record_all(records: Records, folder: Path, jobs: int, with_processes: bool) 
         folder: of the copies of the tree.
         jobs: how many files at a time.
         with_processes: whether to make those of files with tests that start processes.
+        packages: those whose tests are recorded first.
     """
     files = [file for file in records.test_files() if with_processes or not _starts_processes(file)]
     found = {file: records.read(file) for file in files}
     missing = [file for file, record in found.items() if record is None]
     Random().shuffle(missing)  # so that a run beside this one records others
+    missing.sort(key=lambda file: Path(file).parts[1] not in packages)
     if missing:
         print(f"recording what {len(missing)} test files execute", flush=True)
 
