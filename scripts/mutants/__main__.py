@@ -45,7 +45,9 @@ def main() -> int:
         "--budget", type=float, default=60.0, help="seconds of tests for a mutant (default: %(default)s)"
     )
     parser.add_argument("--no-processes", action="store_true", help="leave out tests that start processes")
-    parser.add_argument("--as-recorded", action="store_true", help="use the records that there are")
+    parser.add_argument(
+        "--near", action="store_true", help="record the tests of the areas' own packages alone, where missing"
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     root = Path.cwd()
@@ -66,9 +68,7 @@ def main() -> int:
     trees, with_processes = BUILD / "trees", not given.no_processes
     known = Records(BUILD / "records", root)
     packages = {package for area in areas for package in AREAS[area]}
-    records = (
-        known.good() if given.as_recorded else record_all(known, trees, given.jobs, with_processes, packages)
-    )
+    records = record_all(known, trees, given.jobs, with_processes, packages, only_these=given.near)
     results = Results(BUILD / "results.jsonl")
     tried = list({mutant.name: mutant for mutant in [*drawn, *excused]}.values())
     bugs = prepare(tried, files, records, given.budget, with_processes)

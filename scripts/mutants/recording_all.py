@@ -13,7 +13,13 @@ _AT_MOST_S = 900.0  # a whole test file
 
 
 def record_all(
-    records: Records, folder: Path, jobs: int, with_processes: bool, packages: Collection[str]
+    records: Records,
+    folder: Path,
+    jobs: int,
+    with_processes: bool,
+    packages: Collection[str],
+    *,
+    only_these: bool = False,
 ) -> Sequence[Record]:
     """The record of every test file; those that are missing or no longer good are made.
 
@@ -23,10 +29,13 @@ def record_all(
         jobs: how many files at a time.
         with_processes: whether to make those of files with tests that start processes.
         packages: those whose tests are recorded first.
+        only_these: make no records of others; those that there are count.
     """
     files = [file for file in records.test_files() if with_processes or not _starts_processes(file)]
     found = {file: records.read(file) for file in files}
     missing = [file for file, record in found.items() if record is None]
+    if only_these:
+        missing = [file for file in missing if Path(file).parts[1] in packages]
     Random().shuffle(missing)  # so that a run beside this one records others
     missing.sort(key=lambda file: Path(file).parts[1] not in packages)
     if missing:

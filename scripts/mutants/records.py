@@ -66,10 +66,6 @@ class Records:
         paths = (path.relative_to(self._root) for path in (self._root / "tests").rglob("test_*.py"))
         return sorted(str(path) for path in paths if path.parts[1] != "gpu")
 
-    def good(self) -> list[Record]:
-        """All that are still good."""
-        return [record for file in self.test_files() if (record := self.read(file))]
-
     def read(self, file: str) -> Record | None:
         """A test file's record, if it is still good."""
         path = self._path(file)
