@@ -23,6 +23,12 @@ def test_one_metaop_takes_all_devices() -> None:
     assert [(point.num_devices, ops) for point, ops in bound.ops[0]] == [(8, pytest.approx(5.0))]
 
 
+def test_the_solver_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """What plans are printed beside, as JSON too, is nobody else's."""
+    bound_of(2, metaop_of("a/m", 5, LINEAR))
+    assert tuple(capfd.readouterr()) == ("", "")
+
+
 def test_work_is_what_binds_side_by_side() -> None:
     """Two MetaOps of 8 device-seconds an op and 5 ops each: 80 device-seconds on 8 devices."""
     bound = bound_of(8, metaop_of("a/m", 5, LINEAR), metaop_of("b/m", 5, LINEAR))

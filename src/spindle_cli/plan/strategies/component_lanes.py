@@ -151,6 +151,7 @@ class _Lanes:
 
     def draft(self, lanes: Sequence[int], *, shared_last: bool) -> Draft:
         """Every lane runs what is ready, one after another: of equals what leads to the longest way to go.
+        They come in the order of their starts, as what starts first is always the next.
 
         `shared_last`: what is shared with other lanes comes as late as it can, as what runs forward last
         runs backward first, and its sum then has the whole backward pass to hide behind.
@@ -176,7 +177,6 @@ class _Lanes:
             left.remove(i)
             devices = first_of(self.problem, self._devices(lane), point)
             placed.append((whole_slice(nodes[i], point, start_s, end_s[i]), devices))
-        placed.sort(key=lambda item: item[0].start_s)
         pieces, of_pieces = zip(*placed, strict=True)
         return Draft("spindle", pieces, all_or_none(of_pieces))
 
