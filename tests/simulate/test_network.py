@@ -133,3 +133,50 @@ def test_nothing_takes_no_time() -> None:
     stream = network.transfer(0, 1, 0)
     assert (stream.latency_s, stream.left_s) == (0.0, 0.0)
     assert transfer_s(0, network.cluster.links.intra_node) == 0.0
+
+
+def test_a_sum_takes_its_members_ports_and_the_cards_of_as_many_as_a_node_has() -> None:
+    """3 GB over two devices of node 0 and one of node 1: one ring, 4 steps of 1 GB at 0.5 GB/s. Inside node 0
+    each device passes 3 GB on in these 8 s, at 1 GB/s; between the nodes two cards 1.5 GB each, and node 1's
+    one 3 GB.
+    """
+    network = Network(cluster())
+    stream = network.collective((0, 1, 2), 3 * GB, 2)
+    assert (stream.latency_s, stream.left_s) == (pytest.approx(0.0, abs=1e-7), pytest.approx(8.0))
+    inside, between, alone = 3 / 8, 1.5 / 8 / 0.5, 3 / 8 / 0.5
+    device = {0: (2, 3), 1: (6, 7)}  # the ports in and out of each device, and of each card
+    card = {0: (0, 1), 1: (4, 5), 2: (8, 9)}
+    expected = {port: inside for ports in device.values() for port in ports}
+    expected |= {port: between for ports in (card[0], card[1]) for port in ports}
+    expected |= dict.fromkeys(card[2], alone)
+    assert {use.port: use.demand for use in stream.uses} == pytest.approx(expected)
+    half = network.collective((0, 1, 2), 3 * GB, 1)
+    assert half.left_s == pytest.approx(4.0)
+    assert {use.port: use.demand for use in half.uses} == pytest.approx(expected)
+
+
+def test_the_latency_of_a_message_and_of_a_sum_s_hops_loads_no_port() -> None:
+    link = Link(latency_us=1000, bandwidth_gb_per_s=1)
+    network = Network(cluster().model_copy(update={"links": Links(intra_node=link, inter_node=link)}))
+    message = network.transfer(0, 1, GB)
+    assert (message.latency_s, message.left_s) == (pytest.approx(0.001), pytest.approx(1.0))
+    total = network.collective((0, 1), GB, 2)
+    assert (total.latency_s, total.left_s) == (pytest.approx(0.002), pytest.approx(1.0))
+    assert all(use.demand == pytest.approx(1.0) for use in (*message.uses, *total.uses))
+
+
+def test_of_ports_that_are_shared_unequally_the_slowest_counts_and_stays_so_for_the_rest() -> None:
+    """Device 0 sends to 1 and, twice, between the nodes; device 1 sends between them too, by another card."""
+    network = Network(cluster(devices=4, nics=4))
+    inside = network.transfer(0, 1, GB)
+    across = [network.transfer(0, destination, GB) for destination in (4, 5)]
+    beside = network.transfer(1, 4, GB)
+    ends = enter(network, 0.0, inside, *across, beside)
+    # Card 0 out carries two; card 4 in carries one of them and device 1's.
+    assert [ends[stream] for stream in (inside, *across, beside)] == pytest.approx([1.0, 4.0, 4.0, 4.0])
+    network.leave(inside)
+    assert network.settle(1.0) == []
+    network.leave(across[1])
+    assert network.settle(2.0) == []
+    network.leave(beside)
+    assert network.settle(3.0) == [(pytest.approx(3.5), across[0])]
