@@ -123,6 +123,7 @@ MIXES: dict[str, Callable[..., Any]] = {
     "mean taken off": lambda x: x - x.mean(0),
     "mean taken off in place": lambda x: x.clone().sub_(x.mean(0)),
     "mean written into a part": lambda x: _mean_written(x),
+    "mean written into a part of what is the same for all": lambda x: _mean_kept(x),
     "first half": lambda x: x.chunk(2, 0)[0],
     "second sample": lambda x: x[1],
     "all but the last": lambda x: x[: x.shape[0] - 1],
@@ -175,6 +176,12 @@ def _mean_written(x: Tensor) -> Tensor:
     return out
 
 
+def _mean_kept(x: Tensor) -> Tensor:
+    kept = torch.zeros(2, 6)
+    kept[0].add_(x.mean((0, 1)))
+    return x + kept[0]
+
+
 @pytest.mark.parametrize("name", MIXES)
 def test_what_is_not_known_to_act_on_samples_one_by_one_mixes_them(name: str) -> None:
     assert isinstance(state_of(MIXES[name]), Mixed)
@@ -191,6 +198,7 @@ LOSSES: dict[str, tuple[Callable[..., Any], State | None]] = {
     "sum over the batch's size": (lambda x: x.sum() / x.shape[0], Reduced(0)),
     "sum over all entries": (lambda x: x.sum() / x.numel(), Reduced(0)),
     "two means": (lambda x: x.mean() + 0.5 * x.abs().mean() + 1.0, Reduced(0)),
+    "means added up in place": (lambda x: torch.zeros(()).add_(x.mean()).add_(x.abs().mean()), Reduced(0)),
     "mean and sum": (lambda x: x.mean() + x.sum(), None),
     "one more in a sum": (lambda x: x.sum() + 1, None),
     "root": (lambda x: x.mean().sqrt(), None),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, State, Whole
+from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.table import states_of
 from spindle_cli.workload.rules.tape import Call, Entry, Operand, Varying, tensors_in
 
@@ -35,6 +35,8 @@ class Follower:
     written: dict[str, str | None] = field(default_factory=dict)
     _states: dict[int, State] = field(default_factory=dict)
     _mixed_storages: dict[int, Mixed] = field(default_factory=dict)
+    # By storage, the tensor through which a sum or mean over the samples was written into it.
+    _summed: dict[int, int] = field(default_factory=dict)
 
     def give(self, tensor: Tensor, state: State) -> None:
         """Say what a tensor of the first tape is."""
@@ -43,6 +45,8 @@ class Follower:
     def state_of(self, tensor: Tensor) -> State:
         """Of a tensor of the first tape; what was not seen to be made is a constant."""
         mixed = self._mixed_storages.get(_storage(tensor))
+        if mixed is None and self._summed.get(_storage(tensor), id(tensor)) != id(tensor):
+            return Mixed("a sum or mean over the batch was written into its memory")
         return mixed or self._states.get(id(tensor), WHOLE)
 
     def follow(self, tapes: Sequence[Sequence[Entry]]) -> Mixed | None:
@@ -116,6 +120,8 @@ class Follower:
         for state, tensor in zip(states, tensors_in(entry.result), strict=True):
             if isinstance(state, Mixed) and _writes(entry.func):
                 self._mixed_storages.setdefault(_storage(tensor), state)
+            elif isinstance(state, Reduced) and _writes(entry.func):
+                self._summed.setdefault(_storage(tensor), id(tensor))
 
 
 class _UnlikeError(Exception):
