@@ -89,7 +89,7 @@ def _try(families: Sequence[str], steps: int, folder: Path) -> Outcome:
         "args": {"families": taken},
     }
     workload.write_text(json.dumps(source))
-    _run("profile", workload, "-o", profile, "--nproc", 2, "--time-limit", 0.05, "--accept-noise")
+    _run("profile", workload, "-o", profile, "--nproc", 1, "--time-limit", 0.02, "--accept-noise")
     # Sequential plans split every batch that may be split.
     _run("plan", profile, "--cluster", CLUSTER, "-o", plan, "--strategy", "sequential")
     said = json.loads(_run("verify", plan, "--dtype", "float64", "--steps", steps, "--json", allowed=(0, 1)))
@@ -106,7 +106,7 @@ def _refused(family: str) -> str | None:
     try:
         analyse(build([family]))
     except SpindleError as error:
-        return str(error).replace("|", "/")
+        return " ".join(str(error).split()).replace("|", "/")
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -77,8 +78,9 @@ def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
     for file, line in frames:
         if file.startswith(("<", _TORCH)) or _is_ours(file):
             continue
-        if "site-packages" in file or "dist-packages" in file:
-            library = library or f"{file}:{line}"
+        installed = re.split(r"(?:site|dist)-packages[/\\]", file)
+        if len(installed) > 1:
+            library = library or f"{installed[-1]}:{line}"
         elif not file.startswith(_STDLIB):
             return place_of(file, line)
     return library
