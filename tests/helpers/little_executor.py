@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from spindle_cli.account.rows import Layout
-from spindle_cli.program.types import Action, Kind, Program, Transfer
+from spindle_cli.program.types import ONCE_A_STEP, Action, Kind, Program, Transfer
 
 
 class Rules(Enum):
@@ -39,15 +39,15 @@ class _Post:
     done: bool = False
 
 
-def execute(program: Program, rules: Rules) -> None:
-    """One step of all ranks.
+def execute(program: Program, rules: Rules, batches: int = 1) -> None:
+    """One step of all ranks, of several batches: all but the last leave out what is done once a step, and
+    each rank waits at a batch's end for what it has posted, not for other ranks.
 
     Raises:
         FailsError: it does not come to its end, or another model would be trained.
     """
     library = _Library(rules)
-    ranks = [_Rank(program, device, library) for device in program.actions]
-    hosts = {rank.device: rank.run() for rank in ranks}
+    hosts = {device: _run_step(program, device, library, batches) for device in program.actions}
     awaited: dict[int, _Post | None] = dict.fromkeys(hosts)
     moved = True
     while moved:
@@ -63,6 +63,12 @@ def execute(program: Program, rules: Rules) -> None:
                     break
     if hosts:
         raise FailsError(f"ranks {sorted(hosts)} wait for ever")
+
+
+def _run_step(program: Program, device: int, library: _Library, batches: int) -> Iterator[_Post]:
+    for _ in range(batches - 1):
+        yield from _Rank(program, device, library, ends_step=False).run()
+    yield from _Rank(program, device, library).run()
 
 
 class _Library:
@@ -104,10 +110,13 @@ class _Library:
 
 
 class _Rank:
-    def __init__(self, program: Program, device: int, library: _Library) -> None:
+    def __init__(self, program: Program, device: int, library: _Library, *, ends_step: bool = True) -> None:
         self.device = device
         self._program, self._library = program, library
-        self._actions = program.actions[device]
+        self._ends_step = ends_step
+        self._actions = tuple(
+            action for action in program.actions[device] if ends_step or action.kind not in ONCE_A_STEP
+        )
         self._slices = [index for index, each in enumerate(program.slices) if device in each.devices]
         self._groups = [each for each in program.groups if device in each.devices and len(each.devices) > 1]
         self._made: set[tuple[Kind, int]] = set()
@@ -249,6 +258,10 @@ class _Rank:
     def _check_whole(self) -> None:
         """A step has done all that there is to do."""
         wanted = {(kind, index) for kind in (Kind.FORWARD, Kind.BACKWARD) for index in self._slices}
+        if not self._ends_step:
+            if self._made != wanted or self._receiving:
+                raise FailsError(f"rank {self.device} leaves something out of a batch")
+            return
         settings = self._program.settings
         done = sorted(
             (str(a.kind), a.group or 0) for a in self._actions if a.transfer is None and a.piece is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from collections import namedtuple
 from dataclasses import replace
@@ -15,7 +16,7 @@ from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.launch.checks import compiled_otherwise, locate
 from spindle_cli.launch.choose import choose_run_dir
-from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.starting.network import (
     interface_of,
     listen,
@@ -240,3 +241,29 @@ def test_train_settings_that_cannot_be_are_said_with_their_file(plan_path: Path)
     workload.write_text(workload.read_text().replace("steps: 4", "steps: 4\n  optimizer: Adan"))
     ended = dry_run(plan_path)
     assert (ended.code, "toy.yaml: train.optimizer: " in ended.err) == (3, True), ended.err
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised_to"),
+    [
+        ((176, 1000), None),
+        ((175, 176), (176, 176)),
+        ((16, resource.RLIM_INFINITY), (176, resource.RLIM_INFINITY)),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), None),
+    ],
+)
+def test_as_many_open_files_are_allowed_as_workers_need(
+    limits: tuple[int, int], raised_to: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """128, 4 for each of 4 workers here, 8 for each of 4 in all."""
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, made: set_to.append(made))
+    require_open_files(4, 4)
+    assert set_to == ([] if raised_to is None else [raised_to])
+
+
+def test_too_few_open_files_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (16, 175))
+    with pytest.raises(InputError, match=r"may have 175 files open; .* may need 176"):
+        require_open_files(4, 4)

@@ -51,6 +51,18 @@ def test_linked_programs_finish(plan: Plan, sharded: bool, clips: bool) -> None:
     assert refusal(program) == failure(program) == ""
 
 
+@settings(max_examples=25, deadline=None)
+@given(plans(), st.booleans(), st.integers(2, 3))
+def test_one_batch_proves_a_step_of_several(plan: Plan, sharded: bool, batches: int) -> None:
+    """What a step does once is left out of its other batches on all devices alike: what has waited for it
+    waits for less, and two batches follow each other on every device in the same order.
+    """
+    program = link(plan, settings=StepSettings(sharded=sharded))
+    prove(program)
+    for rules in Rules:
+        execute(program, rules, batches)
+
+
 def in_form(program: Program, device: int) -> bool:
     """Whether a device's program has what the runtime takes for granted: its passes as they were, sums in the
     order of their groups, NORM, STEP and GATHERs at the end.

@@ -5,7 +5,9 @@ it: one process run, and programs without models in threads.
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -23,10 +25,11 @@ from helpers.hanging_programs import (
 )
 from helpers.strict_threads import run_in_threads
 from spindle_cli.plan.file import read_plan
+from spindle_cli.process.worker_session import is_lost_peer
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program, StepSettings
-from spindle_cli.runtime.communication.strict_backend import SERIAL, STRICT
+from spindle_cli.runtime.communication.strict_backend import SERIAL, STRICT, OperationQueue
 
 SHORT_S = 0.5
 # All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes.
@@ -74,3 +77,14 @@ def test_the_plan_of_the_example_for_ci_is_proved_and_runs_with_room_for_one_ope
     program = link(read_plan(PLAN), settings=StepSettings(sharded=True, clips=True))
     prove(program)
     run_in_threads(program, SERIAL)
+
+
+def test_work_that_has_not_ended_in_time_says_so() -> None:
+    """As gloo's does, with the words by which a lost peer is known."""
+    go_on = threading.Event()
+    work = OperationQueue().post(go_on.wait)
+    with pytest.raises(RuntimeError) as caught:
+        work.wait(timedelta(milliseconds=20))
+    assert is_lost_peer(caught.value) and not work.is_completed()
+    go_on.set()
+    assert work.wait(timedelta(seconds=60)) and work.is_completed()

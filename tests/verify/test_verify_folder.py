@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, UsageError
-from spindle_cli.verify.folder import captured_bytes, verify_folder
+from spindle_cli.verify.folder import buffer_bytes, captured_bytes, verify_folder
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.types import Task, Workload
 
 
 def test_a_temporary_folder_goes_with_success_and_with_ctrl_c() -> None:
@@ -46,4 +50,24 @@ def test_room_is_asked_for_every_copy_of_three_stages() -> None:
     _, plan = two_towers()
     once = 4 + 3  # MiB: ops of vision and text
     held = 3 * 2 + 3 * 2 + 1 * 4  # ops of a slice x its devices
-    assert captured_bytes(plan) == 3 * (once + held) * 2**20
+    assert captured_bytes(plan, 0) == 3 * (once + held) * 2**20
+    # buffers before and after, of the plain process and of all devices
+    assert captured_bytes(plan, 10) == 3 * (once + held) * 2**20 + 2 * 10 * (1 + plan.cluster.num_devices)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.ones(3, 4))
+        self.register_buffer("counts", torch.ones(5, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.linear(x) * self.scale.sum(0)).square().mean() + 0 * self.counts.sum()
+
+
+def test_buffers_are_counted_in_their_own_dtypes() -> None:
+    items = [{"x": torch.ones(4)}] * 4
+    assert (
+        buffer_bytes(analyse(Workload("w", [Task("t", Scaled(), 2, items)], (nn.Linear,)))) == 12 * 4 + 5 * 8
+    )

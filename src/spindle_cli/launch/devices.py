@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from spindle_cli.units import MIB, format_bytes
 WORKER_BYTES = 250 * MIB
 # Logs, metrics and request files, with room to spare.
 RUN_FILES_BYTES = 64 * MIB
+# Open files: libraries, logs and the store; a pipe and a connection to the store for each worker; a worker's
+# connections to each other one, of every communicator.
+BASE_FILES, FILES_PER_PROCESS, FILES_PER_PEER = 128, 4, 8
 
 
 def threads_per_worker(plan: Plan, processes: int) -> int:
@@ -95,6 +99,27 @@ def _require_memory(processes: int) -> None:
             f"{format_bytes(needed)} before they hold any tensor; this machine has {format_bytes(total)}",
             hint="Plan for fewer devices per node.",
         )
+
+
+def require_open_files(processes: int, world_size: int) -> None:
+    """Let this process, and the workers that come of it, open as many files as they need.
+
+    Args:
+        processes: of this node. `world_size`: of all nodes; a worker has connections to each other one.
+
+    Raises:
+        InputError: they may not.
+    """
+    needed = BASE_FILES + FILES_PER_PROCESS * processes + FILES_PER_PEER * world_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != hard < needed:
+        raise InputError(
+            f"this process may have {hard} files open; a launcher of {processes} workers, and each of them, "
+            f"may need {needed}",
+            hint=f"Allow more: `ulimit -n {needed}`, or the limit of your job scheduler or container.",
+        )
+    if resource.RLIM_INFINITY != soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def require_disk(run_dir: Path, needed_bytes: int = 0) -> None:

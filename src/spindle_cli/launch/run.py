@@ -24,7 +24,7 @@ from spindle_cli.launch.build import (
 )
 from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
 from spindle_cli.launch.choose import choose_run_dir, is_free
-from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.owner import HeldError, Hold, run_of
 from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on
 from spindle_cli.launch.start_point import StartPoint, find_start
@@ -129,10 +129,11 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     """Whether this machine can run its part; what it does otherwise than planned, as lines for people.
 
     Raises:
-        InputError: devices, memory or disk are missing.
+        InputError: devices, memory, disk or open files are missing.
         UsageError: node 0 cannot listen where the nodes are to meet.
     """
     launch = prepared.launch
+    require_open_files(launch.processes, prepared.plan.cluster.num_devices)
     require_address(prepared.share)
     require_disk(launch.run_dir)
     return (

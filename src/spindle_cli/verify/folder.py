@@ -7,9 +7,13 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spindle_cli.errors import SpindleError, UsageError
 from spindle_cli.plan.types import Plan
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.graph import WorkloadGraph
 
 
 @contextmanager
@@ -37,14 +41,23 @@ def verify_folder(wanted: Path | None) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def captured_bytes(plan: Plan) -> int:
-    """At most this many bytes are captured: three stages, of the plain run and of every device.
+def captured_bytes(plan: Plan, buffer_bytes: int) -> int:
+    """At most this many bytes are captured, of the plain run and of every device: parameters in three stages,
+    and buffers (`buffer_bytes` in all) in two.
 
-    A device is counted with every slice that it runs, although slices may share parameters.
+    A device is counted with every slice that it runs, although slices may share parameters, and with all
+    buffers.
     """
     once = sum(_param_bytes(plan, metaop.name, (0, metaop.num_ops)) for metaop in plan.metaops)
     held = sum(_param_bytes(plan, piece.metaop, piece.ops) * len(piece.devices) for piece in plan.slices)
-    return 3 * (once + held)
+    return 3 * (once + held) + 2 * buffer_bytes * (1 + plan.cluster.num_devices)
+
+
+def buffer_bytes(graph: WorkloadGraph) -> int:
+    """Of all buffers that ops use."""
+    from spindle_cli.workload.parameters import ParameterTable
+
+    return sum(buffer.numel() * buffer.itemsize for buffer in ParameterTable.of(graph).buffers.values())
 
 
 def _param_bytes(plan: Plan, metaop: str, ops: tuple[int, int]) -> int:

@@ -13,7 +13,7 @@ from spindle_cli.files.request import DtypeName
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.checks import find_workload, require_valid
-from spindle_cli.launch.devices import missing_devices, require_disk, threads_per_worker
+from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
 from spindle_cli.launch.starting.network import whole_cluster_here
 from spindle_cli.launch.starting.process import run_launch
@@ -24,7 +24,7 @@ from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.verify.captured import CapturedRun, open_run
-from spindle_cli.verify.folder import captured_bytes, verify_folder
+from spindle_cli.verify.folder import buffer_bytes, captured_bytes, verify_folder
 from spindle_cli.verify.losses import compare_losses
 from spindle_cli.verify.parameters import (
     compare_buffers,
@@ -96,7 +96,8 @@ def verify_plan(
         runs = build_runs(plan, plan_path, found.source, folder, options, found.train.precision)
         for line in missing_devices(plan, runs.ours.processes):
             say(line)
-        require_disk(folder, needed_bytes=captured_bytes(plan))
+        require_open_files(runs.ours.processes, plan.cluster.num_devices)
+        require_disk(folder, needed_bytes=captured_bytes(plan, buffer_bytes(found.graph)))
         say(f"training {options.steps} steps in one plain process")
         train(runs.plain, "plain PyTorch", found.memo)
         say(f"training {options.steps} steps by the plan with {runs.ours.processes} workers")

@@ -8,7 +8,9 @@ posted. At the end nothing may be left in a queue, so that the next iteration fi
 A device has one queue for all its communicators. NCCL has one for each, but what is started in different
 orders on two devices may need the room that the other one holds; gloo has none. A program that comes to its
 end here does so under both, and whatever is batched. One run is enough: nothing that an operation waits for
-depends on timing.
+depends on timing. One batch is enough for a step of several: the others leave out what a step does once, on
+all devices alike, so that each operation waits for no more than here; and of two batches every device posts
+one before the other.
 """
 
 from __future__ import annotations
