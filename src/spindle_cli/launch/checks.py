@@ -104,6 +104,13 @@ def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
+    """Buffers that will not be those of one process, for people."""
+    from spindle_cli.workload.shared_statistics import shared_statistics
+
+    return shared_statistics(workload.graph)
+
+
 def _how(backend: str | None) -> str:
     return "as they are" if backend is None else f"compiled by {backend}"
 

@@ -22,7 +22,13 @@ from spindle_cli.launch.build import (
     with_datasets,
     worker_environment,
 )
-from spindle_cli.launch.checks import FoundWorkload, compiled_otherwise, find_workload, require_valid
+from spindle_cli.launch.checks import (
+    FoundWorkload,
+    compiled_otherwise,
+    find_workload,
+    kept_by_device,
+    require_valid,
+)
 from spindle_cli.launch.choose import choose_run_dir, is_free
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.owner import HeldError, Hold, run_of
@@ -139,6 +145,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     return (
         *missing_devices(prepared.plan, launch.processes),
         *compiled_otherwise(prepared.plan, prepared.workload.train),
+        *kept_by_device(prepared.workload),
     )
 
 

@@ -12,7 +12,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import DtypeName
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch
-from spindle_cli.launch.checks import find_workload, require_valid
+from spindle_cli.launch.checks import find_workload, kept_by_device, require_valid
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
 from spindle_cli.launch.starting.network import whole_cluster_here
@@ -96,6 +96,8 @@ def verify_plan(
         runs = build_runs(plan, plan_path, found.source, folder, options, found.train.precision)
         for line in missing_devices(plan, runs.ours.processes):
             say(line)
+        for line in kept_by_device(found):
+            say(f"warning: {line}")
         require_open_files(runs.ours.processes, plan.cluster.num_devices)
         require_disk(folder, needed_bytes=captured_bytes(plan, buffer_bytes(found.graph)))
         say(f"training {options.steps} steps in one plain process")

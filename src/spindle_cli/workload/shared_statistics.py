@@ -1,0 +1,56 @@
+"""Buffers that several ops change, such as the running statistics of one batch norm in two tasks.
+
+Every device that runs such an op keeps its own, which sees the batches of that op alone; in one process each
+sees all. A batch norm trains the same all the same, but in eval mode the model gives something else.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.parameters import ParameterTable
+
+
+def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
+    """What becomes of buffers that several ops change, as lines for people; one for each set of ops."""
+    table = ParameterTable.of(graph)
+    found: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    for name in table.buffers:
+        users = table.users[name]
+        if len(users) > 1 and any(_changes(graph, table, (task, op), name) for task, op in users):
+            found.setdefault(users, []).append(name)
+    return tuple(
+        f"{', '.join(names)}: changed by the forward passes of {_who(users)}, of which each device keeps its "
+        "own: these values will not be those of one process, nor what a model gives by them (of a batch norm, "
+        "in eval mode); give each task a module of its own for them"
+        for users, names in found.items()
+    )
+
+
+def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int], canonical: str) -> bool:
+    """Whether an op's forward changes a buffer: a batch norm's statistics, or what the analysis has seen."""
+    task, index = user
+    op = graph.tasks[task].ops[index]
+    names = [name for name in op.buffers if table.names[task, name] == canonical]
+    why = op.coupled_because or ""
+    return any(_is_statistic(graph.tasks[task].root, name) or _is_said(name, why) for name in names)
+
+
+def _is_statistic(root: nn.Module, name: str) -> bool:
+    owner = root.get_submodule(name.rpartition(".")[0])
+    norm = nn.modules.batchnorm._NormBase  # of batches, and of instances
+    return isinstance(owner, norm) and owner.training and owner.track_running_stats
+
+
+def _is_said(name: str, why: str) -> bool:
+    """Whether a reason speaks of this buffer by the name that it has inside its operator."""
+    parts = name.split(".")
+    return any(f"changes {'.'.join(parts[first:])!r}" in why for first in range(len(parts)))
+
+
+def _who(users: tuple[tuple[str, int], ...]) -> str:
+    tasks = list(dict.fromkeys(task for task, _ in users))
+    if len(tasks) == 1:
+        return f"{len(users)} ops of task {tasks[0]}"
+    return f"tasks {' and '.join(tasks)}"
