@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.shared_statistics import shared_statistics
+from spindle_cli.workload.splitting.shared_statistics import shared_statistics
 from spindle_cli.workload.types import Task, Workload
 
 

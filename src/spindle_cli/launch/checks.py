@@ -106,7 +106,7 @@ def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
 
 def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
     """Buffers that will not be those of one process, for people."""
-    from spindle_cli.workload.shared_statistics import shared_statistics
+    from spindle_cli.workload.splitting.shared_statistics import shared_statistics
 
     return shared_statistics(workload.graph)
 
