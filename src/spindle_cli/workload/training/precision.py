@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.training.wide_casts import WideCasts
 
 
 def number_format(train: TrainSettings) -> torch.dtype | None:
@@ -77,11 +78,14 @@ def gradient_dtype(parameter: Tensor) -> torch.dtype:
 
 @contextmanager
 def constants_in(dtype: torch.dtype) -> Iterator[None]:
-    """Constants that code makes have this type, unless it says otherwise."""
+    """Constants that code makes have this type, unless it says otherwise; in float64, what code casts to
+    float32 stays float64.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
-        yield
+        with WideCasts() if dtype is torch.float64 else nullcontext():
+            yield
     finally:
         torch.set_default_dtype(before)
 
