@@ -13,6 +13,7 @@ from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
+from spindle_cli.profile.op.attributes import attribute_bytes
 from spindle_cli.profile.op.jobs import JobTable, OpRef, valid_degrees
 from spindle_cli.profile.types import (
     CurvePoint,
@@ -267,12 +268,16 @@ class _ParameterSizes:
 
 
 def _parameter_sizes(task: TaskGraph, ops: Sequence[Op]) -> _ParameterSizes:
-    """Sizes of what the ops of a MetaOp hold: parameters, and buffers as parameters that are not trained."""
+    """Sizes of what the ops of a MetaOp hold: parameters, and as such that are not trained buffers, and
+    tensors that a layer's modules hold as plain attributes.
+    """
     layer_bytes = 0
     extra: dict[int, int] = {}
     trained = total = 0
     for position, op in enumerate(ops):
-        own = glue = 0
+        own = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
+        total += own
+        glue = 0
         for name in (*op.parameters, *op.buffers):
             tensor = _tensor(task, name)
             num_bytes = _num_bytes(tensor)
