@@ -7,6 +7,7 @@ would never be done again.
 from __future__ import annotations
 
 import contextlib
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -85,9 +86,10 @@ def nothing_is_frozen(task: str, root: nn.Module, is_looking: Callable[[], bool]
         raise _frozen(task, "forward draws random numbers by Python's random or numpy", None)
 
 
-def _python_draws() -> str:
+def _python_draws() -> tuple[object, bytes]:
+    """What is another after a draw; compared as bytes, since printing numpy's state takes milliseconds."""
     numpy = sys.modules.get("numpy")
-    return repr((random.getstate(), None if numpy is None else numpy.random.get_state()))
+    return random.getstate(), b"" if numpy is None else pickle.dumps(numpy.random.get_state(legacy=False))
 
 
 def _frozen(task: str, what: str, place: str | None) -> Exception:
