@@ -88,6 +88,8 @@ class Op:
         coupled_because: why, where the workload does not list it itself.
         shares: of the task's last op, and of no other: what shares of the loss compute; where it is whole,
             what one of the several batches of a step has of it.
+        batch_norms: dotted names inside the task's module of the batch norms whose statistics are summed over
+            the op's shares, each once.
     """
 
     index: int
@@ -104,6 +106,7 @@ class Op:
     is_loss: bool
     coupled_because: str | None = None
     shares: LossShares | None = None
+    batch_norms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from spindle_cli.operators.batch_norm import over_shares
+from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
@@ -78,21 +81,28 @@ class OpShares:
         return self._backward(run, leaves, self._cotangents, 1.0)
 
     def in_shares(self, cuts: Sequence[int]) -> Run:
-        """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share."""
-        size = cuts[-1]
+        """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share. What batch
+        norms sum over the shares is summed here, as workers do together.
+        """
+        group = InTurn(len(cuts) - 1)
+        module = over_shares(self._share_module, self._share_module, group)
         counts = self._counts(cuts)
-        runs = []
-        for first, last in pairwise(cuts):
-            self._values.start_anew()
-            with NoRandomness() if self.watch.draws else nullcontext():
-                more = () if counts is None else ((last - first) / size, *counts)
-                run, leaves = self._forward(self._share_module, first, last, more)
-            seeds = {
-                name: _rows(seed, self._task.values[name], first, last)
-                for name, seed in self._cotangents.items()
-            }
-            is_part = counts is not None or self._task.task.reduction == "sum"
-            runs.append(self._backward(run, leaves, seeds, 1.0 if is_part else (last - first) / size))
+        spans = list(pairwise(cuts))
+        forward = group.run([partial(self._share_forward, module, *span, cuts[-1], counts) for span in spans])
+        is_part = counts is not None or self._task.task.reduction == "sum"
+        passes = zip(spans, forward, strict=True)
+        runs = group.run(
+            [
+                partial(
+                    self._backward,
+                    run,
+                    leaves,
+                    self._seeds(first, last),
+                    1.0 if is_part else (last - first) / cuts[-1],
+                )
+                for (first, last), (run, leaves) in passes
+            ]
+        )
         return Run(
             {name: self._joined(name, [run.outputs[name] for run in runs]) for name in runs[0].outputs},
             {
@@ -101,6 +111,19 @@ class OpShares:
             },
             runs[-1].buffers,
         )
+
+    def _share_forward(
+        self, module: nn.Module, first: int, last: int, size: int, counts: Sequence[Tensor] | None
+    ) -> tuple[Run, dict[str, Tensor]]:
+        self._values.start_anew()
+        more = () if counts is None else ((last - first) / size, *counts)
+        with NoRandomness() if self.watch.draws else nullcontext():
+            return self._forward(module, first, last, more)
+
+    def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
+        return {
+            name: _rows(seed, self._task.values[name], first, last) for name, seed in self._cotangents.items()
+        }
 
     def _counts(self, cuts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """What the shares of a loss count together; None: it is not known to be a sum of their parts."""
@@ -140,7 +163,11 @@ class OpShares:
         if seeds and wanted:
             ends = [outputs[name] for name in seeds]
             gradients = torch.autograd.grad(
-                ends, list(wanted.values()), [seeds[name] for name in seeds], allow_unused=True
+                ends,
+                list(wanted.values()),
+                [seeds[name] for name in seeds],
+                allow_unused=True,
+                retain_graph=True,  # the pass may have to be run again, see InTurn
             )
         found = {
             name: torch.zeros_like(tensor) if gradient is None else gradient

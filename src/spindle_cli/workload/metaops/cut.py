@@ -15,6 +15,7 @@ from spindle_cli.workload.losses.counts import SHARE
 from spindle_cli.workload.losses.expressions import Count, Writer, parts_of
 from spindle_cli.workload.metaops.glue import Homes
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.splitting.batch_norms import shared_norms
 from spindle_cli.workload.splitting.coupling import LISTED, Trace
 from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
 from spindle_cli.workload.tracing.kind import Kinds, nodes_signature
@@ -204,7 +205,18 @@ class Cutter:
             coupled_because=None if reason == LISTED else reason,
             is_loss=self._is_loss(index),
             shares=shares,
+            batch_norms=() if reason is not None else norms_used(root, graph),
         )
+
+
+def norms_used(root: nn.Module, graph: fx.Graph) -> tuple[str, ...]:
+    """Dotted names of the batch norms that a graph uses and whose statistics can be summed, each once."""
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            for name, norm in shared_norms(root.get_submodule(str(node.target))).items():
+                found.setdefault(id(norm), f"{node.target}.{name}" if name else str(node.target))
+    return tuple(found.values())
 
 
 def names_used(root: nn.Module, graph: fx.Graph) -> tuple[tuple[str, ...], tuple[str, ...]]:

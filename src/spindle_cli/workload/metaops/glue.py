@@ -15,12 +15,13 @@ import builtins
 import operator
 from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import fx, nn
 
 from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_whole
 from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.refuse import refusal
+from spindle_cli.workload.splitting.batch_norms import has_other_norms, shared_norms
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,
     NO_MEAN,
@@ -28,7 +29,6 @@ from spindle_cli.workload.splitting.coupling import (
     WHOLE_IN_SUM,
     Trace,
     hands_on_whole,
-    has_batch_norm,
     puts_samples_together,
     why_coupled,
     why_mixing,
@@ -132,8 +132,14 @@ class _Placement:
             self._place_mixing(node)
         elif producers:
             self._attach(node, self._best_home(node, producers))
-        elif self._consumers[node] and draws_random_numbers(node, self._trace.root):
-            self._attach(node, min(self._consumers[node]))  # drawn once, however many use it
+        elif self._consumers[node] and self._happens_once(node):
+            self._attach(node, min(self._consumers[node]))
+
+    def _happens_once(self, node: fx.Node) -> bool:
+        """Whether a node draws random numbers, or counts its batch, however many use what it gives."""
+        if draws_random_numbers(node, self._trace.root):
+            return True
+        return node.op == "call_module" and bool(shared_norms(self._module_of(node)))
 
     def _best_home(self, node: fx.Node, producers: set[int]) -> int:
         latest = max(producers)
@@ -223,7 +229,7 @@ class _Placement:
             self._mixed.add(node)
 
     def _class_of(self, node: fx.Node) -> str:
-        return type(self._trace.root.get_submodule(str(node.target))).__name__
+        return type(self._module_of(node)).__name__
 
     def _because(self, node: fx.Node) -> str:
         if self._is_batch_norm(node):
@@ -301,7 +307,11 @@ class _Placement:
         return any(not self._has_batch(source) for source in inputs if self._shapes.is_tensor(source))
 
     def _is_batch_norm(self, node: fx.Node) -> bool:
-        return node.op == "call_module" and has_batch_norm(self._trace.root.get_submodule(str(node.target)))
+        """Whether a node normalises over the batch, in a way that cannot be summed over shares."""
+        return node.op == "call_module" and has_other_norms(self._module_of(node))
+
+    def _module_of(self, node: fx.Node) -> nn.Module:
+        return self._trace.root.get_submodule(str(node.target))
 
     def _homed_inputs(self, node: fx.Node) -> list[fx.Node]:
         """Values of ops that a node needs, seen through what is computed where it is used."""

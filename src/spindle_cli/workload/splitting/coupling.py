@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from spindle_cli.workload.rules.align import DIFFERENT
+from spindle_cli.workload.splitting.batch_norms import has_other_norms
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.shapes import Shapes
@@ -40,7 +41,7 @@ def why_coupled(trace: Trace, node: fx.Node, workload: Workload) -> str | None:
     module = trace.root.get_submodule(str(node.target))
     if isinstance(module, workload.coupled):
         return LISTED
-    if has_batch_norm(module):
+    if has_other_norms(module):
         return BATCH_NORM
     if node is not trace.operators[-1] and hands_on_whole(trace, node):
         return WHOLE
@@ -77,12 +78,6 @@ def _why_no_loss(trace: Trace, node: fx.Node) -> str | None:
     reduction = trace.task.reduction
     wrong = trace.samples.degrees(node) - {1 if reduction == "sum" else 0}
     return NO_MEAN.format(reduction=reduction) if wrong else None
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Whether a module normalises over the samples of the batch (only while training)."""
-    norm = nn.modules.batchnorm._BatchNorm
-    return any(isinstance(part, norm) and part.training for part in module.modules())
 
 
 def hands_on_whole(trace: Trace, node: fx.Node) -> bool:

@@ -16,6 +16,7 @@ from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpac
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape
+from spindle_cli.workload.splitting.batch_norms import by_fixed_statistics
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
 from spindle_cli.workload.tracing.observe import Observer, swapped_tensors
 from spindle_cli.workload.tracing.shapes import leaves_of
@@ -109,9 +110,24 @@ def _examine(
     watched: Mapping[int, str],
     module: nn.Module | None,
 ) -> Findings:
+    with by_fixed_statistics(module) as normalised:
+        return _follow(run, inputs, states, sizes, watched, module, normalised)
+
+
+def _follow(
+    run: Callable[..., Any],
+    inputs: Sequence[Inputs],
+    states: Sequence[State],
+    sizes: Sequence[int],
+    watched: Mapping[int, str],
+    module: nn.Module | None,
+    normalised: list[Tensor],
+) -> Findings:
+    """`normalised`: takes what batch norms are given that sum their statistics over shares."""
     results: list[Any] = []
     tapes: list[Tape] = []
     changes = Changes()
+    of_first = 0  # of `normalised`, those of the first size
     for (args, kwargs), size in zip(inputs, sizes, strict=True):
         tape = Tape()
         try:
@@ -125,13 +141,15 @@ def _examine(
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
             return Findings(None, (), Mixed(why, place_of_error(error)))
         tapes.append(tape)
+        of_first = of_first or len(normalised)
     follower = Follower(tuple(sizes[:-1]), watched)
     given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
     for tensor, state in zip(given, states, strict=True):
         follower.give(tensor, state)
     why_not = follower.follow([tape.entries for tape in tapes[:-1]])
     found = _result_states(follower, results, sizes)
-    return Findings(tuple(results), found, why_not or _kept(follower, changes))
+    why_not = why_not or _kept(follower, changes) or _normalises_other(follower, normalised[:of_first])
+    return Findings(tuple(results), found, why_not)
 
 
 def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[int]) -> tuple[State, ...]:
@@ -148,6 +166,13 @@ def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[i
             state = Mixed(str(error))
         found.append(state)
     return tuple(found)
+
+
+def _normalises_other(follower: Follower, normalised: Sequence[Tensor]) -> Mixed | None:
+    """Why statistics of what batch norms are given do not add up over shares."""
+    if all(isinstance(follower.state_of(tensor), Batch | Mixed) for tensor in normalised):
+        return None
+    return Mixed("a batch norm of it takes what is no row for each sample")
 
 
 def _kept(follower: Follower, changes: Changes) -> Mixed | None:

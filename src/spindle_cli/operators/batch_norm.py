@@ -1,0 +1,200 @@
+"""Batch norm over the whole batch of an op whose shares run on several devices, as SyncBatchNorm computes it.
+
+Each share has a mean and a variance of its own entries. Over the shares are summed, in float64 and per
+channel, the sum and the squared sum of the entries, and their number; backward the sums of the gradient and
+of its product with what was normalised (S. Ioffe, C. Szegedy, arXiv 1502.03167, section 3). Gradients of
+scale and bias stay those of the share: they are summed with all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from spindle_cli.operators.split_op import TensorGroup
+from spindle_cli.workload.splitting.batch_norms import shared_norms, with_forward
+
+_aten = torch.ops.aten
+
+
+class Statistics(NamedTuple):
+    """Of what a batch norm is given, over all shares.
+
+    `mean`, `variance`: by channel, the variance over all entries (not all but one), in the numbers that are
+    computed in. `count`: entries of a channel, one float64.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    count: Tensor
+
+
+class OverShares(nn.Module):
+    """An op whose batch norms take their statistics from all shares of its batch."""
+
+    def __init__(self, op: nn.Module, norms: Sequence[_BatchNorm], group: TensorGroup | None) -> None:
+        """`norms`: those of the op. `group`: the devices that run a share each; None: there is one share."""
+        super().__init__()
+        self.op = op
+        self._norms = tuple(norms)
+        self._group = group
+
+    def forward(self, *arguments: Any) -> Any:
+        """What the op gives on these arguments."""
+        return self._run(_Run(self._group), arguments)
+
+    def remembering(self) -> Callable[..., Any]:
+        """The op as a function that is called twice: the second call takes the statistics that the first one
+        has found, so that nothing is summed and no running statistic changes again.
+        """
+        found: list[Statistics] = []
+
+        def call(*arguments: Any) -> Any:
+            run = _Run(self._group, found, replays=bool(found))
+            return self._run(run, arguments)
+
+        return call
+
+    def _run(self, run: _Run, arguments: Sequence[Any]) -> Any:
+        with with_forward(self._norms, run.normalise):
+            return self.op(*arguments)
+
+
+def over_shares(op: nn.Module, module: nn.Module, group: TensorGroup | None) -> nn.Module:
+    """An op with the statistics of its batch norms summed over a group, where it has any.
+
+    Args:
+        op: what is called.
+        module: that has the op's batch norms; `op` itself or a part of it.
+        group: the devices that run a share each. None: one device has the whole batch, and SyncBatchNorm
+            sums over nobody.
+    """
+    norms = tuple(shared_norms(module).values())
+    if group is None:
+        norms = tuple(norm for norm in norms if isinstance(norm, nn.SyncBatchNorm))
+    return OverShares(op, norms, group) if norms else op
+
+
+@dataclass
+class _Run:
+    """One run of an op. `found`: the statistics of its batch norms in the order of their calls."""
+
+    group: TensorGroup | None
+    found: list[Statistics] = field(default_factory=list)
+    replays: bool = False
+    _next: int = 0
+
+    def normalise(self, norm: _BatchNorm, tensor: Tensor) -> Tensor:
+        """What the batch norm gives."""
+        if self.group is None:
+            return _BatchNorm.forward(norm, tensor)
+        norm._check_input_dim(tensor)
+        if self.replays:
+            statistics = self.found[self._next]
+            self._next += 1
+        else:
+            statistics = find_statistics(tensor, self.group)
+            self.found.append(statistics)
+            update_running(norm, statistics)
+        result: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            tensor, norm.weight, norm.bias, statistics, norm.eps, self.group
+        )
+        return result
+
+
+def find_statistics(tensor: Tensor, group: TensorGroup) -> Statistics:
+    """Of (rows, channels, ...) of this share with those of all others; one sum of 2 x channels + 1 numbers.
+
+    Raises:
+        PeerLostError: as `TensorGroup.sum_`.
+    """
+    wide, channels = _wide(tensor), tensor.shape[1]
+    entries = tensor.numel() // channels
+    dims = [0, *range(2, tensor.dim())]
+    variance, mean = torch.var_mean(tensor.detach().to(wide), dims, correction=0)
+    variance, mean = variance.to(torch.float64), mean.to(torch.float64)
+    count = torch.full((1,), float(entries), dtype=torch.float64, device=tensor.device)
+    sums = torch.cat([entries * mean, entries * (variance + mean * mean), count])
+    group.sum_(sums, is_gradient=False)
+    total = sums[-1]
+    mean, squares = sums[:channels] / total, sums[channels:-1] / total
+    # Less than nothing by rounding alone.
+    return Statistics(mean.to(wide), (squares - mean * mean).clamp_(min=0).to(wide), total)
+
+
+@torch.no_grad()
+def update_running(norm: _BatchNorm, statistics: Statistics) -> None:
+    """Running statistics, as `_BatchNorm.forward` keeps them: the same on all devices of the group."""
+    if not (norm.training and norm.track_running_stats):
+        return
+    factor: float | Tensor = 0.0 if norm.momentum is None else norm.momentum
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:  # the mean of all batches
+            factor = 1.0 / norm.num_batches_tracked.to(torch.float64)
+    count = statistics.count
+    unbiased = statistics.variance.to(torch.float64) * (count / (count - 1))
+    for running, new in ((norm.running_mean, statistics.mean), (norm.running_var, unbiased)):
+        if running is not None:
+            running.copy_((1 - factor) * running.to(torch.float64) + factor * new.to(torch.float64))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    """What is computed in: at least float32."""
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+class _Normalised(torch.autograd.Function):
+    """(x - mean) / sqrt(variance + eps) x weight + bias, where mean and variance depend on all shares' x."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        tensor: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        statistics: Statistics,
+        eps: float,
+        group: TensorGroup,
+    ) -> Tensor:
+        mean, variance, count = statistics
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+        ctx.save_for_backward(tensor, weight, mean, variance, count)
+        ctx.eps, ctx.group = eps, group
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        result: Tensor = _aten.native_batch_norm(tensor, scale, shift, mean, variance, False, 0.0, eps)[0]
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        tensor, weight, mean, variance, count = ctx.saved_tensors
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        # As if the statistics were fixed; what comes through them is taken off below.
+        own, of_scale, of_shift = _aten.native_batch_norm_backward(
+            gradients[0], tensor, scale, mean, variance, None, None, False, ctx.eps, [True, True, True]
+        )
+        if ctx.needs_input_grad[0]:
+            sums = torch.stack([of_shift, of_scale]).to(torch.float64)
+            ctx.group.sum_(sums, is_gradient=True)
+            deviation = torch.rsqrt(variance + ctx.eps)
+            ours, slope = (sums / count).to(mean.dtype) * (scale * deviation)
+            slope = slope * deviation
+            shape = (1, -1, *(1,) * (tensor.dim() - 2))
+            through = tensor.to(mean.dtype) * slope.view(shape) + (ours - mean * slope).view(shape)
+            own = (own.to(mean.dtype) - through).to(tensor.dtype)
+        return (
+            own if ctx.needs_input_grad[0] else None,
+            of_scale.to(weight.dtype) if ctx.needs_input_grad[1] else None,
+            of_shift.to(ctx.bias_dtype) if ctx.needs_input_grad[2] else None,
+            None,
+            None,
+            None,
+        )

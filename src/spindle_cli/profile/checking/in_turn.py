@@ -1,0 +1,63 @@
+"""Shares of one op in one process, one after another, although each takes sums over all of them.
+
+A share runs up to the first sum that is not known yet. When all have come there, what they have brought is
+added up, and all run once more, now past it; as often as they take sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from spindle_cli.operators.split_op import TensorGroup
+
+_Result = TypeVar("_Result")
+
+
+class _NotSummedYetError(Exception):
+    """A share has come to a sum that is not known yet; what it brings to it."""
+
+    def __init__(self, part: Tensor) -> None:
+        super().__init__("a sum over the shares was not reached by all of them")
+        self.part = part
+
+
+class InTurn(TensorGroup):
+    """Stands for the devices that run one share each."""
+
+    def __init__(self, shares: int) -> None:
+        super().__init__(tuple(range(shares)), 0, torch.device("cpu"))
+        self._totals: list[Tensor] = []
+        self._next = 0
+
+    def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - one pass at a time
+        """Sum in place over the shares, once all have come to it."""
+        if self._next == len(self._totals):
+            raise _NotSummedYetError(tensor.clone())
+        tensor.copy_(self._totals[self._next])
+        self._next += 1
+
+    def run(self, shares: Sequence[Callable[[], _Result]]) -> list[_Result]:
+        """What all shares give, of one pass.
+
+        Raises:
+            RuntimeError: some take a sum that others do not, or of another size.
+        """
+        self._totals = []
+        while True:
+            results: list[_Result] = []
+            parts: list[Tensor] = []
+            for share in shares:
+                self._next = 0
+                try:
+                    results.append(share())
+                except _NotSummedYetError as reached:
+                    parts.append(reached.part)
+            if not parts:
+                return results
+            if results:
+                raise RuntimeError("some shares take a sum over all of them that others do not take")
+            self._totals.append(torch.stack(parts).sum(0))
