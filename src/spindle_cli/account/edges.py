@@ -14,10 +14,13 @@ from spindle_cli.profile.types import MetaOp
 
 def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
     """Who holds which samples, of each of `plan.slices`."""
-    return tuple(
-        Layout(piece.devices, piece.dp, piece.tp, plan.by_name[piece.metaop].batch_size)
-        for piece in plan.slices
-    )
+    return tuple(_layout(piece, plan.by_name[piece.metaop]) for piece in plan.slices)
+
+
+def _layout(piece: SliceShape, metaop: MetaOp) -> Layout:
+    # An op that sums over its shares is never split by tensor parallelism as well.
+    sums_shares = bool(metaop.batch_sums) and piece.dp > 1
+    return Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size, sums_shares)
 
 
 def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:

@@ -6,7 +6,7 @@ Used for activations on the way forward and, with the roles swapped, for their g
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,13 +14,15 @@ from typing import NamedTuple
 @dataclass(frozen=True)
 class Layout:
     """A batch of `batch_size` samples over `devices`: `dp` shares, each held whole by `tp` consecutive
-    devices of the list.
+    devices of the list. `sums_shares`: inside of a pass the shares sum something over all of them (the
+    statistics of batch norms).
     """
 
     devices: tuple[int, ...]
     dp: int
     tp: int
     batch_size: int
+    sums_shares: bool = field(default=False, compare=False)
 
     @cached_property
     def share_of(self) -> dict[int, int]:
@@ -50,6 +52,14 @@ class Layout:
     def holders(self, share: int) -> tuple[int, ...]:
         """The `tp` devices that hold a share."""
         return self.devices[share * self.tp : (share + 1) * self.tp]
+
+    def partners(self, share: int) -> tuple[int, ...]:
+        """The devices that sum something inside of each pass, where a share of it takes part in that; else
+        none.
+        """
+        if self.sums_shares:
+            return self.devices
+        return self.holders(share) if self.tp > 1 else ()
 
     def overlaps(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """The shares that hold some of the samples [first, last): (share, first, last) of what each holds of

@@ -110,18 +110,19 @@ def find_meetings(
     ends = {device for pair in pairs for device in pair}
     exchanging = [tuple(sorted(ends))] if ends else []
     summing = {group.devices for group in groups if len(group.devices) > 1} - {everyone}
-    splitting = {
-        tuple(sorted(layout.holders(share)))
+    inside = {
+        (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)
         for layout in layouts
-        if layout.tp > 1
-        for share in range(layout.dp)
+        for share in range(1 if layout.sums_shares else layout.dp)
+        if (partners := layout.partners(share))
     }
     return (
         (everyone, Purpose.EVERYONE),
         *((ranks, Purpose.ACTIVATIONS) for ranks in exchanging),
         *((ranks, Purpose.GRADIENTS) for ranks in exchanging),
         *((ranks, Purpose.SUMS) for ranks in sorted(summing)),
-        *((ranks, Purpose.TENSOR) for ranks in sorted(splitting)),
+        *sorted(each for each in inside if each[1] is Purpose.TENSOR),
+        *sorted(each for each in inside if each[1] is Purpose.STATISTICS),
     )
 
 

@@ -47,6 +47,7 @@ class Purpose(StrEnum):
     GRADIENTS = "gradients"
     SUMS = "sums"  # of gradients, with their flags and gathers
     TENSOR = "tensor parallelism"
+    STATISTICS = "batch statistics"  # of the shares of an op with batch norms
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ scale and bias stay those of the share: they are summed with all others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,12 +28,12 @@ class Statistics(NamedTuple):
     """Of what a batch norm is given, over all shares.
 
     `mean`, `variance`: by channel, the variance over all entries (not all but one), in the numbers that are
-    computed in. `count`: entries of a channel, one float64.
+    computed in. `entries`: of a channel, one float64.
     """
 
     mean: Tensor
     variance: Tensor
-    count: Tensor
+    entries: Tensor
 
 
 class OverShares(nn.Module):
@@ -66,6 +67,14 @@ class OverShares(nn.Module):
             return self.op(*arguments)
 
 
+@contextmanager
+def summing_over(module: nn.Module, group: TensorGroup | None) -> Iterator[None]:
+    """Let the batch norms of a module sum their statistics over a group inside; None: as they are."""
+    norms = shared_norms(module).values() if group is not None else ()
+    with with_forward(norms, _Run(group).normalise):
+        yield
+
+
 def over_shares(op: nn.Module, module: nn.Module, group: TensorGroup | None) -> nn.Module:
     """An op with the statistics of its batch norms summed over a group, where it has any.
 
@@ -94,7 +103,7 @@ class _Run:
         """What the batch norm gives."""
         if self.group is None:
             return _BatchNorm.forward(norm, tensor)
-        norm._check_input_dim(tensor)
+        norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self.replays:
             statistics = self.found[self._next]
             self._next += 1
@@ -117,15 +126,14 @@ def find_statistics(tensor: Tensor, group: TensorGroup) -> Statistics:
     wide, channels = _wide(tensor), tensor.shape[1]
     entries = tensor.numel() // channels
     dims = [0, *range(2, tensor.dim())]
-    variance, mean = torch.var_mean(tensor.detach().to(wide), dims, correction=0)
-    variance, mean = variance.to(torch.float64), mean.to(torch.float64)
-    count = torch.full((1,), float(entries), dtype=torch.float64, device=tensor.device)
-    sums = torch.cat([entries * mean, entries * (variance + mean * mean), count])
+    own, own_mean = torch.var_mean(tensor.detach().to(wide), dims, correction=0)
+    mean = own_mean.to(torch.float64)
+    sums = torch.cat([mean, torch.addcmul(own.to(torch.float64), mean, mean), mean.new_ones(1)]).mul_(entries)
     group.sum_(sums, is_gradient=False)
     total = sums[-1]
-    mean, squares = sums[:channels] / total, sums[channels:-1] / total
-    # Less than nothing by rounding alone.
-    return Statistics(mean.to(wide), (squares - mean * mean).clamp_(min=0).to(wide), total)
+    mean, squares = (sums[:-1] / total).view(2, channels)
+    variance = torch.addcmul(squares, mean, mean, value=-1).clamp_(min=0)  # less than 0 by rounding alone
+    return Statistics(mean.to(wide), variance.to(wide), total)
 
 
 @torch.no_grad()
@@ -133,16 +141,16 @@ def update_running(norm: _BatchNorm, statistics: Statistics) -> None:
     """Running statistics, as `_BatchNorm.forward` keeps them: the same on all devices of the group."""
     if not (norm.training and norm.track_running_stats):
         return
-    factor: float | Tensor = 0.0 if norm.momentum is None else norm.momentum
+    momentum: float | Tensor | None = norm.momentum
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:  # the mean of all batches
-            factor = 1.0 / norm.num_batches_tracked.to(torch.float64)
-    count = statistics.count
-    unbiased = statistics.variance.to(torch.float64) * (count / (count - 1))
+        if momentum is None:  # the mean of all batches
+            momentum = 1.0 / norm.num_batches_tracked
+    unbiased = statistics.variance * (statistics.entries / (statistics.entries - 1))
     for running, new in ((norm.running_mean, statistics.mean), (norm.running_var, unbiased)):
         if running is not None:
-            running.copy_((1 - factor) * running.to(torch.float64) + factor * new.to(torch.float64))
+            weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum or 0.0
+            running.lerp_(new.to(running.dtype), weight)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
@@ -163,10 +171,10 @@ class _Normalised(torch.autograd.Function):
         eps: float,
         group: TensorGroup,
     ) -> Tensor:
-        mean, variance, count = statistics
-        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
-        shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
-        ctx.save_for_backward(tensor, weight, mean, variance, count)
+        mean, variance, entries = statistics
+        scale = None if weight is None else weight.to(mean.dtype)
+        shift = None if bias is None else bias.to(mean.dtype)
+        ctx.save_for_backward(tensor, weight, mean, variance, entries)
         ctx.eps, ctx.group = eps, group
         ctx.bias_dtype = None if bias is None else bias.dtype
         result: Tensor = _aten.native_batch_norm(tensor, scale, shift, mean, variance, False, 0.0, eps)[0]
@@ -175,7 +183,7 @@ class _Normalised(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        tensor, weight, mean, variance, count = ctx.saved_tensors
+        tensor, weight, mean, variance, entries = ctx.saved_tensors
         scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
         # As if the statistics were fixed; what comes through them is taken off below.
         own, of_scale, of_shift = _aten.native_batch_norm_backward(
@@ -185,11 +193,12 @@ class _Normalised(torch.autograd.Function):
             sums = torch.stack([of_shift, of_scale]).to(torch.float64)
             ctx.group.sum_(sums, is_gradient=True)
             deviation = torch.rsqrt(variance + ctx.eps)
-            ours, slope = (sums / count).to(mean.dtype) * (scale * deviation)
+            level, slope = (sums / entries).to(mean.dtype) * (scale * deviation)
             slope = slope * deviation
+            level = torch.addcmul(level, mean, slope, value=-1)
             shape = (1, -1, *(1,) * (tensor.dim() - 2))
-            through = tensor.to(mean.dtype) * slope.view(shape) + (ours - mean * slope).view(shape)
-            own = (own.to(mean.dtype) - through).to(tensor.dtype)
+            through = torch.addcmul(level.view(shape), tensor.to(mean.dtype), slope.view(shape))
+            own = own.to(mean.dtype).sub_(through).to(tensor.dtype)
         return (
             own if ctx.needs_input_grad[0] else None,
             of_scale.to(weight.dtype) if ctx.needs_input_grad[1] else None,

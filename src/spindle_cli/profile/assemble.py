@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from spindle_cli.costs.batch_sums import batch_sums_s
 from spindle_cli.errors import RunFailedError
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
@@ -44,6 +47,7 @@ class Times:
         source_of: what a point of so many devices, and so much tensor parallelism, says about itself.
         value_bytes: bytes of a value between ops for the whole batch.
         by_tp: like `by_key` for ops split by tensor parallelism, by its degree.
+        cluster: on whose links shares sum the statistics of batch norms; None: curves leave that time out.
     """
 
     by_key: Mapping[str, OpTiming]
@@ -51,6 +55,7 @@ class Times:
     source_of: Callable[[int, int], Source]
     value_bytes: Callable[[ValueSpec], int]
     by_tp: Mapping[int, Mapping[str, OpTiming]] = field(default_factory=dict)
+    cluster: Cluster | None = None
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ class _MetaOpAssembly:
         between = [n for n in valid if n > points[0].num_devices and n not in known]
         fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
         sizes = _parameter_sizes(self._task, self._ops)
+        sums = self._batch_sums(valid)
         return MetaOpProfile(
             name=metaop.name,
             task=metaop.task,
@@ -150,9 +156,13 @@ class _MetaOpAssembly:
             op_kind=self._table.class_of[OpRef(metaop.task, self._ops[len(self._ops) // 2].index)],
             coupled=metaop.coupled,
             flops_per_op=self._mean(self._times.flops[self._ref(op)] for op in self._ops),
+            batch_sums=sums,
             curve=tuple(
                 sorted(
-                    [*points, *self._tensor_parallel_points(valid), *fitted],
+                    (
+                        self._with_sums(point, sums)
+                        for point in (*points, *self._tensor_parallel_points(valid), *fitted)
+                    ),
                     key=lambda point: (point.num_devices, point.tp),
                 )
             ),
@@ -186,7 +196,12 @@ class _MetaOpAssembly:
 
     def _timings(self, dp: int, by_key: Mapping[str, OpTiming] | None = None) -> list[OpTiming] | None:
         known = self._times.by_key if by_key is None else by_key
-        keys = [self._table.key(self._ref(op), self._batch_size // dp) for op in self._ops]
+        keys = [
+            self._table.key(
+                self._ref(op), self._batch_size // dp, sums_shares=dp > 1 and bool(op.batch_norms)
+            )
+            for op in self._ops
+        ]
         timings = [known.get(key) for key in keys]
         found = [timing for timing in timings if timing is not None]
         return found if len(found) == len(timings) else None
@@ -206,6 +221,35 @@ class _MetaOpAssembly:
             communication_s=sum(times.communication_s for times in ops) / len(ops),
         )
 
+    def _batch_sums(self, valid: Sequence[int]) -> tuple[BatchSum, ...]:
+        """What one op sums over its shares, on average over the ops; however many shares there are."""
+        for dp in valid[1:]:
+            timings = self._timings(dp)
+            if timings is not None:
+                sums = [each for timing in timings for each in timing.batch_sums]
+                return tuple(
+                    BatchSum(
+                        num_bytes=num_bytes,
+                        forward=self._mean(each.forward for each in sums if each.num_bytes == num_bytes),
+                        backward=self._mean(each.backward for each in sums if each.num_bytes == num_bytes),
+                    )
+                    for num_bytes in sorted({each.num_bytes for each in sums})
+                )
+        return ()
+
+    def _with_sums(self, point: CurvePoint, sums: Sequence[BatchSum]) -> CurvePoint:
+        """A point of the op's own work with what its shares sum, over neighbours."""
+        if not sums or point.dp == 1 or self._times.cluster is None:
+            return point
+        forward_s, backward_s = batch_sums_s(sums, range(point.dp), self._times.cluster)
+        return point.model_copy(
+            update={
+                "forward_s": point.forward_s + forward_s,
+                "backward_s": point.backward_s + backward_s,
+                "communication_s": forward_s + backward_s,
+            }
+        )
+
     def _activation_bytes(self) -> int:
         """Mean of the ops, for the whole batch, from the largest share that was timed."""
         for dp in valid_degrees(self._metaop, self._batch_size, self._extent.max_devices):
@@ -216,7 +260,13 @@ class _MetaOpAssembly:
 
     def _shares(self, op: Op, by_key: Mapping[str, OpTiming]) -> Shares:
         """What is known of the op's memory, also from equal ops of other tasks."""
-        known = {rows: by_key.get(self._table.key(self._ref(op), rows)) for rows in self._table.rows}
+        has_norms = bool(op.batch_norms)
+        known = {
+            rows: by_key.get(
+                self._table.key(self._ref(op), rows, sums_shares=has_norms and rows < self._batch_size)
+            )
+            for rows in self._table.rows
+        }
         return [(rows, timing.memory) for rows, timing in known.items() if timing and timing.memory]
 
     def _memory(self) -> tuple[OpMemory, ...]:

@@ -101,6 +101,7 @@ def profile_workload(
         degrees=tuple(degree for degree in degrees_on(cluster) if degree <= max_tp),
         cluster=cluster if max_tp > 1 else None,
         accepts_noise=accept_noise,
+        planned_for=cluster,
     )
     folder = Path.cwd()
     analysed = load_analysed(source, folder)

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES
+from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.numeric_check import NumericCheck
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
@@ -155,6 +156,8 @@ class MetaOp(Model):
     # what an inner op hands to the next op of the same MetaOp; output_bytes if absent
     inner_output_bytes: Bytes | None = None
     component: str | None = None
+    # what an op sums over its shares inside of its passes, where there are several
+    batch_sums: tuple[BatchSum, ...] = ()
 
 
 class MetaOpProfile(MetaOp):
@@ -295,12 +298,14 @@ class OpTiming(Model):
 
     `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
     entry where only one process counts. `activation_bytes`: kept from forward to backward by this share, with
-    the fields of the batch. `memory`: what the share takes, where that was looked at.
+    the fields of the batch. `memory`: what the share takes, where that was looked at. `batch_sums`: what it
+    sums with the other shares.
     """
 
     slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
     activation_bytes: Bytes
     memory: ShareMemory | None = None
+    batch_sums: tuple[BatchSum, ...] = ()
 
     def on(self, num_devices: int) -> PhaseTimes:
         """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""

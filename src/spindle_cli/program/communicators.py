@@ -5,8 +5,9 @@
   after another, so that one that waits for its receiver holds up those behind it. A gradient is not held up
   by an activation whose receiver is still busy.
 * One for each set of devices that sums gradients; none beside that of everyone for the set of all.
-* One for each tensor-parallel group, even where the same devices sum gradients: those sums start while a pass
-  runs, between the sums that the pass itself takes.
+* One for each tensor-parallel group, and one for each set of devices whose shares sum the statistics of batch
+  norms, even where the same devices sum gradients: those sums start while a pass runs, between the sums that
+  the pass itself takes.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class Directory:
         return self._of[Purpose.EVERYONE, devices] if known is None else known
 
     def of_share(self, layout: Layout, share: int) -> int | None:
-        """What the devices that hold a share sum over; None where it is one device."""
-        if layout.tp == 1:
+        """What the passes of a share sum over inside; None where they sum nothing."""
+        partners = layout.partners(share)
+        if not partners:
             return None
-        return self._of[Purpose.TENSOR, tuple(sorted(layout.holders(share)))]
+        purpose = Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR
+        return self._of[purpose, tuple(sorted(partners))]

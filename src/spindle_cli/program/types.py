@@ -101,7 +101,8 @@ class Action:
             adds to the sum (SUM). The sum may start there, before the slice is through; the order of a
             device's sums stays.
         communicator: index into `Program.communicators` of what is posted; of an F or B, of the sums that
-            tensor parallelism takes inside of it. None where nothing is communicated.
+            tensor parallelism, or batch norms over shares, take inside of it. None where nothing is
+            communicated.
     """
 
     kind: Kind

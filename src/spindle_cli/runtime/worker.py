@@ -256,9 +256,10 @@ def make_trainer(
     model, device = state.model, state.device
     program = model.program
     for local in model.slices.values():
-        if local.group is not None:
+        for group in (local.group, local.shares):
             layout = local.wired.layout
-            local.group.join(communicators.splitting(layout, layout.share_of[rank]))
+            if group is not None and layout.partners(layout.share_of[rank]):
+                group.join(communicators.inside(layout, layout.share_of[rank]))
     stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
     exchange = Exchange(model.wiring, rank, device, communicators)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.update import optimizer_steps_s
+from spindle_cli.costs.batch_sums import beyond_curve_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind, Program
@@ -59,8 +60,9 @@ def step_durations(plan: Plan) -> tuple[float, ...]:
 def _duration(plan: Plan, piece: Slice) -> Duration:
     for point in plan.by_name[piece.metaop].curve:
         if (point.dp, point.tp) == (piece.dp, piece.tp):
-            forward_s = piece.num_ops * point.forward_s
-            backward_s = piece.num_ops * point.backward_s
+            more_s = beyond_curve_s(piece, plan.by_name[piece.metaop], plan.cluster)
+            forward_s = piece.num_ops * (point.forward_s + more_s[0])
+            backward_s = piece.num_ops * (point.backward_s + more_s[1])
             return Duration(forward_s, backward_s + forward_s if piece.recompute else backward_s)
     raise InputError(
         f"metaops: {piece.metaop!r}: no curve point for dp {piece.dp}, tp {piece.tp}, used by {piece.label}",

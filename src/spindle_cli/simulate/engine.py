@@ -204,18 +204,18 @@ class Engine:
             self._gather(device, compute)
 
     def _gather(self, device: _Device, compute: _Compute) -> None:
-        """A device is ready; with tensor parallelism it starts together with those that hold the same
-        share.
-        """
+        """A device is ready; it starts together with those that it sums something with inside the pass."""
         kind, piece = compute
         layout = self._program.layouts[piece]
-        if layout.tp == 1:
+        share = layout.share_of[device.number]
+        together = layout.partners(share)
+        if not together:
             self._start(device, compute)
             return
-        key = (kind, piece, layout.share_of[device.number])
+        key = (kind, piece, min(together))
         partners = self._gathered.setdefault(key, [])
         partners.append((device, self._clock.now_s))
-        if len(partners) < layout.tp:
+        if len(partners) < len(together):
             return
         for partner, ready_s in self._gathered.pop(key):
             if ready_s < self._clock.now_s:

@@ -87,5 +87,5 @@ def _source(waiting: Waiting) -> str:
     if waiting.cause is Cause.GATHER:
         return "its new parameters"
     if waiting.cause is Cause.PARTNER:
-        return "its tensor-parallel partner"
+        return "its partner to start"
     return f"the gradient from {waiting.source}" if waiting.cause is Cause.GRADIENT else f"{waiting.source}"

@@ -24,7 +24,7 @@ class Cause(StrEnum):
 
     ACTIVATION = "activation"  # of another slice, on its way or not computed yet
     GRADIENT = "gradient"  # the same on the way back
-    PARTNER = "partner"  # another device of the same tensor-parallel share
+    PARTNER = "partner"  # another device that sums inside the same pass
     SUM = "sum"  # a gradient sum, or a small one beside it, before the optimizer step
     GATHER = "gather"  # parameters that others have updated in the step before
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
+from spindle_cli.costs.batch_sums import beyond_curve_s
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
@@ -61,9 +62,11 @@ class Passes:
         backward = [_move(exchange, problem.cluster, seconds) for exchange in traffic.gradients]
         self._moves = forward, backward
         points = [problem.point_of(piece) for piece in slices]
-        forward_s = [piece.num_ops * point.forward_s for piece, point in zip(slices, points, strict=True)]
-        backward_s = [piece.num_ops * point.backward_s for piece, point in zip(slices, points, strict=True)]
         profile = problem.profile
+        beyond = [beyond_curve_s(each, profile.by_name[each.metaop], problem.cluster) for each in slices]
+        planned = list(zip(slices, points, beyond, strict=True))
+        forward_s = [piece.num_ops * (point.forward_s + more[0]) for piece, point, more in planned]
+        backward_s = [piece.num_ops * (point.backward_s + more[1]) for piece, point, more in planned]
         stretches = slice_stretches(
             profile.processor,
             problem.num_devices,

@@ -81,8 +81,8 @@ class OpShares:
         return self._backward(run, leaves, self._cotangents, 1.0)
 
     def in_shares(self, cuts: Sequence[int]) -> Run:
-        """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share. What batch
-        norms sum over the shares is summed here, as workers do together.
+        """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share. What
+        batch norms sum over the shares is summed here, as workers do together.
         """
         group = InTurn(len(cuts) - 1)
         module = over_shares(self._share_module, self._share_module, group)

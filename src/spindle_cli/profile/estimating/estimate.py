@@ -34,7 +34,8 @@ _ALL_POINTS = 10**6
 class EstimateSettings:
     """What to estimate for: the device as the cluster file names it, up to how many, and the arithmetic.
 
-    `cluster`: whose links tensor parallelism uses; without one it is not estimated.
+    `cluster`: whose links tensor parallelism and the statistics of batch norms use; without one tensor
+    parallelism is not estimated.
     """
 
     device_name: str
@@ -52,8 +53,9 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
     """The profile of a workload for a listed device, every point 'estimated'.
 
     The work of each op comes from running it on tensors without data, its time from a roofline
-    (`roofline.py`). With data parallelism alone an op communicates nothing, so one device's share is the
-    whole op's time; under tensor parallelism (`tensor_parallel.py`) it sums activations inside a node.
+    (`roofline.py`). With data parallelism alone an op communicates nothing but statistics of batch norms, so
+    one device's share is the whole op's time; under tensor parallelism (`tensor_parallel.py`) it sums
+    activations inside a node.
 
     Raises:
         WorkloadError: the workload's `tp_plans` do not fit its layers.
@@ -78,6 +80,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
         flops=_whole_batch(graph, table, flops),
         source_of=lambda _, __: "estimated",
         value_bytes=partial(value_bytes, precision=_between_devices(analysed.loaded.train, settings)),
+        cluster=settings.cluster,
     )
     return assemble(
         graph,
@@ -114,18 +117,23 @@ def _count_all(
             continue
 
         def count(job: Job, task: TaskGraph = task, op: Op = op, split: LayerSplit | None = split) -> Work:
-            return count_work(task, op, job.rows, precision, split)
+            return count_work(task, op, job.rows, precision, split, sums_shares=job.sums_shares)
 
-        jobs = list(group)
-        most, fewest = jobs[0], jobs[-1]
-        many = count(most)
-        few = many if fewest is most else count(fewest)
-        for job in jobs:
-            if job is most or job is fewest:
-                memory = fake_memory(task, op, job.rows, precision, train, split)
-                yield job, many if job is most else few, memory
-            else:
-                yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job), None
+        for sums_shares, alike in groupby(sorted(group, key=_sums_shares), _sums_shares):
+            jobs = list(alike)
+            most, fewest = jobs[0], jobs[-1]
+            many = count(most)
+            few = many if fewest is most else count(fewest)
+            for job in jobs:
+                if job is most or job is fewest:
+                    memory = fake_memory(task, op, job.rows, precision, train, split, sums_shares=sums_shares)
+                    yield job, many if job is most else few, memory
+                else:
+                    yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job), None
+
+
+def _sums_shares(job: Job) -> bool:
+    return job.sums_shares
 
 
 def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, degree: int = 1) -> OpTiming:
@@ -140,7 +148,12 @@ def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, 
         backward_s=seconds(work.backward) + sum_s,
         communication_s=2 * sum_s,
     )
-    return OpTiming(slowest=(times,), activation_bytes=round(work.activation_bytes), memory=memory)
+    return OpTiming(
+        slowest=(times,),
+        activation_bytes=round(work.activation_bytes),
+        memory=memory,
+        batch_sums=work.batch_sums.as_batch_sums(),
+    )
 
 
 def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Precision:

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
+from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
 from spindle_cli.profile.op.op_memory import live_meter, share_memory
+from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
@@ -30,12 +32,14 @@ def fake_memory(
     precision: Precision,
     train: TrainSettings,
     split: LayerSplit | None = None,
+    *,
+    sums_shares: bool = False,
 ) -> ShareMemory:
     """Memory of one op on `rows` samples of its task.
 
     Where the train settings ask for autocast, the op runs in it. Else floating-point tensors count with the
     bytes that they have in `precision` (at most their own). With `split`: of one device of a tensor-parallel
-    group.
+    group; with `sums_shares`: of one of several shares, over which batch norms sum their statistics.
     """
     is_cast = train.precision == "bf16-autocast"
     module = op_module(task, op)
@@ -46,7 +50,13 @@ def fake_memory(
         inputs = [fake_input(spec, rows) for spec in specs]
 
     def run() -> Sequence[Tensor]:
-        with torch.enable_grad(), computing(train, "cpu"), _copying_gradients(module, split):
+        group = SumCounter((0,), 0, torch.device("cpu")) if sums_shares else None
+        with (
+            torch.enable_grad(),
+            computing(train, "cpu"),
+            _copying_gradients(module, split),
+            summing_over(module, group),
+        ):
             result = functional_call(module, dict(state), tuple(inputs))
         return result if isinstance(result, tuple) else (result,)
 

@@ -13,9 +13,10 @@ from rich.console import Console
 
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.artifact import sha256_of, write_json
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import Cluster, Links, NodeGroup
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.profile.assemble import Extent, Times, assemble
+from spindle_cli.profile.machine.link_speed import as_link
 from spindle_cli.profile.machine.machine import (
     DeviceType,
     cpu_model,
@@ -64,6 +65,7 @@ class MeasureSettings:
             them.
         degrees: of tensor parallelism, on the links of `cluster`.
         accepts_noise: times of a busy machine are taken as they are.
+        planned_for: whose links the sums of batch norms use; None: the link that is measured.
     """
 
     device: DeviceType
@@ -79,6 +81,7 @@ class MeasureSettings:
     degrees: tuple[int, ...] = ()
     cluster: Cluster | None = None
     accepts_noise: bool = False
+    planned_for: Cluster | None = None
 
     def environment(self) -> dict[str, Any]:
         """What the times depend on besides the workload, for the profile."""
@@ -173,6 +176,7 @@ def measure(
         flops=_count_flops(graph, table),
         source_of=settings.source_of,
         value_bytes=lambda value: value.num_bytes,
+        cluster=settings.planned_for or _own_cluster(settings, kept),
     )
     profile = assemble(
         graph,
@@ -198,6 +202,15 @@ def measure(
     write_json(out, profile)
     kept.remove()
     return profile
+
+
+def _own_cluster(settings: MeasureSettings, kept: ResumeFile) -> Cluster | None:
+    """As many devices as the curves reach to, all linked as measured; None where no link was."""
+    if not kept.links:
+        return None
+    link = as_link(kept.links[0])
+    node = NodeGroup(devices=settings.max_devices, device=settings.device, memory_gib=1)
+    return Cluster(name="measured", nodes=(node,), links=Links(intra_node=link, inter_node=link))
 
 
 def _judge(noise: Noise, kept: ResumeFile, settings: MeasureSettings, note: Callable[[str], None]) -> None:
@@ -271,20 +284,25 @@ class _Measuring:
 
     def _steady(self, pool: WorkerPool, job: Job) -> OpTiming:
         """One job's times; where they vary, the steadier of two tries."""
-        timing = self._timing(pool.run(job, self._settings.limits), job.tp)
+        timing = self._timing(pool.run(job, self._settings.limits), job)
         if is_unsteady(timing) and self._measured_again * ONE_AGAIN_IN < len(self._todo):
             self._measured_again += 1
-            timing = steadier(timing, self._timing(pool.run(job, self._settings.limits), job.tp))
+            timing = steadier(timing, self._timing(pool.run(job, self._settings.limits), job))
         return timing
 
-    def _timing(self, seen: JobSamples, tp: int) -> OpTiming:
+    def _timing(self, seen: JobSamples, job: Job) -> OpTiming:
         if self._settings.nproc > 1:
             slowest = slowest_of(seen.per_process[: self._settings.nproc])
         else:
             slowest = (summarise(seen.per_process[0]),)
-        if tp > 1 and self._settings.cluster is not None:
-            slowest = tuple(seen.sums.added_to(times, tp, self._settings.cluster) for times in slowest)
-        return OpTiming(slowest=slowest, activation_bytes=seen.activation_bytes, memory=seen.memory)
+        if job.tp > 1 and self._settings.cluster is not None:
+            slowest = tuple(seen.sums.added_to(times, job.tp, self._settings.cluster) for times in slowest)
+        return OpTiming(
+            slowest=slowest,
+            activation_bytes=seen.activation_bytes,
+            memory=seen.memory,
+            batch_sums=seen.sums.as_batch_sums() if job.sums_shares else (),
+        )
 
 
 def _split(table: JobTable, timings: Mapping[str, OpTiming], tp: int) -> dict[str, OpTiming]:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from spindle_cli.errors import SpindleError
+from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.process.allocator import keep_freed_memory
@@ -145,8 +146,12 @@ class _Worker:
             split = layer_split(self._graph.workload, task, op, request.job.tp)
             assert split is not None, "a job is made only where the op can be split"
             module = one_part(module, split, sums)
+        elif request.job.sums_shares:
+            module = over_shares(whole, whole, sums)
         elif self._compiler is not None:
             module = self._compiler.compile_layer(whole, op.target)
+        if not request.job.sums_shares:
+            module = over_shares(module, whole, None)
         widen_gradients(module.parameters(), self._train)
         module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)

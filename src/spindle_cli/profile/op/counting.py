@@ -19,10 +19,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
+from spindle_cli.profile.op.split_runs import SplitSums, SumCounter
 from spindle_cli.profile.op.tensor_parallel import noting_sums
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
@@ -50,17 +52,22 @@ _PICKING = {
 }
 
 
+_NO_SUMS = SplitSums()
+
+
 @dataclass(frozen=True)
 class Work:
     """One op on one share: kernels of each direction, and bytes kept from forward to backward.
 
     `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
+    `batch_sums`: what batch norms sum over the shares of the op.
     """
 
     forward: tuple[Kernel, ...]
     backward: tuple[Kernel, ...]
     activation_bytes: float
     summed_bytes: tuple[float, ...] = ()
+    batch_sums: SplitSums = _NO_SUMS
 
     @property
     def forward_flops(self) -> float:
@@ -69,12 +76,19 @@ class Work:
 
 
 def count_work(
-    task: TaskGraph, op: Op, rows: int, precision: Precision, split: LayerSplit | None = None
+    task: TaskGraph,
+    op: Op,
+    rows: int,
+    precision: Precision,
+    split: LayerSplit | None = None,
+    *,
+    sums_shares: bool = False,
 ) -> Work:
     """The work of one op on `rows` samples of its task, forward and backward.
 
     Floating-point tensors count with the bytes that they have in `precision` (at most their own). With
-    `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`.
+    `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`; with
+    `sums_shares` that of one of several shares, over which batch norms sum their statistics.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     module = op_module(task, op)
@@ -86,7 +100,9 @@ def count_work(
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
     with torch.random.fork_rng(devices=[]), mode, counter, Unread(), torch.enable_grad():
-        with saved, noting_sums(module, split) as sums:
+        counted = SumCounter((0,), 0, torch.device("cpu"))
+        group = counted if sums_shares else None
+        with saved, noting_sums(module, split) as sums, summing_over(module, group):
             result = functional_call(module, dict(state), tuple(inputs))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
@@ -102,6 +118,7 @@ def count_work(
         counter.take() + accumulations,
         sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
         tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
+        counted.take(),
     )
 
 
@@ -132,6 +149,7 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
         mix_kernels(few.backward, many.backward),
         mix(few.activation_bytes, many.activation_bytes),
         tuple(mix(a, b) for a, b in zip(few.summed_bytes, many.summed_bytes, strict=True)),
+        few.batch_sums,
     )
 
 

@@ -35,6 +35,7 @@ class Job:
         rows: samples of the share.
         label: for people.
         tp: of how many devices, among which tensor parallelism splits the op, one is run.
+        sums_shares: it runs as one of several shares, whose batch norms sum their statistics.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Job:
     rows: int
     label: str
     tp: int = 1
+    sums_shares: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,11 @@ class JobTable:
         """All sizes of shares that are timed."""
         return tuple(sorted({job.rows for job in self.jobs}))
 
-    def key(self, op: OpRef, rows: int, tp: int = 1) -> str:
-        """Key of the job that times `op` on `rows` samples, split `tp` ways."""
-        return _key(self.class_of[op], rows, tp)
+    def key(self, op: OpRef, rows: int, tp: int = 1, *, sums_shares: bool = False) -> str:
+        """Key of the job that times `op` on `rows` samples, split `tp` ways; or as a share that sums the
+        statistics of its batch norms with others.
+        """
+        return _key(self.class_of[op], rows, tp, sums_shares=sums_shares)
 
 
 def valid_degrees(metaop: MetaOp, batch_size: int, max_devices: int) -> tuple[int, ...]:
@@ -100,12 +104,14 @@ def make_jobs(
         shares = choose_measured(valid_degrees(metaop, batch_size, max_devices), max_points)
         for index in metaop.ops:
             op = OpRef(metaop.task, index)
+            has_norms = bool(graph.tasks[op.task].ops[op.op].batch_norms)
             for tp in (1, *_possible(graph, op, degrees)):
-                for rows in (batch_size // dp for dp in shares if dp * tp <= max_devices):
-                    key = _key(class_of[op], rows, tp)
+                for dp in (dp for dp in shares if dp * tp <= max_devices):
+                    rows, sums = batch_size // dp, has_norms and dp > 1
+                    key = _key(class_of[op], rows, tp, sums_shares=sums)
                     part = f", one of {tp} parts" if tp > 1 else ""
                     label = f"{metaop.name} on {rows} samples{part}"
-                    jobs.setdefault(key, Job(key, stand_ins[op], rows, label, tp))
+                    jobs.setdefault(key, Job(key, stand_ins[op], rows, label, tp, sums))
     # By class, large shares first: what does not fit the memory shows early.
     order = sorted(jobs.values(), key=lambda job: (job.op, -job.rows, job.tp))
     return JobTable(tuple(order), stand_ins, class_of)
@@ -119,8 +125,9 @@ def wanted_ops(table: JobTable) -> dict[str, set[int]]:
     return wanted
 
 
-def _key(op_class: str, rows: int, tp: int = 1) -> str:
-    return f"{op_class}/{rows}" if tp == 1 else f"{op_class}/{rows}/tp{tp}"
+def _key(op_class: str, rows: int, tp: int = 1, *, sums_shares: bool = False) -> str:
+    key = f"{op_class}/{rows}" if tp == 1 else f"{op_class}/{rows}/tp{tp}"
+    return f"{key}/shares" if sums_shares else key
 
 
 def _possible(graph: WorkloadGraph, op: OpRef, degrees: Sequence[int]) -> list[int]:

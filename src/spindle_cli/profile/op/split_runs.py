@@ -1,10 +1,11 @@
-"""One device's part of an op that tensor parallelism splits, run by itself: what the devices sum is counted,
-and its time comes from the links.
+"""One device's part of an op that tensor parallelism splits, or one share of an op with batch norms, run by
+itself: what the devices sum is counted, and its time comes from the links.
 """
 
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
 from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import PhaseTimes
 
 
@@ -24,6 +26,14 @@ class SplitSums:
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
+
+    def as_batch_sums(self) -> tuple[BatchSum, ...]:
+        """The same, counted by their bytes."""
+        forward, backward = Counter(self.forward), Counter(self.backward)
+        return tuple(
+            BatchSum(num_bytes=num_bytes, forward=forward[num_bytes], backward=backward[num_bytes])
+            for num_bytes in sorted({*forward, *backward})
+        )
 
     def added_to(self, times: PhaseTimes, tp: int, cluster: Cluster) -> PhaseTimes:
         """The times of one device's part with those of its sums, over `tp` devices of a node."""

@@ -26,8 +26,8 @@ _PURPOSES = {
     Kind.SUM: (Purpose.SUMS, Purpose.EVERYONE),
     Kind.FLAGS: (Purpose.SUMS, Purpose.EVERYONE),
     Kind.GATHER: (Purpose.SUMS, Purpose.EVERYONE),
-    Kind.FORWARD: (Purpose.TENSOR,),
-    Kind.BACKWARD: (Purpose.TENSOR,),
+    Kind.FORWARD: (Purpose.TENSOR, Purpose.STATISTICS),
+    Kind.BACKWARD: (Purpose.TENSOR, Purpose.STATISTICS),
 }
 
 
@@ -81,8 +81,7 @@ def _takers(program: Program, device: int, action: Action) -> tuple[int, ...] | 
     if action.transfer is not None:
         return action.transfer.source, action.transfer.destination
     if action.piece is not None:
-        layout = program.layouts[action.piece]
-        return None if layout.tp == 1 else tuple(sorted(layout.holders(layout.share_of[device])))
+        return _partners(program, device, action.piece)
     if action.group is not None:
         return program.groups[action.group].devices
     if action.kind in (Kind.LOSSES, Kind.NORM):
@@ -91,6 +90,16 @@ def _takers(program: Program, device: int, action: Action) -> tuple[int, ...] | 
         assert action.communicator is not None, "it is in a range"
         return program.communicators[action.communicator].ranks
     return None
+
+
+def _partners(program: Program, device: int, piece: int) -> tuple[int, ...] | None:
+    """Who sums something inside of a pass: all that run a share, where its batch norms take the statistics of
+    the whole batch; those that hold the same share, where tensor parallelism splits it; else nobody.
+    """
+    layout, shape = program.layouts[piece], program.slices[piece]
+    if program.plan.by_name[shape.metaop].batch_sums and shape.dp > 1:
+        return tuple(sorted(shape.devices))
+    return None if layout.tp == 1 else tuple(sorted(layout.holders(layout.share_of[device])))
 
 
 def _own_end(device: int, action: Action, transfer: Transfer) -> bool:

@@ -2,7 +2,8 @@
 
 That is its program with one difference: a sum starts while the backward pass before it still runs, with the
 op that it names, and so ahead of what the program has between that pass and the sum. Where the pass is split
-by tensor parallelism, the sum comes between two of the collectives that the pass takes.
+by tensor parallelism, or sums the statistics of batch norms, the sum comes between two of the collectives
+that the pass takes.
 """
 
 from __future__ import annotations

@@ -41,10 +41,10 @@ class Communicators:
         """What these ranks, ascending, sum gradients over."""
         return self.of(self.directory.of_sum(ranks))
 
-    def splitting(self, layout: Layout, share: int) -> dist.ProcessGroup | None:
-        """What the devices that hold a share of a split slice sum over."""
+    def inside(self, layout: Layout, share: int) -> dist.ProcessGroup | None:
+        """What the passes of a share sum over inside."""
         index = self.directory.of_share(layout, share)
-        assert index is not None, "the slice is split"
+        assert index is not None, "its passes sum something"
         return self.of(index)
 
     def meet(self, program: Program, rank: int, device: torch.device) -> None:

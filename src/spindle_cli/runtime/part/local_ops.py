@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx, nn
 
+from spindle_cli.errors import InputError
+from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
@@ -86,6 +88,7 @@ class LocalOps:
     def _slice(self, wired: WiredSlice) -> LocalSlice:
         rank, device = self._place.rank, self._place.device
         group = None
+        shares = _shares(wired, rank, device)
         if wired.piece.tp > 1:
             ranks = wired.layout.holders(wired.layout.share_of[rank])
             group = TensorGroup(ranks, wired.layout.member_of(rank), device)
@@ -93,16 +96,22 @@ class LocalOps:
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(
-            self._runnable(wired, position, op, module, group)
+            self._runnable(wired, position, op, module, group, shares)
             for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)
         )
-        return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group)
+        return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group, shares)
 
     def _runnable(
-        self, wired: WiredSlice, position: int, op: Op, module: fx.GraphModule, group: TensorGroup | None
+        self,
+        wired: WiredSlice,
+        position: int,
+        op: Op,
+        module: fx.GraphModule,
+        group: TensorGroup | None,
+        shares: TensorGroup | None,
     ) -> nn.Module:
         """The op's module, over views of leaves where it does not use whole parameters of this rank's own;
-        else compiled, if that is asked for.
+        else compiled, if that is asked for and nothing is summed inside of it.
         """
         split = self._splits.by_op.get((wired.index, position))
         first = group is None or group.member == 0
@@ -119,8 +128,38 @@ class LocalOps:
             view = View(leaves, cut.dim, counts=first or is_own, is_zero=is_zero)
             views[dotted] = known.setdefault((name, view.counts, is_zero, len(leaves)), view)
         if split is None or group is None:
-            if views:
-                return PartialOp(module, views, None)
+            summing = over_shares(PartialOp(module, views, None) if views else module, module, shares)
             compiler = self._place.compiler
-            return module if compiler is None else compiler.compile_layer(module, op.target)
+            if views or compiler is None or summing is not module:
+                return summing
+            return compiler.compile_layer(module, op.target)
         return PartialOp(module, views, SplitRegion(module, split, group))
+
+
+def _shares(wired: WiredSlice, rank: int, device: torch.device) -> TensorGroup | None:
+    """The devices that run a share each, where the ops of a slice sum something over them."""
+    layout = wired.layout
+    if layout.sums_shares:
+        return TensorGroup(layout.devices, layout.share_of[rank], device)
+    if layout.dp > 1 and any(op.batch_norms for op in wired.ops):
+        return _UnplannedGroup(layout.devices, layout.share_of[rank], device, label=wired.piece.label)
+    return None
+
+
+@dataclass
+class _UnplannedGroup(TensorGroup):
+    """Devices that the plan has no communicator for, as it does not say that they sum anything."""
+
+    label: str = ""
+
+    def sum_(self, tensor: torch.Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - whatever it is
+        """Refuse.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{self.label}: its batch norms sum {tensor.numel()} numbers over its devices, of which the plan "
+            f"says nothing (batch_sums of {self.label.partition('[')[0]} is empty)",
+            hint="Profile the workload again, and plan again from that.",
+        )

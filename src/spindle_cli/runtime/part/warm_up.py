@@ -30,7 +30,8 @@ COMPILE_S = 3600
 def compile_layers(model: LocalModel, device: torch.device) -> None:
     """Compile what this rank runs, and wait until every rank has; collective. Nothing is changed by it.
 
-    Slices that tensor parallelism splits are not compiled, and not run.
+    Slices inside of which devices sum something (tensor parallelism, batch norms) are not compiled, and not
+    run.
 
     Raises:
         WorkloadError: a layer cannot be compiled.
@@ -40,7 +41,7 @@ def compile_layers(model: LocalModel, device: torch.device) -> None:
     waiting = dist.new_group(backend="gloo", timeout=timedelta(seconds=COMPILE_S))
     with _unchanged(model, device):
         for local in model.slices.values():
-            if local.group is None:
+            if local.group is None and local.shares is None:
                 _run(local, model, device)
     dist.barrier(group=waiting)
     dist.destroy_process_group(waiting)

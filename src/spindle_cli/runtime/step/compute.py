@@ -28,6 +28,7 @@ class LocalSlice:
         modules: each op's own module; the same, unless tensor parallelism gives it parts of its parameters.
         samples: this rank's share.
         group: the devices that hold the same share, where tensor parallelism splits the slice.
+        shares: the devices that run a share each, where batch norms sum their statistics over them.
     """
 
     wired: WiredSlice
@@ -35,6 +36,7 @@ class LocalSlice:
     modules: tuple[nn.Module, ...]
     samples: Samples
     group: TensorGroup | None
+    shares: TensorGroup | None = None
 
     @property
     def is_first(self) -> bool:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from spindle_cli.operators.batch_norm import OverShares
 from spindle_cli.runtime.step.held_state import HeldState
 
 if TYPE_CHECKING:
@@ -22,11 +23,13 @@ def run_recomputed(module: nn.Module, arguments: Sequence[Any]) -> Any:
     """`module(*arguments)`, keeping for the backward pass the arguments instead of what it computes.
 
     The second forward pass draws the random numbers of the first, and sees the buffers and attributes that
-    the first saw; what it does to them is undone, so that running statistics count every batch once.
+    the first saw; what it does to them is undone, so that running statistics count every batch once. Batch
+    norms whose statistics are summed over shares take those of the first: nothing is summed again.
     """
     state = ChangedState(module)
+    function = module.remembering() if isinstance(module, OverShares) else module
     return checkpoint(
-        module, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
+        function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
     )
 
 

@@ -29,7 +29,7 @@ def normalises(part: nn.Module) -> bool:
 
 def shared_norms(module: nn.Module) -> dict[str, _BatchNorm]:
     """The batch norms of a module whose statistics can be summed over shares, by dotted name, each once."""
-    return {name: part for name, part in module.named_modules() if _is_shared(part)}  # type: ignore[misc]
+    return {name: part for name, part in module.named_modules() if _is_shared(part)}
 
 
 def has_other_norms(module: nn.Module) -> bool:
@@ -42,7 +42,9 @@ def _is_shared(part: nn.Module) -> bool:
 
 
 @contextmanager
-def with_forward(norms: Iterable[_BatchNorm], forward: Callable[[_BatchNorm, Tensor], Tensor]) -> Iterator[None]:
+def with_forward(
+    norms: Iterable[_BatchNorm], forward: Callable[[_BatchNorm, Tensor], Tensor]
+) -> Iterator[None]:
     """Let batch norms compute `forward(norm, input)` inside."""
     held = tuple(norms)
     try:
@@ -62,7 +64,7 @@ def by_fixed_statistics(module: nn.Module | None) -> Iterator[list[Tensor]]:
     given: list[Tensor] = []
 
     def forward(norm: _BatchNorm, tensor: Tensor) -> Tensor:
-        norm._check_input_dim(tensor)
+        norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         given.append(tensor)
         mean = torch.zeros(norm.num_features, dtype=tensor.dtype, device=tensor.device)
         return functional.batch_norm(

@@ -1,0 +1,52 @@
+"""How long the sums inside of an op's passes take that go over all shares of its batch: of batch norms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import CurvePoint
+
+
+class _Sums(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def forward(self) -> float: ...
+    @property
+    def backward(self) -> float: ...
+
+
+class _Summing(Protocol):
+    @property
+    def batch_sums(self) -> Sequence[_Sums]: ...
+    @property
+    def curve(self) -> Sequence[CurvePoint]: ...
+
+
+def batch_sums_s(sums: Iterable[_Sums], devices: Sequence[int], cluster: Cluster) -> tuple[float, float]:
+    """Seconds of one op's sums over these devices, forward and backward."""
+    forward_s = backward_s = 0.0
+    for each in sums:
+        once_s = all_reduce_s(each.num_bytes, devices, cluster)
+        forward_s += each.forward * once_s
+        backward_s += each.backward * once_s
+    return forward_s, backward_s
+
+
+def beyond_curve_s(piece: SliceShape, metaop: _Summing, cluster: Cluster) -> tuple[float, float]:
+    """Seconds that the sums of one op of a slice take longer on its devices than its curve has them, forward
+    and backward: a curve was drawn for neighbours, or without knowing any links.
+    """
+    if piece.dp == 1 or not metaop.batch_sums:
+        return 0.0, 0.0
+    forward_s, backward_s = batch_sums_s(metaop.batch_sums, piece.devices, cluster)
+    known_s = next(
+        (point.communication_s for point in metaop.curve if (point.dp, point.tp) == (piece.dp, piece.tp)), 0.0
+    )
+    both_s = forward_s + backward_s
+    beyond = max(0.0, 1.0 - known_s / both_s) if both_s else 0.0
+    return beyond * forward_s, beyond * backward_s
