@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.plan.types import Plan
+from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, WorkloadRef
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 
@@ -55,6 +56,8 @@ def whole(graph: WorkloadGraph, devices: tuple[int, ...]) -> list[Placement]:
 
 def _profile_of(metaop: MetaOp, graph: WorkloadGraph) -> MetaOpProfile:
     batch_size = graph.tasks[metaop.task].task.batch_size
+    ops = [graph.tasks[metaop.task].ops[index] for index in metaop.ops]
+    sums = (BatchSum(num_bytes=72, forward=1, backward=1),) if any(op.batch_norms for op in ops) else ()
     found = metaop_of(
         metaop.name,
         len(metaop.ops),
@@ -78,4 +81,4 @@ def _profile_of(metaop: MetaOp, graph: WorkloadGraph) -> MetaOpProfile:
         for point in found.curve
     )
     curve = sorted((*found.curve, *split), key=lambda point: (point.num_devices, point.tp))
-    return found.model_copy(update={"curve": tuple(curve)})
+    return found.model_copy(update={"curve": tuple(curve), "batch_sums": sums})

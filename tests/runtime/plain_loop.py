@@ -15,13 +15,14 @@ from spindle_cli.workload.training.batches import Batches
 
 @dataclass(frozen=True)
 class PlainRun:
-    """Per step: the tasks' losses. After the first step: gradients. After the last: parameters. By canonical
-    name.
+    """Per step: the tasks' losses. After the first step: gradients. After the last: parameters and buffers.
+    By canonical name.
     """
 
     losses: list[dict[str, float]]
     gradients: dict[str, Tensor]
     final: dict[str, Tensor]
+    buffers: dict[str, Tensor]
 
 
 class PlainTraining:
@@ -70,9 +71,19 @@ class PlainTraining:
         """Copies of the parameters by canonical name."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
 
+    @property
+    def buffers(self) -> dict[str, Tensor]:
+        """Copies of the buffers by the name that the first task has for them."""
+        named = [
+            (f"{task.name}.{name}", buffer)
+            for task in self.tasks
+            for name, buffer in task.module.named_buffers()
+        ]
+        return {name: buffer.detach().clone() for name, buffer in named}
+
 
 def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
     """Train `steps` steps with the optimizer of the source's train settings."""
     training = PlainTraining(source, dtype)
     done = [training.step(step) for step in range(steps)]
-    return PlainRun([losses for losses, _ in done], done[0][1], training.values)
+    return PlainRun([losses for losses, _ in done], done[0][1], training.values, training.buffers)

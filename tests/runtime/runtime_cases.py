@@ -8,6 +8,7 @@ from functools import cache
 import runtime_toys
 from case_runs import ADAMW, SGD, Case
 from hand_plans import Placement, whole
+from norm_cases import NORMED
 
 from helpers.analysed import analysed
 from spindle_cli.workload.graph import WorkloadGraph
@@ -136,6 +137,7 @@ EXACT_ON_FOUR = (
     Case("accumulated-sum", (1, 2), args={"reduction": "sum"}, train={**ADAMW, "accumulate": 2}),
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
+    *NORMED,
 )
 ON_FOUR = (
     *EXACT_ON_FOUR,

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from spindle_cli.operators.split_op import TensorGroup
-from spindle_cli.workload.splitting.batch_norms import shared_norms, with_forward
+from spindle_cli.workload.rules.batch_norms import shared_norms, with_forward
 
 _aten = torch.ops.aten
 
@@ -69,10 +70,18 @@ class OverShares(nn.Module):
 
 @contextmanager
 def summing_over(module: nn.Module, group: TensorGroup | None) -> Iterator[None]:
-    """Let the batch norms of a module sum their statistics over a group inside; None: as they are."""
-    norms = shared_norms(module).values() if group is not None else ()
-    with with_forward(norms, _Run(group).normalise):
+    """Let the batch norms of a module sum their statistics over a group inside; None: as they are, but that
+    none looks at how many batches there were, which tensors without data do not know.
+    """
+    norms = shared_norms(module).values()
+    with with_forward(norms, _whole if group is None else _Run(group).normalise):
         yield
+
+
+def _whole(norm: _BatchNorm, tensor: Tensor) -> Tensor:
+    keeps = norm.training and norm.track_running_stats
+    running = (norm.running_mean, norm.running_var) if keeps else (None, None)
+    return functional.batch_norm(tensor, *running, norm.weight, norm.bias, training=True, eps=norm.eps)
 
 
 def over_shares(op: nn.Module, module: nn.Module, group: TensorGroup | None) -> nn.Module:
@@ -81,12 +90,12 @@ def over_shares(op: nn.Module, module: nn.Module, group: TensorGroup | None) -> 
     Args:
         op: what is called.
         module: that has the op's batch norms; `op` itself or a part of it.
-        group: the devices that run a share each. None: one device has the whole batch, and SyncBatchNorm
-            sums over nobody.
+        group: the devices that run a share each. None: one device has the whole batch; then SyncBatchNorm
+            sums over nobody, and the host waits for no count of batches (`momentum=None`).
     """
     norms = tuple(shared_norms(module).values())
     if group is None:
-        norms = tuple(norm for norm in norms if isinstance(norm, nn.SyncBatchNorm))
+        norms = tuple(n for n in norms if isinstance(n, nn.SyncBatchNorm) or n.momentum is None)
     return OverShares(op, norms, group) if norms else op
 
 
@@ -101,7 +110,7 @@ class _Run:
 
     def normalise(self, norm: _BatchNorm, tensor: Tensor) -> Tensor:
         """What the batch norm gives."""
-        if self.group is None:
+        if self.group is None and norm.momentum is not None:
             return _BatchNorm.forward(norm, tensor)
         norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if self.replays:
@@ -117,7 +126,7 @@ class _Run:
         return result
 
 
-def find_statistics(tensor: Tensor, group: TensorGroup) -> Statistics:
+def find_statistics(tensor: Tensor, group: TensorGroup | None) -> Statistics:
     """Of (rows, channels, ...) of this share with those of all others; one sum of 2 x channels + 1 numbers.
 
     Raises:
@@ -129,7 +138,8 @@ def find_statistics(tensor: Tensor, group: TensorGroup) -> Statistics:
     own, own_mean = torch.var_mean(tensor.detach().to(wide), dims, correction=0)
     mean = own_mean.to(torch.float64)
     sums = torch.cat([mean, torch.addcmul(own.to(torch.float64), mean, mean), mean.new_ones(1)]).mul_(entries)
-    group.sum_(sums, is_gradient=False)
+    if group is not None:
+        group.sum_(sums, is_gradient=False)
     total = sums[-1]
     mean, squares = (sums[:-1] / total).view(2, channels)
     variance = torch.addcmul(squares, mean, mean, value=-1).clamp_(min=0)  # less than 0 by rounding alone
@@ -169,7 +179,7 @@ class _Normalised(torch.autograd.Function):
         bias: Tensor | None,
         statistics: Statistics,
         eps: float,
-        group: TensorGroup,
+        group: TensorGroup | None,
     ) -> Tensor:
         mean, variance, entries = statistics
         scale = None if weight is None else weight.to(mean.dtype)
@@ -191,7 +201,8 @@ class _Normalised(torch.autograd.Function):
         )
         if ctx.needs_input_grad[0]:
             sums = torch.stack([of_shift, of_scale]).to(torch.float64)
-            ctx.group.sum_(sums, is_gradient=True)
+            if ctx.group is not None:
+                ctx.group.sum_(sums, is_gradient=True)
             deviation = torch.rsqrt(variance + ctx.eps)
             level, slope = (sums / entries).to(mean.dtype) * (scale * deviation)
             slope = slope * deviation

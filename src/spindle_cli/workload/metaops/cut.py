@@ -15,7 +15,7 @@ from spindle_cli.workload.losses.counts import SHARE
 from spindle_cli.workload.losses.expressions import Count, Writer, parts_of
 from spindle_cli.workload.metaops.glue import Homes
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.splitting.batch_norms import shared_norms
+from spindle_cli.workload.rules.batch_norms import shared_norms
 from spindle_cli.workload.splitting.coupling import LISTED, Trace
 from spindle_cli.workload.tracing.faithful import NO_AUTOCAST
 from spindle_cli.workload.tracing.kind import Kinds, nodes_signature

@@ -21,7 +21,7 @@ from spindle_cli.workload.losses.find import LossPart, find_part, find_part_of_w
 from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.refuse import refusal
-from spindle_cli.workload.splitting.batch_norms import has_other_norms, shared_norms
+from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,
     NO_MEAN,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from spindle_cli.workload.rules.align import DIFFERENT
-from spindle_cli.workload.splitting.batch_norms import has_other_norms
+from spindle_cli.workload.rules.batch_norms import has_other_norms
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.shapes import Shapes

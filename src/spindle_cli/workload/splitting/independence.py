@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.memo import key_of, portable
-from spindle_cli.workload.splitting.batch_norms import by_fixed_statistics
+from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.splitting.samples import Verdicts
 from spindle_cli.workload.tracing.behaviour import name_of

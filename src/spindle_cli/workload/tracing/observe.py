@@ -24,6 +24,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import watching
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
+from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
@@ -77,7 +78,8 @@ class Observer:
         if key not in self._known:
             given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             versions = [tensor._version for tensor in given]
-            with watching(module), swapped_tensors(module, self.fake):
+            norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
+            with norms, watching(module), swapped_tensors(module, self.fake):
                 self._known[key] = module(*args, **kwargs)
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError

@@ -57,14 +57,18 @@ def with_forward(
 
 
 @contextmanager
-def by_fixed_statistics(module: nn.Module | None) -> Iterator[list[Tensor]]:
+def by_fixed_statistics(module: nn.Module | None, *, is_whole: bool = False) -> Iterator[list[Tensor]]:
     """Let a module's batch norms that can be shared act on samples one by one inside, and leave their buffers
     alone: what is left is what the module does apart from them. Gives what they were given, in order.
+
+    `is_whole`: what they are given comes from the whole batch, and must be enough of it.
     """
     given: list[Tensor] = []
 
     def forward(norm: _BatchNorm, tensor: Tensor) -> Tensor:
         norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        if is_whole:
+            functional._verify_batch_size(tensor.size())  # type: ignore[no-untyped-call]
         given.append(tensor)
         mean = torch.zeros(norm.num_features, dtype=tensor.dtype, device=tensor.device)
         return functional.batch_norm(
