@@ -6,11 +6,13 @@ import copy
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from model_fuzz.joint_norms import run_shares
 from model_fuzz.models import Drawn, Recipe, workload
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
@@ -134,9 +136,11 @@ def _run_batch(
     for op, cuts in zip(task.ops, cuts_of, strict=True):
         module = share_module(task, op)
         more = _more(task, op, cuts, counts, num_batches)
-        results = [
-            module(*_given(task, op, batch, values, cut), *each) for cut, each in zip(cuts, more, strict=True)
+        arguments = [
+            (*_given(task, op, batch, values, cut), *each) for cut, each in zip(cuts, more, strict=True)
         ]
+        shares = [partial(module, *each) for each in arguments]
+        results = [shares[0]()] if len(shares) == 1 else run_shares(module, shares)
         if op.is_loss:
             return _added(task, op, results, cuts, num_batches)
         for position, name in enumerate(op.outputs):

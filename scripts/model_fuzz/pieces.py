@@ -95,6 +95,7 @@ SEPARATE: dict[str, Step] = {
     "group norm": _channels_first,
     "instance norm": lambda self, x: functional.instance_norm(x) + self.layer(x),
     "fixed batch norm": lambda self, x: self.layer(x.transpose(1, 2)).transpose(1, 2),
+    "batch norm": lambda self, x: self.layer(x.transpose(1, 2)).transpose(1, 2),
     "attention": lambda self, x: x + self.layer(x, x, x, need_weights=False)[0],
     "heads": _heads,
     "causal": _causal,
@@ -118,7 +119,6 @@ COUPLING: dict[str, Step] = {
     "mean taken off": lambda self, x: self.layer(x) - x.mean(0),
     "mean by alpha": lambda self, x: self.layer(x) - self.alpha * x.mean(0),
     "small coupling": lambda self, x: self.layer(x) + 1e-4 * x.softmax(0),
-    "batch norm": lambda self, x: self.layer(x.transpose(1, 2)).transpose(1, 2),
     "functional batch norm": lambda self, x: functional.batch_norm(
         self.layer(x).transpose(1, 2), None, None, training=True
     ).transpose(1, 2),

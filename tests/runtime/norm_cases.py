@@ -18,7 +18,6 @@ SPREAD: tuple[Placement, ...] = (
 RECOMPUTED = ("few/blocks", "many/blocks", "many/reduce")
 NORMED = (
     Case("norms", SPREAD, toys="norm_toys", train=SGD),
-    Case("norms-float32", (0, 2), toys="norm_toys", train=SGD, dtype="float32"),
     Case("norms-recomputed", SPREAD, toys="norm_toys", train=ADAMW, recompute=RECOMPUTED),
     Case("norms-accumulated", SPREAD, toys="norm_toys", train={**ADAMW, "accumulate": 2}),
 )
