@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
+from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import CurvePoint, WorkloadRef
 
 _BATCHES = (4, 6, 8, 12)
@@ -50,6 +51,9 @@ def metagraphs(draw: st.DrawFn) -> tuple[PlanMetaOp, ...]:
                 activation_bytes_per_op=batch_size * 1000,
                 output_bytes=batch_size * 500,
                 inner_output_bytes=draw(st.sampled_from([None, batch_size * 1000])),
+                batch_sums=draw(
+                    st.sampled_from([(), (), (BatchSum(num_bytes=1032, forward=2, backward=2),)])
+                ),
             )
         )
     return tuple(metaops)
@@ -69,7 +73,10 @@ def plans(draw: st.DrawFn) -> Plan:
         first = 0
         while first < metaop.num_ops:
             last = draw(st.integers(first + 1, metaop.num_ops))
-            dp, tp = draw(st.sampled_from(_degrees(metaop.batch_size, cluster)))
+            possible = _degrees(metaop.batch_size, cluster)
+            if metaop.batch_sums:
+                possible = [(dp, tp) for dp, tp in possible if tp == 1]
+            dp, tp = draw(st.sampled_from(possible))
             order = draw(st.permutations(range(cluster.num_devices)))
             devices = _groups_in_nodes(order, dp, tp, cluster)
             start_s = max(ready_s, *(free_s[device] for device in devices))

@@ -19,5 +19,12 @@ RECOMPUTED = ("few/blocks", "many/blocks", "many/reduce")
 NORMED = (
     Case("norms", SPREAD, toys="norm_toys", train=SGD),
     Case("norms-recomputed", SPREAD, toys="norm_toys", train=ADAMW, recompute=RECOMPUTED),
-    Case("norms-accumulated", SPREAD, toys="norm_toys", train={**ADAMW, "accumulate": 2}),
+    Case(
+        "norms-accumulated",
+        SPREAD,
+        toys="norm_toys",
+        args={"ignores": False},
+        train={**ADAMW, "accumulate": 2},
+        recompute=RECOMPUTED[:1],
+    ),
 )

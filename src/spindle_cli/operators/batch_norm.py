@@ -155,7 +155,7 @@ def update_running(norm: _BatchNorm, statistics: Statistics) -> None:
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
         if momentum is None:  # the mean of all batches
-            momentum = 1.0 / norm.num_batches_tracked
+            momentum = 1.0 / norm.num_batches_tracked.to(torch.float64)
     unbiased = statistics.variance * (statistics.entries / (statistics.entries - 1))
     for running, new in ((norm.running_mean, statistics.mean), (norm.running_var, unbiased)):
         if running is not None:
