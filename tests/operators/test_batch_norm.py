@@ -1,4 +1,4 @@
-"""Batch norm over uneven shares of a batch: what the whole batch gives, forward, backward and in its statistics."""
+"""Batch norm over uneven shares of a batch: what the whole gives, forward, backward and in statistics."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_any_shares_of_any_sizes(sizes: list[int], width: int, seed: int) -> Non
 
 
 def test_statistics_by_hand() -> None:
-    """Of 0 alone, and of 2, 4 and 6 elsewhere: a mean of 3 and a variance of 5, which are those of neither."""
+    """Of 0 alone, and of 2, 4 and 6 elsewhere: a mean of 3 and a variance of 5, as neither has."""
     group = InTurn(2)
     one, three = torch.tensor([[0.0]]), torch.tensor([[2.0], [4.0], [6.0]])
     found = group.run([partial(find_statistics, one, group), partial(find_statistics, three, group)])
@@ -223,10 +223,12 @@ def test_on_one_device_only_what_would_wait_or_sync_is_replaced() -> None:
     assert over_shares(plain, plain, None) is plain
     for module in (sync, counted):
         other, x = nn.BatchNorm1d(2, momentum=module.momentum), torch.randn(4, 2)
-        assert isinstance(op := over_shares(module, module, None), OverShares)
+        op = over_shares(module, module, None)
+        assert isinstance(op, OverShares)
         torch.testing.assert_close(op(x), other(x))
         torch.testing.assert_close(module.running_var, other.running_var)
-    assert over_shares(frozen := nn.SyncBatchNorm(2).eval(), frozen, Alone()) is frozen
+    frozen = nn.SyncBatchNorm(2).eval()
+    assert over_shares(frozen, frozen, Alone()) is frozen
 
 
 def test_a_module_is_as_it_was_after_a_run_and_after_a_failed_one() -> None:
