@@ -244,6 +244,7 @@ class _MetaOpAssembly:
         forward_s, backward_s = batch_sums_s(sums, range(point.dp), self._times.cluster)
         return point.model_copy(
             update={
+                "source": "composed" if point.source == "measured" else point.source,
                 "forward_s": point.forward_s + forward_s,
                 "backward_s": point.backward_s + backward_s,
                 "communication_s": forward_s + backward_s,

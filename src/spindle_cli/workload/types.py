@@ -93,8 +93,8 @@ class Workload:
         name: of the workload.
         tasks: at least one; parameters are shared by using the same module object.
         operators: classes run as one operator each; what is between them is traced.
-        coupled: operators whose samples depend on each other (contrastive losses, batch norm): never split
-            over the batch.
+        coupled: operators whose samples depend on each other (contrastive losses): never split over the
+            batch.
         tp_plans: how a layer class is split for tensor parallelism: {class: {submodule: "colwise" | "rowwise"
             | ...}}.
     """
