@@ -67,8 +67,10 @@ def by_fixed_statistics(module: nn.Module | None, *, is_whole: bool = False) -> 
 
     def forward(norm: _BatchNorm, tensor: Tensor) -> Tensor:
         norm._check_input_dim(tensor)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        if is_whole:
-            functional._verify_batch_size(tensor.size())  # type: ignore[no-untyped-call]
+        if is_whole and tensor.numel() == norm.num_features:
+            raise ValueError(  # as torch says it
+                f"Expected more than 1 value per channel when training, got input size {tensor.size()}"
+            )
         given.append(tensor)
         mean = torch.zeros(norm.num_features, dtype=tensor.dtype, device=tensor.device)
         return functional.batch_norm(
