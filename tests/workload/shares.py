@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
+from model_fuzz.joint_norms import run_shares as run_jointly
 from torch import Tensor, nn
 
 from spindle_cli.verify.flow import run_flow
@@ -69,12 +71,13 @@ def _run_batch(
         shares = list(itertools.pairwise(offsets[op.index]))
         module = share_module(task, op)
         parts = [share_of_samples(last - first, task.task.batch_size, num_batches) for first, last in shares]
-        results = [
-            run_share(
-                task, op, module, batch, values, first, last, () if op.shares is None else (part, *counts)
-            )
+        each = [
+            partial(run_share, task, op, module, batch, values, first, last)
+            if op.shares is None
+            else partial(run_share, task, op, module, batch, values, first, last, (part, *counts))
             for (first, last), part in zip(shares, parts, strict=True)
         ]
+        results = [each[0]()] if len(each) == 1 else run_jointly(module, each)
         if op.is_loss:
             if op.shares is not None or task.task.reduction == "sum":
                 return sum(results)

@@ -74,7 +74,6 @@ COUPLED = {
     "frozen": ["t/loss"],
     "summed": ["t/contrast", "t/loss"],
     "biased": ["t/first"],
-    "convnet": ["t/blocks", "t/blocks-2", "t/tail"],
     "across": ["t/attend-2", "t/loss"],
 }
 
