@@ -57,7 +57,7 @@ def compare(recipe: Recipe, *, with_check: bool = False) -> Outcome:
         return Outcome(recipe, refused=str(error).split("\n")[0])
     traced = graph.tasks["t"]
     reasons = tuple(f"{op.target}: {op.coupled_because}" for op in traced.ops if op.coupled)
-    # What is whole is a mean of the batches' losses, which is another thing than the loss of all of them; so is
+    # What is whole is a mean of the batches' losses, which is another thing than the loss of them all; so is
     # what normalises each batch by itself.
     count = 1 if reasons or any(op.batch_norms for op in traced.ops) else recipe.batches
     batches = [_samples(task.dataset, recipe.batch_size, number) for number in range(count)]
