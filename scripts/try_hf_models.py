@@ -1,11 +1,13 @@
-"""Take whole models of `transformers` through profile, plan and verify, and print what becomes of each.
+"""Take whole models of `transformers` through analysis, check by numbers, profile, plan and verify.
 
-    python scripts/try_hf_models.py [FAMILY ...] [--steps N] [--page docs/models-tried.md]
+    python scripts/try_hf_models.py [FAMILY ...] [--no-verify] [--steps N] [--page docs/models-tried.md]
 
-Each is made from a small configuration with nothing downloaded (scripts/hf_models/), and is a task of one
-workload. That is profiled on this machine with the check by numbers, planned so that every batch that may be
-split is split over two devices, and trained by that plan and in one plain process in float64. Exits with 1 if
-what is taken does not train the same.
+Each is made from a small configuration with nothing downloaded (scripts/hf_models/). Its ops are computed in
+float64 on real samples, whole and in shares, and all together against the model's own forward: the check by
+numbers that `profile` makes. Then those that are taken are the tasks of one workload, which is profiled on
+this machine, planned so that every batch that may be split is split over two devices, and trained by that
+plan and in one plain process in float64. Prints a table; exits with 1 if what is taken does not train the
+same.
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,121 +27,98 @@ import transformers
 from hf_families import FAMILIES, build
 
 from spindle_cli.errors import SpindleError
+from spindle_cli.profile.checking.run import CheckSettings, check_numbers
+from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.graph import MetaOp
 
 HERE = Path(__file__).parent
 CLUSTER = HERE.parent / "configs" / "clusters" / "cpu-2.yaml"
 BEGIN, END = "<!-- tried: begin -->", "<!-- tried: end -->"
 HEAD = (
-    "| model | MetaOps; in brackets those that are not split over the batch | check by numbers |",
+    "| model | MetaOps; in brackets those that are not split over the batch | shares against the whole |",
     "|---|---|---|",
 )
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of all families.
-
-    Attributes:
-        rows: a line of a table in Markdown for each family.
-        taken: how many.
-        verified: what verify says of all that are taken together.
-    """
-
-    rows: tuple[str, ...]
-    taken: int
-    verified: str
-    same: bool
 
 
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--no-verify", action="store_true", help="end after the check by numbers")
     parser.add_argument("--steps", type=int, default=2, help="of verify (default: %(default)s)")
     parser.add_argument("--page", type=Path, help="write the table between this page's marks")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        outcome = _try(given.families or list(FAMILIES), given.steps, Path(folder))
-    lines = [*HEAD, *outcome.rows, "", _summary(outcome)]
-    print("\n".join(lines))
+    families = given.families or list(FAMILIES)
+    rows, taken = _checked(families)
+    is_same, lines = True, [f"{len(taken)} of {len(families)} are taken ({_machine()})."]
+    if not given.no_verify and taken:
+        with tempfile.TemporaryDirectory() as folder:
+            is_same, verified = _verified(taken, given.steps, Path(folder))
+        lines.append(f"`spindle verify --dtype float64` of {len(taken)} together: {verified}.")
+    table = [*HEAD, *rows, "", *lines]
+    print("\n".join(table))
     if given.page is not None:
         before, rest = given.page.read_text().split(BEGIN, 1)
-        given.page.write_text("\n".join([before + BEGIN, *lines, END + rest.split(END, 1)[1]]))
-    return 0 if outcome.same else 1
+        given.page.write_text("\n".join([before + BEGIN, *table, END + rest.split(END, 1)[1]]))
+    return 0 if is_same else 1
 
 
-def _summary(outcome: Outcome) -> str:
-    return (
-        f"{outcome.taken} of {len(outcome.rows)} are taken; "
-        f"`spindle verify --dtype float64` of all of them together: "
-        f"{outcome.verified} (torch {torch.__version__}, transformers {transformers.__version__}, "
-        f"2 processes, {datetime.now(UTC):%Y-%m-%d})."
-    )
+def _machine() -> str:
+    return f"torch {torch.__version__}, transformers {transformers.__version__}, {datetime.now(UTC):%Y-%m-%d}"
 
 
-def _try(families: Sequence[str], steps: int, folder: Path) -> Outcome:
-    refused = {family: message for family in families if (message := _refused(family)) is not None}
-    taken = [family for family in families if family not in refused]
+def _checked(families: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A row for each family, and those that are taken."""
+    rows: list[str] = []
+    taken: list[str] = []
+    for family in families:
+        title = str(FAMILIES[family].__doc__).split("\n")[0].rstrip(".")
+        try:
+            graph = analyse(build([family]))
+            (check,) = check_numbers(graph, 0, CheckSettings()).tasks
+        except SpindleError as error:
+            rows.append(f"| {title} | refused: {' '.join(str(error).split()).replace('|', '/')} | |")
+            continue
+        taken.append(family)
+        metaops = ", ".join(_described(metaop) for metaop in graph.metaops)
+        rows.append(f"| {title} | {metaops} | {_said(check)} |")
+    return rows, taken
+
+
+def _described(metaop: MetaOp) -> str:
+    name = metaop.name.split("/", 1)[1]
+    text = name if len(metaop.ops) == 1 else f"{len(metaop.ops)} x {name}"
+    return f"[{text}]" if metaop.coupled else text
+
+
+def _said(check: TaskCheck) -> str:
+    if check.whole:
+        return f"kept whole: {', '.join(check.whole)}"
+    unchecked = check.forward_unchecked or ", ".join(check.unchecked)
+    return f"not checked: {unchecked}" if unchecked else f"the same, to {check.largest_difference:.0e}"
+
+
+def _verified(families: Sequence[str], steps: int, folder: Path) -> tuple[bool, str]:
+    """Whether a plan of them as one workload trains the same model, and to which difference."""
     workload, profile, plan = folder / "workload.yaml", folder / "profile.json", folder / "plan.yaml"
     source = {
         "schema": "spindle.workload/1",
         "model": f"{HERE / 'hf_families.py'}:build",
-        "args": {"families": taken},
+        "args": {"families": list(families)},
     }
     workload.write_text(json.dumps(source))
-    _run("profile", workload, "-o", profile, "--nproc", 1, "--time-limit", 0.02, "--accept-noise")
+    _run(
+        "profile", workload, "-o", profile, "--nproc", 1, "--time-limit", 0.02, "--accept-noise", "--no-check"
+    )
     # Sequential plans split every batch that may be split.
     _run("plan", profile, "--cluster", CLUSTER, "-o", plan, "--strategy", "sequential")
     said = json.loads(_run("verify", plan, "--dtype", "float64", "--steps", steps, "--json", allowed=(0, 1)))
-    found = json.loads(profile.read_text())
-    rows = tuple(
-        f"| {_title(family)} | refused: {refused[family]} | |" if family in refused else _row(family, found)
-        for family in families
-    )
-    return Outcome(rows, len(taken), _verified(said), bool(said["same"]))
-
-
-def _refused(family: str) -> str | None:
-    """Why a family is not taken; None if it is."""
-    try:
-        analyse(build([family]))
-    except SpindleError as error:
-        return " ".join(str(error).split()).replace("|", "/")
-    return None
-
-
-def _row(family: str, profile: dict[str, Any]) -> str:
-    metaops = [_described(metaop) for metaop in profile["metaops"] if metaop["task"] == family]
-    (check,) = (check for check in profile["numeric_check"]["tasks"] if check["task"] == family)
-    return f"| {_title(family)} | {', '.join(metaops)} | {_checked(check)} |"
-
-
-def _title(family: str) -> str:
-    """The first line of what makes it."""
-    return str(FAMILIES[family].__doc__).split("\n")[0].rstrip(".")
-
-
-def _described(metaop: dict[str, Any]) -> str:
-    name = metaop["name"].split("/", 1)[1]
-    text = name if metaop["num_ops"] == 1 else f"{metaop['num_ops']} x {name}"
-    return text if len(metaop["curve"]) > 1 else f"[{text}]"
-
-
-def _checked(check: dict[str, Any]) -> str:
-    if check["whole"]:
-        return f"kept whole: {', '.join(check['whole'])}"
-    if check["unchecked"] or check["forward_unchecked"]:
-        return f"not checked: {check['forward_unchecked'] or ', '.join(check['unchecked'])}"
-    return f"differs by {check['largest_difference']:.0e}" if check["checked"] else "nothing is split"
-
-
-def _verified(said: dict[str, Any]) -> str:
     worst = max(each["largest"]["relative"] or 0.0 for each in said["checks"] if each["largest"])
     if said["same"]:
-        return f"the same model, to {worst:.0e}"
-    failures = [failure for each in said["checks"] for failure in each["failures"]]
-    return "**another model**: " + ", ".join(sorted({failure["name"] for failure in failures})[:8])
+        return True, f"the same model, to {worst:.0e}"
+    failures: dict[str, Any] = {failure["name"]: None for c in said["checks"] for failure in c["failures"]}
+    return False, f"**another model**: {', '.join(list(failures)[:8])}"
 
 
 def _run(*arguments: object, allowed: tuple[int, ...] = (0,)) -> str:

@@ -133,6 +133,47 @@ def test_a_trace_that_is_another_function_is_refused_whatever_it_decides() -> No
         check_numbers(graph, 0, CheckSettings())
 
 
+def test_the_limits_of_a_dtype_are_those_of_the_tensor() -> None:
+    """As transformers' eager masks are made."""
+
+    def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        hidden = self.hidden(x)
+        mask = torch.where(label > 3, torch.finfo(hidden.dtype).min, 0.0)
+        return (hidden.sum(-1) + mask).softmax(-1).pow(2).mean()
+
+    graph = _traced(run)
+    assert not any(op.coupled for op in graph.ops)
+    _assert_exact(run, graph)
+
+
+def test_handles_of_hooks_that_a_model_keeps_are_none() -> None:
+    """As transformers' gradient checkpointing keeps them."""
+    task = _task(lambda self, x, label: self.hidden(x).mean())
+    task.module._require_grads_hooks = [object()]
+    assert len(analyse(Workload("w", [task], (Block,))).tasks["t"].ops) == 3
+    assert len(task.module._require_grads_hooks) == 1
+
+
+def test_a_cache_is_refused_with_the_way_out() -> None:
+    made: Any = type("Cache", (), {"__module__": "transformers.cache_utils"})
+
+    class Caching(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = Keeping()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block(x, past=made()).mean()
+
+    class Keeping(Block):
+        def forward(self, x: Tensor, past: Any = None) -> Tensor:
+            return super().forward(x)
+
+    with pytest.raises(WorkloadError) as caught:
+        analyse(Workload("w", [Task("t", Caching(), BATCH, Items(x=(5, WIDTH)))], (Keeping,)))
+    assert "use_cache=False" in str(caught.value) and Path(__file__).name in str(caught.value)
+
+
 def test_the_length_of_a_batch_is_that_of_whoever_computes_it() -> None:
     def run(self: Net, x: Tensor, label: Tensor) -> Tensor:
         hidden = self.hidden(x)

@@ -65,19 +65,19 @@ def _look(name: str, module: nn.Module) -> _Before:
 
 def hooks_of(module: nn.Module) -> dict[str, dict[int, Any]]:
     """The hooks that a module has, by the attributes that hold them."""
-    return {key: dict(held) for key, held in module.__dict__.items() if _holds_hooks(key) and held}
+    return {key: dict(held) for key, held in module.__dict__.items() if _holds_hooks(key, held)}
 
 
 def give_hooks(module: nn.Module, hooks: dict[str, dict[int, Any]]) -> None:
     """Let a module have no hooks but these."""
     for key, held in module.__dict__.items():
-        if _holds_hooks(key) and held:
+        if _holds_hooks(key, held):
             held.clear()
             held.update(hooks.get(key, {}))
 
 
-def _holds_hooks(attribute: str) -> bool:
-    return attribute.startswith("_") and "_hooks" in attribute and attribute != "_is_full_backward_hook"
+def _holds_hooks(attribute: str, held: Any) -> bool:
+    return isinstance(held, dict) and attribute.startswith("_") and "_hooks" in attribute
 
 
 def _compare(before: _Before, changes: Changes) -> None:

@@ -32,6 +32,8 @@ _WRAP_HINT = (
 _CHECKS = ("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with", "_check_value")
 # Functions that take sizes, not tensors: torch.fx does not see them unless told to.
 _CREATORS = ("arange", "empty", "eye", "full", "linspace", "ones", "rand", "randn", "zeros")
+# What is asked for the limits of a dtype.
+_LIMITS = ("finfo", "iinfo")
 
 
 class OperatorTracer(fx.Tracer):
@@ -225,6 +227,9 @@ def trace_task(
 
 def _untraceable(task: str, error: Exception) -> WorkloadError:
     text = str(error).strip().split("\n")[0]
+    if "cache_utils" in text:
+        what = "forward makes a cache of keys and values, which layers hand on and change"
+        return refusal(task, what, place_of_error(error), "Set use_cache=False in the model's configuration.")
     if isinstance(error, UnknownError | fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
         what = "forward depends on values that are known only when it runs, so it cannot be traced"
         what += f": {text}" if text else ""
@@ -243,7 +248,7 @@ def _creators_traced(tracer: fx.Tracer) -> Iterator[None]:
     traced values be none.
     """
     originals: Mapping[str, Callable[..., Any]] = {
-        name: getattr(torch, name) for name in (*_CREATORS, *_CHECKS)
+        name: getattr(torch, name) for name in (*_CREATORS, *_LIMITS, *_CHECKS)
     }
 
     def recorded(original: Callable[..., Any]) -> Callable[..., Any]:
