@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mutants.areas import AREAS, area_of, files_of
@@ -23,9 +23,9 @@ from mutants.making import File, Mutant
 from mutants.recording_all import record_all
 from mutants.records import Records
 from mutants.report import WANTED, report, wrong_excuses
-from mutants.results import Results
+from mutants.results import Result, Results
 from mutants.sampling import sample
-from mutants.trying import prepare, try_all
+from mutants.trying import Bug, prepare, try_all
 
 BUILD = Path("build/mutants")
 
@@ -65,21 +65,36 @@ def main() -> int:
         if area_of(Path("src/spindle_cli") / name.split(":")[0]) in areas
     }
     excused = [by_name[name] for name in excuses if name in by_name]
-    trees, with_processes = BUILD / "trees", not given.no_processes
-    known = Records(BUILD / "records", root)
-    packages = {package for area in areas for package in AREAS[area]}
-    records = record_all(known, trees, given.jobs, with_processes, packages, only_these=given.near)
-    results = Results(BUILD / "results.jsonl")
     tried = list({mutant.name: mutant for mutant in [*drawn, *excused]}.values())
-    bugs = prepare(tried, files, records, given.budget, with_processes)
-    try_all(bugs, results, trees, given.jobs)
-    pairs = [(bug, result) for bug in bugs if (result := bug.known(results))]
+    pairs: list[tuple[Bug, Result]] = []
+    for area in areas:
+        of_area = [mutant for mutant in tried if area_of(mutant.path) == area]
+        pairs += _try_area(area, of_area, files, given)
     names = {mutant.name for mutant in drawn}
     print(f"\nseed {given.seed}, {len(drawn)} mutants")
     score = report([pair for pair in pairs if pair[0].mutant.name in names], files, excuses)
     wrong = wrong_excuses(excuses, pairs, sorted(set(excuses) - set(by_name)))
     print("\n".join(wrong))
     return 1 if wrong or score < WANTED else 0
+
+
+def _try_area(
+    area: str, mutants: Sequence[Mutant], files: Mapping[Path, File], given: argparse.Namespace
+) -> list[tuple[Bug, Result]]:
+    """Record what is not recorded yet, and try an area's mutants."""
+    trees, with_processes = BUILD / "trees", not given.no_processes
+    records = record_all(
+        Records(BUILD / "records", Path.cwd()),
+        trees,
+        given.jobs,
+        with_processes,
+        AREAS[area],
+        only_these=given.near,
+    )
+    results = Results(BUILD / "results.jsonl")
+    bugs = prepare(mutants, files, records, given.budget, with_processes)
+    try_all(bugs, results, trees, given.jobs)
+    return [(bug, result) for bug in bugs if (result := bug.known(results))]
 
 
 def _drawn(files: dict[Path, File], areas: Sequence[str], given: argparse.Namespace) -> list[Mutant]:
