@@ -31,6 +31,18 @@ def test_whole_allocations_bound_tighter_than_device_seconds() -> None:
     assert pattern_bound_s(problem) == pytest.approx(6.0, rel=1e-3)
 
 
+def test_what_runs_side_by_side_is_found_pattern_by_pattern() -> None:
+    """11 device-seconds on 3 devices, where b takes two and the others one: patterns leave none idle."""
+    metaops = [
+        metaop_of("a/m", 1, {1: 3.0, 2: 1.6}),
+        metaop_of("b/m", 1, {2: 3.0}),
+        metaop_of("c/m", 1, {1: 1.0}),
+        metaop_of("d/m", 1, {1: 1.0}),
+    ]
+    problem = make_problem(profile_of(*metaops), cluster_of(3))
+    assert pattern_bound_s(problem) == pytest.approx(11 / 3, rel=1e-3)
+
+
 def test_what_waits_for_each_other_never_shares_a_pattern() -> None:
     """One device each of two, in a chain: the second device is of no use."""
     first = metaop_of("a/m", 2, {1: 1.0})
