@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of
-from spindle_cli.costs.links import all_gather_s, all_reduce_s, bandwidth_bytes_per_s, transfer_s
+from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
+from spindle_cli.costs.links import (
+    all_gather_s,
+    all_reduce_s,
+    bandwidth_bytes_per_s,
+    spread_collective_s,
+    transfer_s,
+)
 from spindle_cli.costs.update import update_traffic
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
@@ -114,3 +121,82 @@ def test_rings_are_as_many_as_the_node_with_fewest_devices_has_cards_for() -> No
 def test_an_update_reads_and_writes_the_parameter_and_its_state_and_reads_and_clears_its_gradient() -> None:
     assert update_traffic(0.0) == 4
     assert update_traffic(2.0) == 4 + 2 * 2
+
+
+def with_latency(nodes: int, per_node: int, nics: int | None = None) -> Cluster:
+    """8 us and 100 GB/s inside a node, 14 us and 10 GB/s between."""
+    links = Links(
+        intra_node=Link(latency_us=8, bandwidth_gb_per_s=100),
+        inter_node=Link(latency_us=14, bandwidth_gb_per_s=10),
+    )
+    return gpus(nodes, per_node, nics).model_copy(update={"links": links})
+
+
+def test_a_ring_pays_the_latency_of_each_hop_that_it_has() -> None:
+    """5 devices on 2 nodes: of a step's 5 hops 2 cross. Two rings: 8 steps of 2 GB at 20 GB/s."""
+    hop_s = (3 * 8e-6 + 2 * 14e-6) / 5
+    uneven = [0, 1, 2, 4, 5]
+    assert all_reduce_s(10**10, uneven, with_latency(2, 4)) == pytest.approx(8 * (hop_s + 2 / 20), rel=1e-9)
+    assert all_gather_s(10**10, uneven, with_latency(2, 4)) == pytest.approx(4 * (hop_s + 2 / 20), rel=1e-9)
+
+
+def test_one_device_a_node_makes_a_ring_of_crossings_alone() -> None:
+    """3 nodes: 4 steps of 1 GB at 10 GB/s; inside a node nothing moves, so its link sets no pace."""
+    slow_inside = Links(
+        intra_node=Link(latency_us=1000, bandwidth_gb_per_s=1),
+        inter_node=Link(latency_us=14, bandwidth_gb_per_s=10),
+    )
+    cluster = gpus(3, 2).model_copy(update={"links": slow_inside})
+    assert all_reduce_s(3 * 10**9, [0, 2, 4], cluster) == pytest.approx(4 * (14e-6 + 0.1), rel=1e-9)
+    assert all_gather_s(3 * 10**9, [0, 2, 4], cluster) == pytest.approx(2 * (14e-6 + 0.1), rel=1e-9)
+
+
+def test_rings_inside_and_between_nodes_pay_latency_for_each_of_their_steps() -> None:
+    """3 nodes of 4 devices behind one card: 2 x 3 steps of 3 GB inside; between the nodes, for each of 4
+    shares of 3 GB, 2 x 2 steps of 1 GB, all over one card.
+    """
+    inside_s, between_s = 8e-6 + 3 / 100, 14e-6 + 4 * 1 / 10
+    cluster = with_latency(3, 4, nics=1)
+    assert all_reduce_s(12 * 10**9, range(12), cluster) == pytest.approx(
+        6 * inside_s + 4 * between_s, rel=1e-9
+    )
+    assert all_gather_s(12 * 10**9, range(12), cluster) == pytest.approx(
+        3 * inside_s + 2 * between_s, rel=1e-9
+    )
+
+
+def test_of_a_tree_the_fullest_node_and_the_levels_over_nodes_count_and_its_slowest_link() -> None:
+    """3 nodes of 3, 2 and 2 devices: two hops inside, two levels between; 1 KB twice at 10 GB/s."""
+    uneven = [0, 1, 2, 4, 5, 8, 9]
+    expected = 2 * (2 * 8e-6 + 2 * 14e-6) + 2 * 1000 / 10e9
+    assert all_reduce_s(1000, uneven, with_latency(3, 4)) == pytest.approx(expected, rel=1e-9)
+    # Inside one node, 2 devices: a ring has as many hops as a tree, and half of the bytes a step.
+    assert all_reduce_s(1000, [0, 1], with_latency(3, 4)) == pytest.approx(2 * (8e-6 + 500 / 100e9), rel=1e-9)
+
+
+def test_a_curve_holds_from_its_first_point_to_its_last_and_between_by_the_logarithm() -> None:
+    link = Link(latency_us=0, bandwidth_gb_per_s=9, curve=((10.0, 1.0), (1000.0, 3.0), (10**5, 4.0)))
+    expected = {9.9: 1.0, 10: 1.0, 100: 2.0, 1000: 3.0, 10**4: 3.5, 10**5: 4.0, 10**6: 4.0}
+    found = {num_bytes: bandwidth_bytes_per_s(num_bytes, link) / 1e9 for num_bytes in expected}
+    assert found == pytest.approx(expected)
+
+
+def test_nothing_to_sum_or_nobody_to_sum_with_takes_no_time() -> None:
+    for formula in (all_reduce_s, all_gather_s):
+        assert formula(0, range(4), with_latency(2, 4)) == 0.0
+        assert formula(1, [2], with_latency(2, 4)) == 0.0
+        assert formula(1, [2, 3], with_latency(2, 4)) > 0.0
+
+
+def test_a_collective_of_two_rounds_is_a_sum_and_one_of_one_a_gather() -> None:
+    cluster = with_latency(2, 4)
+    assert spread_collective_s(10**9, (2, 4), 2, cluster) == all_reduce_s(10**9, [0, 1, 4, 5, 6, 7], cluster)
+    assert spread_collective_s(10**9, (2, 4), 1, cluster) == all_gather_s(10**9, [0, 1, 4, 5, 6, 7], cluster)
+
+
+def test_communicators_take_what_was_seen_of_them() -> None:
+    """8 channels of 14 MiB to each device of the node, 512 MiB for all outside; collectives of 2 and more."""
+    mib = 2**20
+    found = [messages_bytes(inside, outside=outside) / mib for inside in (0, 3) for outside in (False, True)]
+    assert found == [0, 512, 3 * 8 * 14, 3 * 8 * 14 + 512]
+    assert [collectives_bytes(num) / mib for num in (1, 2, 3, 8)] == [0, 544, 688, 688]
