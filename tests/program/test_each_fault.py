@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from helpers.plans import two_towers
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from spindle_cli.program.link import link
-from spindle_cli.program.proof.faults import ProgramError
+from spindle_cli.program.proof.faults import ProgramError, format_grid
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Action, Kind, Program, StepSettings
 
@@ -165,3 +165,37 @@ def test_what_one_device_sends_may_not_come_from_another_phase_or_end(program: P
 
 def sent(program: Program) -> Any:
     return program.actions[DEVICE][4].transfer
+
+
+def test_an_activation_or_a_gradient_that_nobody_moves_is_missed() -> None:
+    """Neither end of the one transfer of a chain over two devices, one way and the other."""
+    net = metaop_of("task/net", 2, {1: 1.0})
+    waves = [[slice_of(net, (0, 1), (0,), 0.0)], [slice_of(net, (1, 2), (1,), 1.0)]]
+    chain = link(plan_of(profile_of(net), cluster_of(2), waves))
+    for is_gradient, message in (
+        (False, "device 1 needs samples 0:8 once for F 1, gets []"),
+        (True, "device 0 needs samples 0:8 once for B 0, gets []"),
+    ):
+        actions = {
+            device: tuple(a for a in own if a.transfer is None or a.transfer.is_gradient != is_gradient)
+            for device, own in chain.actions.items()
+        }
+        with pytest.raises(ProgramError, match=re.escape(message)):
+            prove(replace(chain, actions=actions))
+
+
+def test_the_grid_shows_four_steps_on_either_side_and_says_where_there_are_more(program: Program) -> None:
+    assert format_grid(program, [(2, 0), (2, 4), (2, 5), (2, 18), (2, 22)]).splitlines() == [
+        "  device 2, from step 0: >>F 1<<  RECV#1<1  SEND#3>0  F 2  SEND#6>0 ...",
+        "  device 2, from step 0: F 1  RECV#1<1  SEND#3>0  F 2  >>SEND#6>0<<  LOSSES  RECV_GRAD#9<0"
+        "  RECV_GRAD#11<0  B 2 ...",
+        "  device 2, from step 1: ... RECV#1<1  SEND#3>0  F 2  SEND#6>0  >>LOSSES<<  RECV_GRAD#9<0"
+        "  RECV_GRAD#11<0  B 2  SUM 0 ...",
+        "  device 2, from step 14: ... SUM 2  SUM 3  FLAGS  NORM  >>STEP<<  GATHER 3  GATHER 2"
+        "  GATHER 1  GATHER 0",
+        "  device 2, from step 18: ... STEP  GATHER 3  GATHER 2  GATHER 1  >>GATHER 0<<",
+    ]
+    ten = format_grid(program, [(2, 0)] * 10).splitlines()
+    assert len(ten) == 9
+    assert ten[-1] == "  and 2 more devices"
+    assert len(format_grid(program, [(2, 0)] * 8).splitlines()) == 8
