@@ -142,7 +142,7 @@ def test_gradients_stay_between_the_batches_of_a_step() -> None:
 def test_an_op_that_needs_most_while_it_runs_forward_is_seen() -> None:
     net = model("a/m", 3, op(kept=1), op(first_op=2, kept=1, forward=9))
     (need,) = needs_of([net], [slice_of("a/m", (0, 3), [0], 1)], cluster_of(1), accumulate=2)
-    assert mib(need.activation_bytes) == (2 + 9,)
+    assert need.activation_bytes == (2 + 9) * MIB
 
 
 def test_each_op_has_its_own_numbers_wherever_its_metaop_is_cut() -> None:
@@ -300,6 +300,19 @@ def test_recomputing_keeps_outputs_and_one_op_at_a_time() -> None:
     (need,) = needs_of([net], slices, cluster_of(1))
     states = 10 * 5056 / MIB
     assert mib(need.activation_bytes) == (round(10 + 3 + 2 + states, 4),)
+
+
+@pytest.mark.parametrize(("inner_mib", "output_mib", "kept"), [(5, 2, 5), (2, 5, 5)])
+def test_recomputing_keeps_the_larger_of_what_an_op_takes_and_what_the_slice_hands_on(
+    inner_mib: int, output_mib: int, kept: int
+) -> None:
+    """Of two ops; each runs forward again with 1 MiB, and what hands on is taken by another device."""
+    net = model("a/m", 2, op(forward=1), param_bytes_per_op=0, inner_output_bytes=inner_mib * MIB)
+    net = net.model_copy(update={"output_bytes": output_mib * MIB})
+    taker = model("a/n", 1, param_bytes_per_op=0, inputs=("a/m",))
+    slices = [slice_of("a/m", (0, 2), [0], 1, recompute=True), slice_of("a/n", (0, 1), [1], 1, start_s=1)]
+    first, _ = needs_of([net, taker], slices, gpus(2))
+    assert mib(first.activation_bytes) == (round(2 * (kept + 5056 / MIB) + 1, 4),)
 
 
 def test_without_a_profile_of_memory_it_is_guessed_from_what_an_op_keeps() -> None:
