@@ -22,7 +22,9 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 
 GROUPS = tuple(
-    ParameterGroup(index, devices, ((f"p{index}", 0),), 64, 64, slices=(index,), first_ops=(0,))
+    ParameterGroup(
+        index, devices, ((f"p{index}", 0),), 64, 64, slices=(index,), first_ops=(0,), fragment=(0, 1)
+    )
     for index, devices in enumerate([(0, 1), (0, 1, 2), (0, 1), (0, 1), (0, 1, 2), (0, 1, 2)])
 )
 MADE = (Communicator(0, (0, 1, 2), Purpose.EVERYONE), Communicator(1, (0, 1), Purpose.SUMS))

@@ -106,7 +106,7 @@ def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(
 
 def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> None:
     own = nn.Parameter(torch.ones(2))
-    group = ParameterGroup(0, (0,), (("own", 0),), 8, 8, slices=(0,), first_ops=(0,))
+    group = ParameterGroup(0, (0,), (("own", 0),), 8, 8, slices=(0,), first_ops=(0,), fragment=(0, 1))
     pool = GradientPool((group,), {"own": own}, Communicators((), 10), rank=0, sharded=True)
     assert [(piece.name, piece.part, piece.counted) for piece in pool.owned_ranges] == [("own", None, True)]
     own.sum().backward()

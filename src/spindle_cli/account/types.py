@@ -89,7 +89,7 @@ class ParameterGroup:
     parameter_bytes: int
     slices: tuple[int, ...]
     first_ops: tuple[int, ...]
-    fragment: tuple[int, int] = (0, 1)
+    fragment: tuple[int, int]
 
 
 class Collective(StrEnum):
