@@ -84,6 +84,11 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "one of fewer devices": (turn(9, communicator=4), "4, sums, is not for this", ">>SUM 0<<"),
     "one of more devices": (turn(13, communicator=0), "0, everyone, is not for this", ">>SUM 1<<"),
     "a step with a communicator": (turn(18, communicator=0), "no communicator 0 for this", ">>STEP<<"),
+    "a gradient taken as an activation": (
+        turn(6, kind=Kind.RECV, communicator=1),
+        "device 2 posts what is not its own",
+        ">>RECV#9<0<<",
+    ),
     "no losses": (lose(5), "device 2 has 0 LOSSES, expected 1", ">>GATHER 0<<"),
     "two losses": (repeat(5), "device 2 has 2 LOSSES, expected 1", ">>GATHER 0<<"),
     "no norm": (lose(17), "device 2 has 0 NORM, expected 1", ">>GATHER 0<<"),

@@ -54,6 +54,16 @@ def test_a_rank_s_page_as_a_whole() -> None:
     assert "GiB" not in format_rank(link(plan, settings=StepSettings(sharded=True)), 1)
 
 
+def test_three_keys_of_a_sum_are_all_named() -> None:
+    nets = [
+        metaop_of(f"{task}/net", 1, {2: 1.0}, parameters=f"p{task}", param_bytes_per_op=1000)
+        for task in "abc"
+    ]
+    waves = [[slice_of(net, (0, 1), (0, 1), float(at))] for at, net in enumerate(nets)]
+    text = format_rank(link(plan_of(profile_of(*nets), cluster_of(2), waves)), 0)
+    assert "  pc, pb, pa: 3 blocks, 2.93 KiB, over 2 devices\n" in text
+
+
 PAGE = """\
  0  F 0              a/net[0:1] forward, samples 4:8, planned 0 s
  1  F 1              b/net[0:1] forward, samples 4:8, planned 1 s

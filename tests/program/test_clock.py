@@ -1,0 +1,70 @@
+"""The clock that orders what a program communicates, in ticks: n passes have n ticks to the nanosecond."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.edges import execution_order, slice_edges
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import CurvePoint
+from spindle_cli.program.clock import PassClock
+from spindle_cli.program.types import Kind
+
+
+def clock_of(plan: Plan) -> PassClock:
+    edges = slice_edges(plan)
+    return PassClock.of(plan, execution_order(plan, edges), edges)
+
+
+def pass_s(clock: PassClock, kind: Kind, piece: int) -> float:
+    """Seconds of a pass, to the nanosecond; both slices' passes are four."""
+    start, end = clock.when[kind, piece]
+    return round((end - start) / len(clock.when) / 1e9, 9)
+
+
+def two_slices(forward_s: float, backward_s: float, *, recompute: bool = False) -> Plan:
+    """A maker on device 0 and a taker on device 1, which lasts twice as long as its curve says."""
+    point = CurvePoint(num_devices=1, dp=1, forward_s=forward_s, backward_s=backward_s, source="measured")
+    maker, taker = metaop_of("a/m", 1, {1: 0.3}), metaop_of("a/t", 1, {1: 1.0}, inputs=("a/m",))
+    taker = taker.model_copy(update={"curve": (point,)})
+    second = slice_of(taker, (0, 1), (1,), 0.3, recompute=recompute)
+    longer = second.model_copy(update={"end_s": 2 * second.end_s - second.start_s})
+    return plan_of(profile_of(maker, taker), cluster_of(2), [[slice_of(maker, (0, 1), (0,), 0.0)], [longer]])
+
+
+@pytest.mark.parametrize(("forward_s", "backward_s"), [(0.3, 0.1), (0.25, 0.25), (2.0, 1.0)])
+def test_a_slice_s_length_is_shared_between_its_passes_as_on_its_curve(
+    forward_s: float, backward_s: float
+) -> None:
+    clock = clock_of(two_slices(forward_s, backward_s))
+    assert pass_s(clock, Kind.FORWARD, 1) == pytest.approx(2 * forward_s)
+    assert pass_s(clock, Kind.BACKWARD, 1) == pytest.approx(2 * backward_s)
+    assert pass_s(clock, Kind.FORWARD, 0) == pytest.approx(0.1)
+
+
+def test_a_slice_that_recomputes_runs_forward_again_in_its_backward_pass() -> None:
+    clock = clock_of(two_slices(0.3, 0.1, recompute=True))
+    assert pass_s(clock, Kind.FORWARD, 1) == pytest.approx(2 * 0.3)
+    assert pass_s(clock, Kind.BACKWARD, 1) == pytest.approx(2 * (0.1 + 0.3))
+
+
+def test_an_op_without_a_time_takes_a_third_of_its_slice_forward_and_a_nanosecond_at_least() -> None:
+    plan = two_slices(0.0, 0.0)
+    assert [pass_s(clock_of(plan), kind, 1) for kind in (Kind.FORWARD, Kind.BACKWARD)] == [1e-9, 1e-9]
+    wave = plan.waves[1].model_copy(
+        update={"slices": (plan.slices[1].model_copy(update={"end_s": 0.3 + 0.9}),)}
+    )
+    longer = clock_of(plan.model_copy(update={"waves": (plan.waves[0], wave)}))
+    assert [pass_s(longer, kind, 1) for kind in (Kind.FORWARD, Kind.BACKWARD)] == pytest.approx([0.3, 0.6])
+
+
+def test_passes_wait_for_what_they_take_and_no_two_end_together() -> None:
+    """Forward 0.1 and 0.5 s, then backward 0.5 s of the taker and 0.2 s of the maker."""
+    clock = clock_of(two_slices(0.25, 0.25))
+    ends = [clock.when[each][1] for each in ((Kind.FORWARD, 0), (Kind.FORWARD, 1), (Kind.BACKWARD, 1))]
+    starts = [clock.when[each][0] for each in ((Kind.FORWARD, 1), (Kind.BACKWARD, 1), (Kind.BACKWARD, 0))]
+    assert starts == ends
+    assert clock.forward_ended == ends[1] == pytest.approx(4e9 * 0.6)
+    assert clock.end((Kind.BACKWARD, 0)) == pytest.approx(4e9 * 1.3)
+    assert len({end % 4 for _, end in clock.when.values()}) == 4
