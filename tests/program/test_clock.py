@@ -23,13 +23,16 @@ def pass_s(clock: PassClock, kind: Kind, piece: int) -> float:
     return round((end - start) / len(clock.when) / 1e9, 9)
 
 
-def two_slices(forward_s: float, backward_s: float, *, recompute: bool = False) -> Plan:
-    """A maker on device 0 and a taker on device 1, which lasts twice as long as its curve says."""
+def two_slices(
+    forward_s: float, backward_s: float, *, recompute: bool = False, length_s: float | None = None
+) -> Plan:
+    """A maker on device 0 and a taker on device 1, which lasts `length_s`, or twice what its curve says."""
     point = CurvePoint(num_devices=1, dp=1, forward_s=forward_s, backward_s=backward_s, source="measured")
     maker, taker = metaop_of("a/m", 1, {1: 0.3}), metaop_of("a/t", 1, {1: 1.0}, inputs=("a/m",))
     taker = taker.model_copy(update={"curve": (point,)})
     second = slice_of(taker, (0, 1), (1,), 0.3, recompute=recompute)
-    longer = second.model_copy(update={"end_s": 2 * second.end_s - second.start_s})
+    length_s = 2 * (second.end_s - second.start_s) if length_s is None else length_s
+    longer = second.model_copy(update={"end_s": second.start_s + length_s})
     return plan_of(profile_of(maker, taker), cluster_of(2), [[slice_of(maker, (0, 1), (0,), 0.0)], [longer]])
 
 
@@ -50,13 +53,10 @@ def test_a_slice_that_recomputes_runs_forward_again_in_its_backward_pass() -> No
 
 
 def test_an_op_without_a_time_takes_a_third_of_its_slice_forward_and_a_nanosecond_at_least() -> None:
-    plan = two_slices(0.0, 0.0)
-    assert [pass_s(clock_of(plan), kind, 1) for kind in (Kind.FORWARD, Kind.BACKWARD)] == [1e-9, 1e-9]
-    wave = plan.waves[1].model_copy(
-        update={"slices": (plan.slices[1].model_copy(update={"end_s": 0.3 + 0.9}),)}
-    )
-    longer = clock_of(plan.model_copy(update={"waves": (plan.waves[0], wave)}))
-    assert [pass_s(longer, kind, 1) for kind in (Kind.FORWARD, Kind.BACKWARD)] == pytest.approx([0.3, 0.6])
+    both = (Kind.FORWARD, Kind.BACKWARD)
+    assert [pass_s(clock_of(two_slices(0.0, 0.0)), kind, 1) for kind in both] == [1e-9, 1e-9]
+    longer = clock_of(two_slices(0.0, 0.0, length_s=0.9))
+    assert [pass_s(longer, kind, 1) for kind in both] == pytest.approx([0.3, 0.6])
 
 
 def test_passes_wait_for_what_they_take_and_no_two_end_together() -> None:
