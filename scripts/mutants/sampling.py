@@ -17,16 +17,22 @@ def sample(of_area: Mapping[str, Sequence[Mutant]], count: int, seed: int) -> li
     """
     shares = [count // len(of_area) + (index < count % len(of_area)) for index in range(len(of_area))]
     drawn: list[Mutant] = []
-    for share, (area, mutants) in zip(shares, of_area.items(), strict=True):
-        drawn += draw(mutants, Random(f"{seed}/{area}"))[:share]
+    for share, mutants in zip(shares, of_area.values(), strict=True):
+        drawn += draw(mutants, seed)[:share]
     return drawn
 
 
-def draw(mutants: Sequence[Mutant], random: Random) -> list[Mutant]:
-    """One mutant of each place, in random order."""
+def draw(mutants: Sequence[Mutant], seed: int) -> list[Mutant]:
+    """One mutant of each place, in random order: by numbers drawn with the seed and the mutant's name, so
+    that code that comes or goes elsewhere changes nothing of it.
+    """
     places: dict[tuple[str, int, int], list[Mutant]] = {}
     for mutant in mutants:
         places.setdefault((str(mutant.path), mutant.line, mutant.column), []).append(mutant)
-    order = list(places.values())
-    random.shuffle(order)
-    return [random.choice(at_place) for at_place in order]
+    one_each = [min(at_place, key=lambda mutant: _number(mutant, seed)) for at_place in places.values()]
+    # A place with many has a low least number more often: it is given another.
+    return sorted(one_each, key=lambda mutant: _number(mutant, seed, "place"))
+
+
+def _number(mutant: Mutant, seed: int, what: str = "bug") -> float:
+    return Random(f"{seed}/{what}/{mutant.name}").random()

@@ -86,6 +86,13 @@ def test_the_sample_takes_as_many_of_each_area_and_a_larger_one_begins_with_the_
     assert sample(of_area, 7, seed=4) != seven
 
 
+def test_what_is_drawn_stays_when_code_comes_or_goes_elsewhere() -> None:
+    mutants = [mutant_at("plan", n) for n in range(20)]
+    first = sample({"plan": mutants}, 10, seed=3)
+    moved = [replace(mutant, line=mutant.line + 5) for mutant in mutants if mutant != first[0]]
+    assert [each.name for each in sample({"plan": moved}, 9, seed=3)] == [each.name for each in first[1:]]
+
+
 def test_a_place_with_many_bugs_is_drawn_as_often_as_one_with_a_single_one() -> None:
     mutants = [
         mutant_at("plan", 1),
