@@ -96,6 +96,9 @@ CASES: Mapping[str, Case] = {
     "mean without missing": Case(
         lambda g: per_token(g).masked_fill(g.mask == 0, float("nan")).nanmean(), counts=1
     ),
+    "mean without missing, time first": Case(
+        lambda g: g.z[..., 0].T.masked_fill(g.mask.T == 0, math.nan).nanmean(), counts=1
+    ),
     "mean without chosen": Case(
         lambda g: torch.nanmean(torch.where(g.mask.unsqueeze(-1) > 0, (g.z - g.target).abs(), math.nan)),
         counts=1,
