@@ -47,7 +47,8 @@ _SLOW = (
     "yaml",
 )
 _MEMORY = 6 * 2**30  # a bug may ask for any
-_SET_CHILD_SUBREAPER = 36  # linux/prctl.h: orphans of a test's processes become ours
+_SET_DEATH_SIGNAL = 1  # linux/prctl.h: of a child, when its parent dies
+_SET_CHILD_SUBREAPER = 36  # orphans of a test's processes become ours
 
 
 def main() -> None:
@@ -57,11 +58,17 @@ def main() -> None:
         __import__(name)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, _stop)
     # Whoever asked may have gone meanwhile.
     with contextlib.suppress(BrokenPipeError):
         for line in sys.stdin:
             print(json.dumps(_in_fork(json.loads(line), answers.fileno())), file=answers, flush=True)
+
+
+def _stop(*_: object) -> None:
+    """End what runs, undisturbed by a second signal."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(143)
 
 
 def _in_fork(job: dict[str, Any], answers: int) -> dict[str, Any]:
@@ -69,6 +76,7 @@ def _in_fork(job: dict[str, Any], answers: int) -> dict[str, Any]:
     output.unlink(missing_ok=True)
     pid = os.fork()
     if pid == 0:
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
         os.close(answers)  # whoever waits for an answer sees when this process's parent dies
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         _run_and_exit(job)
