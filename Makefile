@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo fuzz fuzz-models mutants test test-lowest test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,10 @@ $(SETUP): pyproject.toml constraints.txt
 
 demo: $(SETUP)  ## train a real multi-task, multi-modal model by a plan, and prove that it is the same model
 	$(PYTHON) scripts/demo.py $(DEMO_ARGS)
+
+example: $(SETUP)  ## profile to export of three tasks of Hugging Face's own classes; leaves build/hf-example
+	rm -rf build/hf-example
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" STEPS=2 examples/hf_multi_task/run.sh build/hf-example
 
 test: $(SETUP)  ## the whole test suite
 	@# Two at a time, with a thread each; tests/helpers/groups.py says what is never beside what.
