@@ -10,8 +10,9 @@ from functools import partial
 import pytest
 
 from helpers import ready_python
-from helpers.groups import group_of, place_in_order
 from spindle_cli.launch.starting import apart
+
+LONG = ("tests/zoo/test_calibration.py", "tests/plan/test_plan_properties.py")
 
 
 def pytest_configure() -> None:
@@ -24,12 +25,11 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """For `-n 2 --dist loadgroup --no-loadscope-reorder`."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=place_in_order)
-        for item in items:
-            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take long go first, so that of two processes none is left with one when all others have
+    ended (`--no-loadscope-reorder` keeps the order).
+    """
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))
 
 
 @pytest.fixture(scope="session")
