@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -36,11 +38,33 @@ def test_a_value_saved_twice_or_as_a_view_is_counted_once() -> None:
     assert run.kept_bytes() == 4 * (8 + 4) * FLOAT
 
 
-def test_frozen_ops_have_no_backward_pass() -> None:
-    run = OpRun(nn.Linear(8, 8).requires_grad_(False), [torch.randn(4, 8)], num_fields=0, clock=WallClock())
+@pytest.mark.parametrize(("trained", "passes"), [(False, 0), (True, 3)])
+def test_frozen_ops_have_no_backward_pass(trained: bool, passes: int) -> None:
+    class Counted(torch.autograd.Function):
+        backward_passes = 0
+
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            Counted.backward_passes += 1
+            return gradient
+
+    class Scale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(8), requires_grad=trained)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return Counted.apply(self.scale * x)
+
+    run = OpRun(Scale(), [torch.randn(4, 8)], num_fields=0, clock=WallClock())
+    before = Counted.backward_passes
     sample = run.repeat(3)
     assert sample.forward_s > 0
-    assert sample.backward_s < sample.forward_s
+    assert Counted.backward_passes - before == passes
 
 
 def test_runs_add_to_gradients_that_are_there_and_leave_none_at_the_inputs() -> None:
