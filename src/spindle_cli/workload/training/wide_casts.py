@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 _FLOAT: Callable[..., Any] = Tensor.float
 _TYPE: Callable[..., Any] = Tensor.type
@@ -30,8 +29,10 @@ class WideCasts(TorchFunctionMode):
             return args[0].double(**kwargs)
         if func is _TYPE and len(args) > 1 and args[1] in _TYPE_NAMES:
             return args[0].double()
-        if torch.float32 in pytree.tree_leaves((args, kwargs)):
-            args, kwargs = pytree.tree_map(_widened, (args, kwargs))
+        if any(arg is torch.float32 for arg in args):
+            args = tuple(map(_widened, args))
+        if any(arg is torch.float32 for arg in kwargs.values()):
+            kwargs = {name: _widened(arg) for name, arg in kwargs.items()}
         return func(*args, **kwargs)
 
 
