@@ -28,6 +28,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 MakeTensor = Callable[..., Tensor]  # of shape, strides and dtype=
 _PLAIN = (bool, int, float, str, type(None))
+_STATES: Mapping[str, TypeAdapter[Any]] = {
+    cls.__name__: TypeAdapter(cls) for cls in (Whole, Batch, Reduced, Mixed)
+}
 # How Python shows what it knows by its place in memory alone.
 _BY_ADDRESS = " at 0x"
 # How behaviour.py begins the digest of what has such a thing in it.
@@ -46,8 +49,7 @@ class StateRecord(Model):
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> Self:
-        kinds = {cls.__name__: cls for cls in (Whole, Batch, Reduced, Mixed)}
-        made: Any = TypeAdapter(kinds[self.kind]).validate_python(self.attributes)
+        made: Any = _STATES[self.kind].validate_python(self.attributes)
         if asdict(made) != self.attributes:
             raise ValueError(f"not what {self.kind} has")
         return self
