@@ -55,6 +55,7 @@ from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.parameters import ParameterTable
 
 _WORKLOAD = """
@@ -143,7 +144,7 @@ def _write_checkpoint(folder: Path, plan: Plan, table: ParameterTable, source: s
         workload=source,
         fingerprint=plan.workload.fingerprint,
         tasks={"t": TrainedTask(batch_size=4, weight=1.0)},
-        train={"steps": 4},  # type: ignore[arg-type]  # pydantic makes it
+        train=TrainSettings(steps=4),
         tensors={
             key: SavedTensor(shape=tuple(value.shape), dtype=str(value.dtype).removeprefix("torch."))
             for key, value in tensors.items()

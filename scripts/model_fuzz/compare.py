@@ -20,6 +20,7 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
 from spindle_cli.workload.metaops.ops import share_module
+from spindle_cli.workload.types import Task
 
 Cuts = Sequence[tuple[int, int]]
 _TOLERANCE = 1e-9  # relative to the largest entry; float64 rounds at 1e-16
@@ -50,7 +51,8 @@ def compare(recipe: Recipe, *, with_check: bool = False) -> Outcome:
     """
     made = workload(recipe)
     task = made.tasks[0]
-    plain = copy.deepcopy(task.module)  # type: ignore[union-attr]
+    assert isinstance(task, Task)
+    plain = copy.deepcopy(task.module)
     try:
         graph = analyse(made)
     except WorkloadError as error:
@@ -67,7 +69,7 @@ def compare(recipe: Recipe, *, with_check: bool = False) -> Outcome:
     expected = _state_after(plain, plain(**joined))
     worst = 0.0
     for shares in (1, 2, 3, 4):
-        module = copy.deepcopy(task.module)  # type: ignore[union-attr]
+        module = copy.deepcopy(task.module)
         moved = TaskGraph(traced.task, module, traced.ops, traced.values, traced.fields)
         loss = _run(moved, batches, shares, random.Random(recipe.number * 10 + shares))
         worst = max(worst, _difference(_state_after(module, loss, count), expected))

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from spindle_cli.cli import output
+from spindle_cli.cli.init_options import (
+    ArgumentsOption,
+    BatchSizeOption,
+    DevicesOption,
+    FieldsOption,
+    FolderOption,
+    ForceOption,
+    LossOption,
+    ModelArgument,
+)
 from spindle_cli.cli.options import JsonOption
 
 if TYPE_CHECKING:
@@ -15,65 +22,16 @@ if TYPE_CHECKING:
 
     from spindle_cli.init.types import InitReport
 
-LossOption = Annotated[
-    Literal["cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss"]
-    | None,
-    typer.Option("--loss", help="Of what the model returns, where that is no loss.", show_default=False),
-]
-
 
 def init(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="package.module:name or path/to/file.py:name: a class of nn.Module, or a function that "
-            "returns a model, or a dict of them by task.",
-            show_default=False,
-        ),
-    ],
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="Where the files go; by default beside the model's file, or here.",
-        ),
-    ] = None,
-    arguments: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--arg",
-            metavar="NAME=VALUE",
-            help="An argument of the model, or of its Hugging Face configuration; can be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--field",
-            metavar="NAME=SHAPE",
-            help="What one sample has: image=3x224x224, tokens=128:int32000, label=int10; can be repeated.",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelArgument,
+    folder: FolderOption = None,
+    arguments: ArgumentsOption = None,
+    fields: FieldsOption = None,
     loss: LossOption = None,
-    batch_size: Annotated[
-        int, typer.Option("--batch-size", min=1, metavar="N", help="Samples of every task in an iteration.")
-    ] = 8,
-    nproc: Annotated[
-        int | None,
-        typer.Option(
-            "--nproc",
-            min=1,
-            metavar="N",
-            help="Devices of the cluster file; by default this machine's GPUs, or up to 8 of its cores.",
-            show_default=False,
-        ),
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
+    batch_size: BatchSizeOption = 8,
+    nproc: DevicesOption = None,
+    force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a workload file and its Python stub for a model of yours.

@@ -80,10 +80,10 @@ def _largest(
     smallest = 1e-3 * max(sizes, default=0.0)
     differences = [(relative_difference(loss, plain, 0.0), "the loss")]
     for one, other in zip(found, expected, strict=True):
-        if one is None and other is None:
+        either = one if one is not None else other
+        if either is None:
             continue
-        reference = other if other is not None else torch.zeros_like(one)  # type: ignore[arg-type]
-        ours = one if one is not None else torch.zeros_like(reference)
+        ours, reference = (torch.zeros_like(either) if each is None else each for each in (one, other))
         differences.append((relative_difference(ours, reference, smallest), "a gradient"))
     relative, what = max(differences)
     return what, relative

@@ -110,28 +110,15 @@ def _examine(
     watched: Mapping[int, str],
     module: nn.Module | None,
 ) -> Findings:
-    with by_fixed_statistics(module) as normalised:
-        return _follow(run, inputs, states, sizes, watched, module, normalised)
-
-
-def _follow(
-    run: Callable[..., Any],
-    inputs: Sequence[Inputs],
-    states: Sequence[State],
-    sizes: Sequence[int],
-    watched: Mapping[int, str],
-    module: nn.Module | None,
-    normalised: list[Tensor],
-) -> Findings:
-    """`normalised`: takes what batch norms are given that sum their statistics over shares."""
     results: list[Any] = []
     tapes: list[Tape] = []
     changes = Changes()
-    of_first = 0  # of `normalised`, those of the first size
+    normalised: list[list[Tensor]] = []  # by size, what batch norms are given that sum over shares
     for (args, kwargs), size in zip(inputs, sizes, strict=True):
         tape = Tape()
         try:
             with contextlib.ExitStack() as stack:
+                normalised.append(stack.enter_context(by_fixed_statistics(module)))
                 if module is not None:
                     changes = stack.enter_context(watching(module))
                 with tape, Unread():
@@ -141,14 +128,13 @@ def _follow(
             why = f"it fails for a batch of {size}: {type(error).__name__}: {text}"
             return Findings(None, (), Mixed(why, place_of_error(error)))
         tapes.append(tape)
-        of_first = of_first or len(normalised)
     follower = Follower(tuple(sizes[:-1]), watched)
     given = [leaf for leaf in leaves_of(inputs[0]) if isinstance(leaf, Tensor)]
     for tensor, state in zip(given, states, strict=True):
         follower.give(tensor, state)
     why_not = follower.follow([tape.entries for tape in tapes[:-1]])
     found = _result_states(follower, results, sizes)
-    why_not = why_not or _kept(follower, changes) or _normalises_other(follower, normalised[:of_first])
+    why_not = why_not or _kept(follower, changes) or _normalises_other(follower, normalised[0])
     return Findings(tuple(results), found, why_not)
 
 

@@ -62,13 +62,21 @@ class Observer:
             WorkloadError: an operator or glue fails on such shapes, or reads values; with its place in the
                 user's code.
         """
-        runs = [
-            Run(self, root, graph, task, samples, count, doubled=count != batch_size)
-            for count in (batch_size, 2 * batch_size)
-        ]
+        runs = self.runs(task, root, graph, samples, batch_size)
         for run in runs:
             run.advance()
         return Shapes(batch_size, *(run.env for run in runs))
+
+    def runs(
+        self, task: str, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], batch_size: int
+    ) -> tuple[Run, Run]:
+        """Runs of a trace that have not begun, for the batch and for twice the batch. Arguments as of
+        `observe`.
+        """
+        return (
+            Run(self, root, graph, task, samples, batch_size, doubled=False),
+            Run(self, root, graph, task, samples, 2 * batch_size, doubled=True),
+        )
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs."""

@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.refuse import place_of_caller, refusal
-from spindle_cli.workload.tracing.observe import Observer, Run
+from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim
 
 _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
@@ -46,10 +46,7 @@ class Known:
         self._batch_size = batch_size
         self.decided: dict[str, None] = {}
         self.looking = False  # while it runs modules on fake tensors, which must not be traced
-        self._runs = [
-            Run(observer, root, graph, task, samples, count, doubled=count != batch_size)
-            for count in (batch_size, 2 * batch_size)
-        ]
+        self._runs = observer.runs(task, root, graph, samples, batch_size)
 
     def number(self, proxy: fx.Proxy) -> Any:
         """The number, truth value or text that a traced value is for every batch.
