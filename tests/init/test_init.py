@@ -219,6 +219,14 @@ def test_wrong_use_is_said_and_nothing_is_written(
     assert sorted(path.name for path in Path().iterdir() if path.name != "__pycache__") == before
 
 
+def test_torch_prints_no_traceback_for_shapes_that_do_not_fit(
+    models: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended = run_spindle("init", f"{models}:Net", "--field", "x=9", "--loss", "mse_loss")
+    assert ended.code == 3
+    assert "Traceback" not in ended.err + capfd.readouterr().err
+
+
 def test_files_that_are_there_stay_unless_forced(models: str) -> None:
     command = ("init", f"{models}:Net", "--field", "x=8", "--loss", "mse_loss")
     Path("net_workload.py").write_text("mine")

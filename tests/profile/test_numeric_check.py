@@ -199,6 +199,20 @@ def test_what_was_traced_is_compared_with_forward() -> None:
         check(graph)
 
 
+def test_gradients_of_what_was_traced_are_compared_though_the_loss_agrees() -> None:
+    graph = graph_of()
+    root = graph.tasks["t"].root
+    written = root.forward
+
+    def twice_the_gradient(**batch: Tensor) -> Tensor:
+        loss: Tensor = written(**batch)
+        return 2 * loss - loss.detach()
+
+    root.forward = twice_the_gradient
+    with pytest.raises(WorkloadError, match=r"a gradient differs by 5\.0e-01"):
+        check(graph)
+
+
 def test_what_is_too_large_or_too_late_is_not_checked_and_it_says_so() -> None:
     graph = graph_of()
     large = check(graph, max_bytes=100)

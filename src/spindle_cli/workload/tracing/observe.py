@@ -7,6 +7,7 @@ the batch's. A model of any size takes the same time.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -87,7 +88,7 @@ class Observer:
             given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
             versions = [tensor._version for tensor in given]
             norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
-            with norms, watching(module), swapped_tensors(module, self.fake):
+            with norms, watching(module), swapped_tensors(module, self.fake), _failures_unlogged():
                 self._known[key] = module(*args, **kwargs)
             if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
                 raise _ChangesItsInputError
@@ -174,6 +175,18 @@ def _describe(value: Any) -> str:
     return f"{value.dtype} {tuple(value.shape)}{gradient}"
 
 
+@contextlib.contextmanager
+def _failures_unlogged() -> Iterator[None]:
+    """Keep torch from printing a traceback for an operation that fails on fake tensors: the error says it."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
 class Run(fx.Interpreter):
     """Runs a graph on fake tensors for `count` samples; `env`: what each node gives. Failures refuse."""
 
@@ -201,7 +214,10 @@ class Run(fx.Interpreter):
         Raises:
             WorkloadError: one of them fails.
         """
-        with torch.random.fork_rng(devices=[]), self._observer.mode, Unread(), torch.enable_grad():
+        fakes = torch.random.fork_rng(devices=[]), self._observer.mode, Unread(), torch.enable_grad()
+        with contextlib.ExitStack() as stack:
+            for context in (*fakes, _failures_unlogged()):
+                stack.enter_context(context)
             for node in self.graph.nodes:
                 if node not in self.env and node.op != "output":
                     self.env[node] = self.run_node(node)
