@@ -20,13 +20,13 @@ def main() -> None:
     """Entry point of a rank."""
     source, out = map(Path, sys.argv[1:])
     environment = WorkerEnvironment.read()
-    step, begins = training.Trainer._step, []
+    step, begins = training.Training.step, []
 
-    def noted(self: training.Trainer, *arguments: Any, **settings: Any) -> None:
+    def noted(self: training.Training, *arguments: Any, **settings: Any) -> None:
         begins.append(time.perf_counter())
         step(self, *arguments, **settings)
 
-    with mock.patch.object(training.Trainer, "_step", noted):
+    with mock.patch.object(training.Training, "step", noted):
         worker.run(RunRequest.read(source), environment)
     if environment.rank == 0:
         out.write_text("\n".join(map(str, begins)), encoding="utf-8")

@@ -16,7 +16,8 @@ from memory_bench.rank import by_plan, write_peak
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.runtime.worker import connected, select_device, train_plan
+from spindle_cli.runtime.connecting import connected, select_device
+from spindle_cli.runtime.worker import train_plan
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -23,8 +24,10 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime import training
+from spindle_cli.runtime.connecting import connected
+from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.step.data import Feed
-from spindle_cli.runtime.worker import connected, train_plan
+from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload.building.load import load
 
 STEPS = 3
@@ -44,10 +47,10 @@ def by_plans(folder: Path) -> None:
 
 def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> float:
     """Peak bytes while the plan's worker trains."""
-    train = training.Trainer.train
+    run = training.Training.run
     peak = 0.0
 
-    def measured(self: training.Trainer, steps: range) -> None:
+    def measured(self: training.Training) -> Iterator[Step]:
         nonlocal peak
         model = self.model
         pieces = [piece.tensor for piece in self.pool.owned_ranges]
@@ -55,7 +58,7 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
         held = [*model.parameters.values(), *model.buffers.values(), *pieces, *masters]
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
         with LiveBytes([*held, *gradients]) as live:
-            train(self, steps)
+            yield from run(self)
         peak = live.peak
 
     fetch = Feed._fetch_up_to
@@ -66,7 +69,7 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
             fetch(self, number)
 
     with (
-        mock.patch.object(training.Trainer, "train", measured),
+        mock.patch.object(training.Training, "run", measured),
         mock.patch.object(Feed, "_fetch_up_to", unseen),
     ):
         train_plan(request, environment, device)

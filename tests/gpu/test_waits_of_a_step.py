@@ -10,8 +10,9 @@ import torch
 from helpers.cli import run_spindle
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.runtime.training import Trainer
-from spindle_cli.runtime.worker import connected, train_plan
+from spindle_cli.runtime.connecting import connected
+from spindle_cli.runtime.training import Training
+from spindle_cli.runtime.worker import train_plan
 
 pytestmark = [
     pytest.mark.gpu,
@@ -39,9 +40,9 @@ def test_no_step_but_the_first_waits_for_the_device(
         backend="nccl",
     )
     watched: list[int] = []
-    step = Trainer.step
+    step = Training.step
 
-    def strict(self: Trainer, number: int, *, is_first: bool) -> None:
+    def strict(self: Training, number: int, *, is_first: bool) -> None:
         torch.cuda.set_sync_debug_mode("default" if is_first else "error")
         try:
             step(self, number, is_first=is_first)
@@ -49,7 +50,7 @@ def test_no_step_but_the_first_waits_for_the_device(
             torch.cuda.set_sync_debug_mode("default")
         watched.append(number)
 
-    monkeypatch.setattr(Trainer, "step", strict)
+    monkeypatch.setattr(Training, "step", strict)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
         monkeypatch.setenv(name, value)
     environment, device = WorkerEnvironment(0, 0, 1, 1, "127.0.0.1", 0), torch.device("cuda", 0)

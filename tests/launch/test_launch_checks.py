@@ -14,7 +14,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.launch.checks import compiled_otherwise, locate
+from spindle_cli.launch.checks import compiled_otherwise
 from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.starting.network import (
@@ -26,6 +26,7 @@ from spindle_cli.launch.starting.network import (
 )
 from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
+from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings
 
 

@@ -13,22 +13,23 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
-from spindle_cli.runtime.training import Trainer
-from spindle_cli.runtime.worker import connected, train_plan
+from spindle_cli.runtime.connecting import connected
+from spindle_cli.runtime.training import Training
+from spindle_cli.runtime.worker import train_plan
 
 
-def step_without_host_waits(self: Trainer, step: int, *, is_first: bool) -> None:
+def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> None:
     # The second is like all that follow; the first compiles and makes what is made once.
     with no_host_waits() if step == 1 and not is_first else nullcontext():
         train_one_step(self, step, is_first=is_first)
 
 
-train_one_step = Trainer.step
+train_one_step = Training.step
 
 
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
-    Trainer.step = step_without_host_waits
+    Training.step = step_without_host_waits
     environment = WorkerEnvironment.read()
     requests = [RunRequest.read(path) for path in sorted(folder.glob("[0-9]*/request.json"))]
     device = torch.device("cpu")

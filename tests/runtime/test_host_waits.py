@@ -20,7 +20,7 @@ from spindle_cli.files.run_files import read_metrics
 from spindle_cli.runtime.communication import buckets
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
-from spindle_cli.runtime.training import Trainer
+from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload.file import TrainSettings
@@ -91,13 +91,13 @@ def test_no_step_looks_at_what_is_on_the_device(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With everything recomputed; every parameter is reached, so that no flags are read either."""
-    step = Trainer.step
+    step = Training.step
 
-    def without_waits(self: Trainer, number: int, *, is_first: bool) -> None:
+    def without_waits(self: Training, number: int, *, is_first: bool) -> None:
         with no_host_waits():
             step(self, number, is_first=is_first)
 
-    monkeypatch.setattr(Trainer, "step", without_waits)
+    monkeypatch.setattr(Training, "step", without_waits)
     monkeypatch.setattr(buckets, "read_flags", lambda flags: pytest.fail("flags are read"))
     case = Case(way, (0,), "memory_toys", train=WAYS[way], dtype=None, recompute=("describe/tower",), steps=3)
     request = run(tmp_path / "run", case)
@@ -117,7 +117,7 @@ def notes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(owner, name, noting)
 
-    note(Trainer, "step", lambda step: f"step {step + 1}")
+    note(Training, "step", lambda step: f"step {step + 1}")
     note(MetricsLog, "write", lambda metrics: f"line {metrics.step}")
     note(Checkpoints, "save", lambda step: f"save {step}")
     return found
@@ -153,14 +153,14 @@ def test_a_stop_is_seen_one_step_late_and_saves_what_was_trained(
 def test_the_users_error_leaves_the_lines_of_the_steps_before_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    step = Trainer.step
+    step = Training.step
 
-    def failing(self: Trainer, number: int, *, is_first: bool) -> None:
+    def failing(self: Training, number: int, *, is_first: bool) -> None:
         if number == 2:
             raise ValueError("the layer's own error")
         step(self, number, is_first=is_first)
 
-    monkeypatch.setattr(Trainer, "step", failing)
+    monkeypatch.setattr(Training, "step", failing)
     with pytest.raises(ValueError, match="own error"):
         run(tmp_path / "run", moving())
     assert [line.step for line in read_metrics(tmp_path / "run")] == [1, 2]
@@ -173,15 +173,15 @@ def spoil(monkeypatch: pytest.MonkeyPatch, after: Callable[[], object]) -> list[
         The parameters before each step that is begun.
     """
     seen: list[dict[str, Tensor]] = []
-    step = Trainer.step
+    step = Training.step
 
-    def noting(self: Trainer, number: int, *, is_first: bool) -> None:
+    def noting(self: Training, number: int, *, is_first: bool) -> None:
         seen.append({name: value.detach().clone() for name, value in self.model.parameters.items()})
         if number == 2:
             after()
         step(self, number, is_first=is_first)
 
-    monkeypatch.setattr(Trainer, "step", noting)
+    monkeypatch.setattr(Training, "step", noting)
     return seen
 
 

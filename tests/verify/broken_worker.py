@@ -17,8 +17,9 @@ import torch
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import worker_session
-from spindle_cli.runtime import worker
+from spindle_cli.runtime import assembling, worker
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.workload.training.batches import Batches
@@ -69,7 +70,7 @@ def sample_lost(_rank: int) -> Iterator[None]:
 @contextmanager
 def copy_stale(rank: int) -> Iterator[None]:
     """Rank 0 never takes over one of the parameters that rank 1 updates for both."""
-    right = worker.make_pool
+    right = assembling.make_pool
 
     def make_pool(model: LocalModel, *arguments: Any) -> GradientPool:
         pool = right(model, *arguments)
@@ -85,7 +86,7 @@ def copy_stale(rank: int) -> Iterator[None]:
         return pool
 
     if rank == 0:
-        with mock.patch.object(worker, "make_pool", make_pool):
+        with mock.patch.object(assembling, "make_pool", make_pool):
             yield
     else:
         yield
@@ -111,7 +112,7 @@ DEFECTS: Mapping[str, Callable[[int], Any]] = {
 
 def run_all(request: RunRequest, environment: WorkerEnvironment) -> None:
     device = torch.device("cpu")
-    with worker.connected(request, environment, device):
+    with connected(request, environment, device):
         for name, defect in DEFECTS.items():
             folder = request.run_dir / name
             (folder / "captured").mkdir(parents=True, exist_ok=True)

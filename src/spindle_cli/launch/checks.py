@@ -11,6 +11,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.imports import lasting_imports
+from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings, naming_the_file
 
 if TYPE_CHECKING:
@@ -113,29 +114,6 @@ def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
 
 def _how(backend: str | None) -> str:
     return "as they are" if backend is None else f"compiled by {backend}"
-
-
-def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:
-    """A workload's source with its path made absolute: looked for in the current folder, then in the others.
-
-    What is not a file, 'package.module:function', is left as it is.
-
-    Raises:
-        InputError: the file is in none of the folders.
-    """
-    name, colon, function = source.rpartition(":")
-    path, suffix = (Path(name), colon + function) if name.endswith(".py") else (Path(source), "")
-    if path.suffix not in (".py", ".yaml", ".yml", ".json"):
-        return source
-    folders = (Path.cwd(), *other_folders)
-    for folder in folders:
-        if (folder / path).is_file():
-            return str(folder / path) + suffix
-    looked = " or ".join(str(folder) for folder in dict.fromkeys(folders))
-    raise InputError(
-        f"the workload {source!r} is not there (looked in {looked})",
-        hint="Say where it is now with --workload.",
-    )
 
 
 def _short(fingerprint: str) -> str:

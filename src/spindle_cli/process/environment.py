@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from spindle_cli.errors import UsageError
+
+REQUEST_VARIABLE = "SPINDLE_REQUEST"
 
 
 @dataclass(frozen=True)
@@ -14,6 +17,7 @@ class WorkerEnvironment:
     """What torchrun tells a worker: its rank among all, its rank on its node, and where the workers meet.
 
     `backend`: of torch.distributed in place of the request's, for tests (docs/strict-backend.md).
+    `request`: what `spindle launch` asks of a worker that runs a script of the user's.
     """
 
     rank: int
@@ -23,6 +27,7 @@ class WorkerEnvironment:
     master_address: str
     master_port: int
     backend: str | None = None
+    request: Path | None = None
 
     @classmethod
     def read(cls) -> WorkerEnvironment:
@@ -45,6 +50,7 @@ class WorkerEnvironment:
             master_address=os.environ["MASTER_ADDR"],
             master_port=int(os.environ["MASTER_PORT"]),
             backend=os.environ.get("SPINDLE_BACKEND") or None,
+            request=Path(request) if (request := os.environ.get(REQUEST_VARIABLE)) else None,
         )
 
 

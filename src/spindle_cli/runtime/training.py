@@ -5,7 +5,7 @@ of the step before and write them down.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,6 +23,7 @@ from spindle_cli.runtime.measuring.outcome import StepOutcome
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch, take_mark
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.capture import capture
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.stopping import StopRequest
@@ -44,15 +45,17 @@ Computing = Callable[[], AbstractContextManager[None]]
 
 
 @dataclass
-class Trainer:
+class Training:
     """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing, and
     `schedule` with it; `schedule` and `clip` also where the train settings ask for none.
 
-    `computing`: what passes run in, forward and backward. `iterations_s`: of the steps done so far.
+    `steps`: to train, counted from 0; `done`: so many are trained, those before this process among them.
+    `computing`: what passes run in, forward and backward. `iterations_s`: of the steps that were looked at.
     """
 
     rank: int
     request: RunRequest
+    steps: range
     computing: Computing
     stop: StopRequest
     model: LocalModel
@@ -70,12 +73,18 @@ class Trainer:
     log: MetricsLog | None
     clock: StartClock
     iterations_s: list[float] = field(default_factory=list)
+    last: Step | None = None  # the newest that was looked at
+    done: int = field(init=False)
     _unread: deque[StepOutcome] = field(default_factory=deque)
     _stops: bool = False
     _uncounted: tuple[str, ...] = ()  # tasks of which something counts nothing, in the next step to be read
 
-    def train(self, steps: range) -> None:
-        """Train the steps (counted from 0).
+    def __post_init__(self) -> None:
+        self.done = self.steps.start
+
+    def run(self) -> Iterator[Step]:
+        """Train the steps, and hand each one out when all of its orders are given: its results can then be
+        waited for. What is due after a step (a checkpoint, to stop) comes before it is handed out.
 
         Raises:
             RunFailedError: a loss is not finite, or another worker is lost.
@@ -83,26 +92,59 @@ class Trainer:
             InputError: a checkpoint cannot be written.
             Exception: what the user's modules or datasets raised, with a note of where.
         """
-        self._capture("initial", self.model.parameters)
-        self._capture("initial-buffers", self.model.all_buffers)
-        if self.feed.counts_losses:
-            self._uncounted = self.board.begin(self.feed.counts(steps.start))
+        if self.done == self.steps.start:
+            self._begin()
         try:
-            for step in steps:
-                self.step(step, is_first=step == steps.start)
-                self._look_back(_STEPS_BEHIND)
-                self.checkpoints.check()
-                if self.checkpoints.is_due(step + 1):
-                    self._save(step + 1)
-                if self._stops and step + 1 < steps.stop:
-                    self._stop(step + 1)
+            for step in range(self.done, self.steps.stop):
+                self.step(step, is_first=step == self.steps.start)
+                yield self._after(step + 1)
             self._look_back(0)
         except Exception as error:
             self._look_back_after(error)
             raise
+        self._capture_end()
+
+    def _begin(self) -> None:
+        self._capture("initial", self.model.parameters)
+        self._capture("initial-buffers", self.model.all_buffers)
+        if self.feed.counts_losses:
+            self._uncounted = self.board.begin(self.feed.counts(self.steps.start))
+
+    def _after(self, done: int) -> Step:
+        """What is due once so many steps have been ordered; gives the last of them."""
+        self.done = done
+        self._look_back(_STEPS_BEHIND)
+        step = Step(done, partial(self._metrics, self._unread[-1], self._uncounted))
+        self.checkpoints.check()
+        if self.checkpoints.is_due(done):
+            self.save()
+        if self._stops and done < self.steps.stop:
+            self._stop()
+        return step
+
+    def _capture_end(self) -> None:
         self.pool.await_all_parameters()
         self._capture("final", self.model.parameters)
         self._capture("final-buffers", self.model.all_buffers)
+
+    def settle(self) -> None:
+        """Look at all steps that are done, and wait until their parameters are in place.
+
+        Raises:
+            RunFailedError: one has a loss that is not finite.
+        """
+        self._look_back(0)
+        self.pool.await_all_parameters()
+
+    def save(self) -> None:
+        """Save a checkpoint of what is trained, unless there is one; collective.
+
+        Raises:
+            RunFailedError: as `settle`.
+            InputError: it cannot be written.
+        """
+        self.settle()
+        self.checkpoints.save(self.done)
 
     def step(self, step: int, *, is_first: bool) -> None:
         """Train one step (counted from 0); the host waits for the device nowhere in it.
@@ -157,14 +199,13 @@ class Trainer:
         """
         while len(self._unread) > behind:
             outcome = self._unread.popleft()
-            outcome.wait()
+            metrics = self._metrics(outcome, self._uncounted)
             self.clock.ends("first step")
             read = self.board.read(outcome.losses)
             self._stops = self._stops or read.stops
-            self._write_down(outcome.step, read.losses, outcome.seconds)
+            self._write_down(metrics)
             self._uncounted = read.uncounted_next
-            norm = None if outcome.norm is None else outcome.norm.item()
-            failure = step_failure(read.losses, norm, outcome.step + 1)
+            failure = step_failure(read.losses, outcome.norm_value, outcome.step + 1)
             if failure is not None:
                 self._unread.clear()  # steps after it train nothing that will be kept
                 raise failure
@@ -184,13 +225,9 @@ class Trainer:
         except InputError as second:  # the disk is full
             error.add_note(str(second))
 
-    def _save(self, step: int) -> None:
-        self._look_back(0)
-        self.pool.await_all_parameters()
-        self.checkpoints.save(step)
-
-    def _stop(self, step: int) -> None:
-        self._save(step)
+    def _stop(self) -> None:
+        step = self.done
+        self.save()
         self.checkpoints.finish()
         if not self.checkpoints.possible:
             raise StoppedError(f"stopped by SIGTERM after step {step}; the nodes share no folder to save in")
@@ -217,18 +254,23 @@ class Trainer:
         if self.request.capture_dir is not None:
             capture(self.request.capture_dir, stage, self.rank, tensors)
 
-    def _write_down(self, step: int, losses: dict[str, float], iteration_s: float) -> None:
-        self.iterations_s.append(iteration_s)
-        if self.log is None:
-            return
+    def _metrics(self, outcome: StepOutcome, uncounted: tuple[str, ...]) -> StepMetrics:
+        """What a step came to; waits until the device has done it."""
+        outcome.wait()
+        losses = self.board.read(outcome.losses).losses
         batches = self.model.train.accumulate
         samples = batches * sum(task.batch_size for task in self.model.graph.workload.tasks)
-        metrics = StepMetrics(
-            step=step + 1,
+        return StepMetrics(
+            step=outcome.step + 1,
             loss=self.board.total(losses),
             task_losses=losses,
-            iteration_s=iteration_s,
-            samples_per_s=samples / iteration_s,
-            uncounted_tasks=self._uncounted,
+            iteration_s=outcome.seconds,
+            samples_per_s=samples / outcome.seconds,
+            uncounted_tasks=uncounted,
         )
-        self.log.write(metrics)
+
+    def _write_down(self, metrics: StepMetrics) -> None:
+        self.iterations_s.append(metrics.iteration_s)
+        self.last = Step(metrics.step, lambda: metrics)
+        if self.log is not None:
+            self.log.write(metrics)

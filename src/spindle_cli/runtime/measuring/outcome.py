@@ -48,6 +48,11 @@ class StepOutcome:
         await_mark(self.end)
 
     @property
+    def norm_value(self) -> float | None:
+        """The gradients' norm, where it was worked out; once it has arrived."""
+        return None if self.norm is None else self.norm.item()
+
+    @property
     def seconds(self) -> float:
         """From the step's beginning to its end; once it has arrived."""
         return seconds_between(self.begin, self.end)

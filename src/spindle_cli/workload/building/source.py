@@ -68,6 +68,29 @@ def resolve(source: str, *, relative_to: Path | None = None) -> Source:
     return Source(source, named_function(source, folder, where="workload"))
 
 
+def locate(source: str, other_folders: tuple[Path, ...] = ()) -> str:
+    """A workload's source with its path made absolute: looked for in the current folder, then in the others.
+
+    What is not a file, 'package.module:function', is left as it is.
+
+    Raises:
+        InputError: the file is in none of the folders.
+    """
+    name, colon, function = source.rpartition(":")
+    path, suffix = (Path(name), colon + function) if name.endswith(".py") else (Path(source), "")
+    if path.suffix not in (".py", ".yaml", ".yml", ".json"):
+        return source
+    folders = (Path.cwd(), *other_folders)
+    for folder in folders:
+        if (folder / path).is_file():
+            return str(folder / path) + suffix
+    looked = " or ".join(str(folder) for folder in dict.fromkeys(folders))
+    raise InputError(
+        f"the workload {source!r} is not there (looked in {looked})",
+        hint="Say where it is now with --workload.",
+    )
+
+
 def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WORKLOAD) -> Callable[..., Any]:
     """What 'package.module:function' or 'path/to/file.py:function' names; relative paths start from `folder`.
 

@@ -1,0 +1,279 @@
+"""Assemble a rank's training: from the request to its part of the model and all that steps it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.check.run import check_plan
+from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
+from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
+from spindle_cli.errors import InputError
+from spindle_cli.files.journal import JournalWriter
+from spindle_cli.files.request import RunRequest, journal_path
+from spindle_cli.plan.types import Plan
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.communication.transfers import Exchange
+from spindle_cli.runtime.measuring.diary import Diary
+from spindle_cli.runtime.measuring.metrics import MetricsLog
+from spindle_cli.runtime.measuring.start_up import StartClock
+from spindle_cli.runtime.measuring.timing import Stopwatch
+from spindle_cli.runtime.part.localise import LocalModel, dtype_of, localise
+from spindle_cli.runtime.part.replicas import check_replicas
+from spindle_cli.runtime.part.warm_up import compile_layers
+from spindle_cli.runtime.saving.checkpoints import Checkpoints
+from spindle_cli.runtime.saving.restore import restore
+from spindle_cli.runtime.saving.stopping import StopRequest
+from spindle_cli.runtime.saving.train_state import TrainState, require_same_run
+from spindle_cli.runtime.step.counting import Counting, counted_shares, labels_that_must_count
+from spindle_cli.runtime.step.data import Feed, portions
+from spindle_cli.runtime.step.executor import Executor
+from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.training import Computing, Training
+from spindle_cli.runtime.update.clip import GradientClip
+from spindle_cli.runtime.update.guard import UpdateGuard
+from spindle_cli.runtime.update.masters import Masters
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.learning_rate import make_schedule
+from spindle_cli.workload.training.no_randomness import computing_as_asked
+from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A connected worker's place in a run: what is asked, which rank it is, and on which device."""
+
+    request: RunRequest
+    rank: int
+    device: torch.device
+
+
+def assemble(
+    request: RunRequest,
+    environment: WorkerEnvironment,
+    device: torch.device,
+    stop: StopRequest | None = None,
+    clock: StartClock | None = None,
+) -> Training:
+    """A connected worker's training, with the checkpoint to go on from in place; collective.
+
+    Raises:
+        InputError: the plan is invalid, or does not belong to the workload or to this number of workers; or
+            the checkpoint does not.
+        WorkloadError: the workload cannot be built, traced or trained as its settings say.
+    """
+    clock = clock or StartClock(request)
+    seat = Seat(request, environment.rank, device)
+    plan = Plan.read(request.plan)
+    require_runnable(plan, request, environment.world_size)
+    model, computing = build_part(seat, plan)
+    clock.ends("workload")
+    # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
+    torch.manual_seed(model.train.seed + seat.rank)
+    check_replicas(model.cuts.keys, model.parameters, device)
+    communicators = Communicators(model.program.communicators, request.timeout_s)
+    communicators.meet(model.program, seat.rank, device)
+    join_groups(model, seat.rank, communicators)
+    pool = make_pool(model, seat.rank, communicators)
+    state = make_state(model, pool, device)
+    total_steps = request.steps or model.train.steps
+    steps = range(resume(request, state, seat.rank, total_steps), total_steps)
+    training = make_training(seat, state, pool, communicators, steps, computing, clock)
+    training.stop = stop or StopRequest(request.run_dir)
+    clock.ends("set-up")
+    return training
+
+
+def build_part(seat: Seat, plan: Plan) -> tuple[LocalModel, Computing]:
+    """What this rank holds of the model, its layers compiled where that is asked for; and what its passes run
+    in.
+    """
+    request = seat.request
+    model = localise(request, plan, seat.rank, seat.device)
+    set_matmul_precision(model.train)
+    asked = None if request.dtype is None else dtype_of(request, model.train)
+    computing = partial(computing_as_asked, asked, no_randomness=request.no_randomness)
+    with computing():  # compiled code is for the constants' type
+        compile_layers(model, seat.device)
+    return model, computing
+
+
+def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
+    """Refuse a plan that breaks its rules, is for other devices, or needs what workers cannot do.
+
+    Raises:
+        InputError: with the place in the plan.
+    """
+    violations = check_plan(plan)
+    if violations:
+        raise InputError(f"{request.plan}: the plan is not valid: {violations[0]}", hint="Make it again.")
+    if plan.cluster.num_devices != world_size:
+        raise InputError(
+            f"{request.plan}: the plan is for {plan.cluster.num_devices} devices, "
+            f"but {world_size} workers were started",
+            hint="Start it with `spindle launch`, which starts one worker per device.",
+        )
+
+
+def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> int:
+    """Put the run's newest whole checkpoint in place, or one of another run, where the request says so;
+    collective.
+
+    Returns:
+        Steps that are done.
+
+    Raises:
+        InputError: there is no checkpoint, or it does not belong to this workload and its train settings.
+    """
+    run_dir, step = request.run_dir, request.resume_step
+    if not request.resume:
+        if request.begin_from is None:
+            return 0
+        run_dir, step = request.begin_from, request.begin_step
+    # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
+    chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
+    dist.broadcast_object_list(chosen)
+    (found,) = chosen
+    assert found is not None
+    require_steps_left(found, total_steps)
+    carried = None
+    if request.resume:
+        require_same_run(found.checkpoint, state, request.dtype, found.folder)
+    else:
+        carried = carried_over(found.checkpoint, state.model.graph)
+        require_same_optimizer(found.checkpoint, state.model.train, found.folder)
+    restore(found.folder, found.checkpoint, state, rank, carried)
+    check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
+    return found.checkpoint.step
+
+
+def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:
+    """Lay out a rank's trained parameters."""
+    widen_gradients(model.trained.values(), model.train)
+    groups = model.cuts.of_leaves(model.program.groups)
+    sharded = model.train.shards_optimizer_state
+    return GradientPool(groups, model.trained, communicators, rank, sharded=sharded)
+
+
+def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> TrainState:
+    """What is trained and what steps it."""
+    masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
+    owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
+    optimizer = make_optimizer(model.train, (piece.tensor for piece in owned_ranges))
+    return TrainState(model, owned_ranges, masters, optimizer, make_schedule(model.train, optimizer), device)
+
+
+def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
+    """Give the slices that sum inside of their passes the communicators for it."""
+    for local in model.slices.values():
+        for group in (local.group, local.shares):
+            layout = local.wired.layout
+            if group is not None and layout.partners(layout.share_of[rank]):
+                group.join(communicators.inside(layout, layout.share_of[rank]))
+
+
+def make_board(model: LocalModel, device: torch.device) -> LossBoard:
+    """The board of all tasks' losses."""
+    shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
+    return LossBoard(model.graph.workload.tasks, device, model.train.accumulate, shares)
+
+
+def make_feed(seat: Seat, model: LocalModel, board: LossBoard, steps: range) -> Feed:
+    """What loads this rank's part of the steps' batches."""
+    own, per_step = model.slices.values(), model.train.accumulate
+    counting = None
+    if board.layout.size > 0:
+        counting = Counting(counted_shares(own, board.layout, per_step), board.layout)
+    return Feed(
+        {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks},
+        portions(own),
+        steps,
+        seat.device,
+        dtype_of(seat.request, model.train),
+        per_step,
+        counting,
+        labels_that_must_count(own, per_step),
+        reads_ahead=seat.request.dtype is None,
+    )
+
+
+def make_executor(
+    seat: Seat,
+    model: LocalModel,
+    pool: GradientPool,
+    board: LossBoard,
+    stopwatch: Stopwatch,
+    communicators: Communicators,
+    first_step: int,
+) -> Executor:
+    """What runs this rank's program."""
+    per_step = model.train.accumulate
+    return Executor(
+        model.program,
+        seat.rank,
+        model.slices,
+        Exchange(model.wiring, seat.rank, seat.device, communicators),
+        pool,
+        board,
+        stopwatch,
+        model.train,
+        open_diary(seat.request, seat.rank, seat.device, first_step * per_step, per_step),
+    )
+
+
+def make_training(
+    seat: Seat,
+    state: TrainState,
+    pool: GradientPool,
+    communicators: Communicators,
+    steps: range,
+    computing: Computing,
+    clock: StartClock,
+) -> Training:
+    """Put a rank's parts together; collective."""
+    request, device, model = seat.request, seat.device, state.model
+    stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
+    pool.watch_with(stopwatch.watch)
+    board = make_board(model, device)
+    clip = model.train.clip_norm
+    return Training(
+        rank=seat.rank,
+        request=request,
+        steps=steps,
+        computing=computing,
+        stop=StopRequest(request.run_dir),
+        model=model,
+        feed=make_feed(seat, model, board, steps),
+        executor=make_executor(seat, model, pool, board, stopwatch, communicators, steps.start),
+        pool=pool,
+        board=board,
+        optimizer=state.optimizer,
+        guard=UpdateGuard(state.optimizer, device),
+        masters=state.masters,
+        schedule=state.schedule,
+        clip=None if clip is None else GradientClip(clip, state.owned_ranges),
+        checkpoints=Checkpoints(request, state, seat.rank, steps.start),
+        stopwatch=stopwatch,
+        log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
+        clock=clock,
+    )
+
+
+def open_diary(
+    request: RunRequest, rank: int, device: torch.device, first_batch: int, batches_per_step: int
+) -> Callable[[Sequence[str]], Diary]:
+    """What begins the journal of a rank's actions, once they have their names."""
+
+    def begin(actions: Sequence[str]) -> Diary:
+        path = journal_path(request.run_dir, rank)
+        path.parent.mkdir(exist_ok=True)
+        return Diary(JournalWriter(path, actions, batches_per_step, first_batch), device)
+
+    return begin

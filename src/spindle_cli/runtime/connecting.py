@@ -1,0 +1,62 @@
+"""How a worker gets its device, and joins the world of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest
+from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.process.environment import WorkerEnvironment, set_unless_chosen
+from spindle_cli.runtime.communication.nccl import nccl_settings
+from spindle_cli.runtime.communication.strict_backend import STRICT_BACKENDS, register_strict_backends
+
+
+def settle_process(request: RunRequest) -> None:
+    """Make this process what a request says, before it joins the others."""
+    torch.set_num_threads(request.threads)
+    keep_freed_memory()
+    if request.backend == "nccl":
+        set_unless_chosen(nccl_settings(request.run_dir))
+
+
+def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.device:
+    """This worker's device; of a node's CUDA devices, the one of its local rank.
+
+    Raises:
+        InputError: there is no such CUDA device.
+    """
+    if request.device_type != "cuda":
+        return torch.device(request.device_type)
+    found = torch.cuda.device_count()
+    if environment.local_rank >= found:
+        raise InputError(
+            f"the plan's cluster has {environment.local_world_size} devices on this node, "
+            f"but torch finds {found}",
+            hint="Plan for a cluster with as many devices per node as there are.",
+        )
+    device = torch.device("cuda", environment.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+@contextmanager
+def connected(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> Iterator[None]:
+    """Membership in the world of all workers."""
+    backend = environment.backend or request.backend
+    if backend in STRICT_BACKENDS:
+        register_strict_backends()
+    dist.init_process_group(
+        backend,
+        rank=environment.rank,
+        world_size=environment.world_size,
+        timeout=timedelta(seconds=request.timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield
+    dist.destroy_process_group()  # not after an error: it would wait for peers that may be gone

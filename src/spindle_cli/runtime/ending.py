@@ -1,0 +1,44 @@
+"""The end of a run: the last checkpoint, the trained parameters, and what was measured."""
+
+from __future__ import annotations
+
+from spindle_cli.files.artifact import to_compact_json, write_json
+from spindle_cli.files.run_files import PREDICTED_FILE
+from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.files.writing import write_text
+from spindle_cli.runtime.measuring.comparison import compare, gather_times
+from spindle_cli.runtime.measuring.timeline import gather_timeline
+from spindle_cli.runtime.saving.save import save_model
+from spindle_cli.runtime.training import Training
+
+
+def end(training: Training) -> None:
+    """Save what was trained, and hand in what was measured; collective.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    model, run_dir = training.model, training.request.run_dir
+    # A run that is captured is there to be compared, and nobody goes on with it.
+    if training.request.capture_dir is None:
+        training.checkpoints.save(training.done)
+    training.checkpoints.finish()
+    device = training.stopwatch.device
+    save_model(run_dir, training.done, tuple(model.cuts.by_name), model.parameters, device)
+    hand_in(training)
+
+
+def hand_in(training: Training) -> None:
+    """Gather what all ranks measured; rank 0 writes it against the plan's predictions. Collective."""
+    training.stopwatch.close()
+    device = training.stopwatch.device
+    program, run_dir = training.model.program, training.request.run_dir
+    timeline = gather_timeline(training.stopwatch, program, device)
+    times = gather_times(training.stopwatch.medians(), device)
+    if training.log is not None:
+        assert times is not None and timeline is not None, "rank 0 has both"
+        training.log.close()
+        iterations_s = [seconds / training.model.train.accumulate for seconds in training.iterations_s]
+        write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
+        compared = compare(program.plan, iterations_s, times, training.clock.start_up())
+        write_json(run_dir / PREDICTED_FILE, compared)

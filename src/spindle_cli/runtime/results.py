@@ -1,0 +1,50 @@
+"""What a step came to, as those see it who train by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+from spindle_cli.files.run_files import StepMetrics
+
+
+class Step:
+    """A step that has been trained; the same on every rank, but for times.
+
+    All but its number comes from the device, which may still be at it: who asks waits for that. Nothing can
+    be set.
+    """
+
+    def __init__(self, number: int, read: Callable[[], StepMetrics]) -> None:
+        """`number`: counted from 1. `read`: gives what it came to, when it is asked for."""
+        self.__dict__["number"] = number
+        self.__dict__["_read"] = read
+
+    number: int
+    _read: Callable[[], StepMetrics]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"a Step's {name} cannot be set")
+
+    def __repr__(self) -> str:
+        return f"Step({self.number})"
+
+    @cached_property
+    def metrics(self) -> StepMetrics:
+        """All of it, as in a line of metrics.jsonl."""
+        return self._read()
+
+    @property
+    def loss(self) -> float:
+        """The weighted total of the tasks' losses."""
+        return self.metrics.loss
+
+    @property
+    def task_losses(self) -> dict[str, float]:
+        """Each task's loss over its whole batch, before weighting."""
+        return self.metrics.task_losses
+
+    @property
+    def seconds(self) -> float:
+        """From the step's beginning to its end."""
+        return self.metrics.iteration_s

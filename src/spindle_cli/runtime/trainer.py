@@ -1,0 +1,248 @@
+"""`Trainer`: the training loop as scripts and the command line's worker use it, in each worker of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+
+import torch
+
+from spindle_cli.checkpoint.files import checkpoint_folder
+from spindle_cli.errors import InputError, UsageError
+from spindle_cli.files.request import RunRequest
+from spindle_cli.plan.types import Plan
+from spindle_cli.process.environment import WorkerEnvironment
+from spindle_cli.process.plain_errors import show_errors_plainly
+from spindle_cli.process.worker_session import is_lost_peer
+from spindle_cli.runtime.asking import Asked, request_by_hand
+from spindle_cli.runtime.assembling import assemble
+from spindle_cli.runtime.collector import not_searched_again
+from spindle_cli.runtime.connecting import connected, select_device, settle_process
+from spindle_cli.runtime.ending import end
+from spindle_cli.runtime.measuring.start_up import StartClock
+from spindle_cli.runtime.results import Step
+from spindle_cli.runtime.saving.stopping import StopRequest
+from spindle_cli.runtime.training import Training
+
+
+class Trainer:
+    """One worker's side of a run: iterating over it trains, a step at a time.
+
+        with spindle.Trainer("plan.yaml", run_dir="runs/mine") as trainer:
+            for step in trainer:
+                print(step.number, step.loss)
+
+    Every rank has to do the same with it, in the same order: to train, to save and to end are done together.
+    The run ends with the last step (then its model and its times are written), or where the block does.
+    """
+
+    def __init__(
+        self,
+        plan: str | Path | Plan | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        workload: str | None = None,
+        steps: int | None = None,
+        resume: bool = False,
+        checkpoint_every: int | None = None,
+        keep: int = 3,
+        timeout_s: float = 600.0,
+    ) -> None:
+        """Join the other workers, and build this one's part of the model; collective.
+
+        In a script that `spindle launch SCRIPT --plan PLAN` runs, what was said there holds, and the
+        arguments are for torchrun alone.
+
+        Args:
+            plan: its file, or as `spindle.plan` gives it.
+            run_dir: folder of the run; made if missing.
+            workload: where it is now, if not where the plan says.
+            steps: at which the run ends; as the workload's train settings say if None.
+            resume: go on from the newest checkpoint in `run_dir`.
+            checkpoint_every: steps from one checkpoint to the next; None: at the end alone. `keep`: so many
+                are kept.
+            timeout_s: seconds without an answer of another worker after which the run fails.
+
+        Raises:
+            UsageError: no plan or no folder is named, or there is a run in the folder; the process was
+                started by neither `spindle launch` nor torchrun.
+            InputError: the plan, the workload or the checkpoint is missing, malformed or belongs to another.
+            WorkloadError: the workload cannot be built, traced or trained as its settings say.
+        """
+        environment = WorkerEnvironment.read()
+        if environment.request is not None:
+            request = RunRequest.read(environment.request)
+            if plan is not None:
+                _require_same_plan(plan, request.plan)
+        else:
+            show_errors_plainly()
+            asked = Asked(plan, run_dir, workload, steps, resume, checkpoint_every, keep, timeout_s)
+            request = request_by_hand(asked)
+        self._connect(request, environment)
+
+    @classmethod
+    def of_request(cls, request: RunRequest, environment: WorkerEnvironment) -> Trainer:
+        """The trainer of a request; raises what the constructor raises."""
+        trainer = cls.__new__(cls)
+        trainer._connect(request, environment)
+        return trainer
+
+    @classmethod
+    def of_connected(
+        cls,
+        request: RunRequest,
+        environment: WorkerEnvironment,
+        device: torch.device,
+        stop: StopRequest | None = None,
+        clock: StartClock | None = None,
+    ) -> Trainer:
+        """The same, of a worker that has joined the others already."""
+        trainer = cls.__new__(cls)
+        trainer._assemble(request, environment, device, ExitStack(), stop, clock)
+        return trainer
+
+    def _connect(self, request: RunRequest, environment: WorkerEnvironment) -> None:
+        clock = StartClock(request)
+        settle_process(request)
+        stop = StopRequest(request.run_dir)
+        stop.heed_sigterm()
+        device = select_device(request, environment)
+        stack = ExitStack()
+        stack.enter_context(connected(request, environment, device))
+        clock.ends("connect")
+        self._assemble(request, environment, device, stack, stop, clock)
+
+    def _assemble(
+        self,
+        request: RunRequest,
+        environment: WorkerEnvironment,
+        device: torch.device,
+        stack: ExitStack,
+        stop: StopRequest | None,
+        clock: StartClock | None,
+    ) -> None:
+        self._stack = stack
+        self._training: Training = assemble(request, environment, device, stop, clock)
+        self._has_ended = False
+
+    def __iter__(self) -> Iterator[Step]:
+        """Train what is left of the steps, and hand each one out.
+
+        Raises:
+            RunFailedError: a loss is not finite, or another worker is lost.
+            StoppedError: the run was asked to stop; a checkpoint is saved.
+            InputError: the run's folder cannot be written.
+            Exception: what the user's modules or datasets raised, with a note of where.
+        """
+        try:
+            with not_searched_again():
+                yield from self._training.run()
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._end()
+
+    def train(self) -> None:
+        """Train what is left of the steps; raises what iterating raises."""
+        for _ in self:
+            pass
+
+    @property
+    def rank(self) -> int:
+        """Of this worker among all."""
+        return self._training.rank
+
+    @property
+    def run_dir(self) -> Path:
+        """The run's folder."""
+        return self._training.request.run_dir
+
+    @property
+    def total_steps(self) -> int:
+        """At which the run ends."""
+        return self._training.steps.stop
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that are trained, with those before the checkpoint that the run went on from."""
+        return self._training.done
+
+    @property
+    def last(self) -> Step | None:
+        """The newest step whose results are there, so that nobody waits for it: while a step of the loop
+        runs, the one before. None: there is none yet.
+        """
+        return self._training.last
+
+    @property
+    def losses(self) -> dict[str, float]:
+        """Each task's loss in `last`, before weighting; empty where there is none."""
+        return {} if self.last is None else dict(self.last.task_losses)
+
+    def save(self) -> Path:
+        """Save a checkpoint of all steps that are done, unless there is one; collective.
+
+        Returns:
+            Its folder.
+
+        Raises:
+            RunFailedError: a loss is not finite.
+            InputError: it cannot be written.
+        """
+        if not self._training.checkpoints.possible:
+            raise InputError(
+                f"{self.run_dir}: the nodes do not share this folder, so no checkpoint can be written",
+                hint="Choose a folder on a shared disk as the run's.",
+            )
+        self._training.save()
+        return checkpoint_folder(self.run_dir, self.steps_done)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        if isinstance(error, Exception):
+            self._fail(error)
+        self._stack.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """End the run where it is, with its last checkpoint, and leave the other workers; collective."""
+        if not self._has_ended:
+            self._training.settle()
+            self._end()
+        self._stack.close()
+
+    def _end(self) -> None:
+        self._has_ended = True
+        self._training.feed.close()
+        end(self._training)
+
+    def _fail(self, error: Exception) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._training.feed.close()
+        if not is_lost_peer(error):  # the others can still write their parts
+            self._training.checkpoints.finish_after(error)
+
+
+def _require_same_plan(plan: str | Path | Plan, launched: Path) -> None:
+    """Refuse to train by another plan than the launch's.
+
+    Raises:
+        UsageError: it is another.
+    """
+    given = plan if isinstance(plan, Plan) else Plan.read(Path(plan))
+    if given != Plan.read(launched):
+        name = "the plan given" if isinstance(plan, Plan) else str(plan)
+        raise UsageError(
+            f"spindle.Trainer: {name} is another plan than {launched}, which this run was launched with",
+            hint="Leave it out of the script, or launch it with `--plan` of the same plan.",
+        )
