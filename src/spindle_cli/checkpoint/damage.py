@@ -9,10 +9,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spindle_cli.checkpoint.dtypes import DTYPES
 from spindle_cli.checkpoint.index import Checkpoint, SavedTensor, Shard, checksum
 from spindle_cli.checkpoint.regions import Region, parse_region
 from spindle_cli.errors import InputError
+from spindle_cli.files.dtypes import DTYPES
 from spindle_cli.files.parsing import parse_json, shown
 
 MAX_READERS = 8

@@ -13,9 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field
 
-from spindle_cli.checkpoint.dtypes import DTYPES
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model, read_data
+from spindle_cli.files.dtypes import DTYPES
 from spindle_cli.files.request import SeenData
 from spindle_cli.workload.file import TrainSettings
 

@@ -163,6 +163,9 @@ def train(
     if unchecked is not None:
         output.note(unchecked)
     begins = run.start_point(prepared, or_anew=or_anew, allows_changed_data=allows_changed_data)
+    if begins is None or not begins.is_own:
+        for line in prepared.workload.initial:
+            output.note(line)
     if begins is not None:
         for skipped in begins.found.skipped:
             output.note(f"warning: {skipped}")

@@ -25,13 +25,15 @@ SHOWN_VIOLATIONS = 3
 class FoundWorkload:
     """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained.
 
-    `memo`: what workers need not find again.
+    `memo`: what workers need not find again. `initial`: which initial values are from files, as lines for
+    people.
     """
 
     source: str
     train: TrainSettings
     graph: WorkloadGraph
     memo: AnalysisMemo
+    initial: tuple[str, ...] = ()
 
 
 def require_valid(plan: Plan, plan_path: Path) -> None:
@@ -88,7 +90,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
         if plan_splits(plan, found, str(plan_path)).by_op:
             require_elementwise(loaded.train)
-    return FoundWorkload(source, loaded.train, found, memo)
+    return FoundWorkload(source, loaded.train, found, memo, tuple(loaded.initial.lines()))
 
 
 def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:

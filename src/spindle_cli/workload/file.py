@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.workload.names.init_from import InitSources
 
 # Bytes of optimizer state over bytes of parameters, of the optimizers that step each element by itself.
 _STATE_PER_PARAM = {
@@ -157,7 +159,7 @@ class TrainSettings(Model):
 
 class WorkloadFile(Artifact):
     """The workload file. `model`: 'package.module:function' or 'path/to/file.py:function', relative to this
-    file.
+    file. `init_from`: the files that initial values are taken from.
     """
 
     KIND: ClassVar[str] = "workload"
@@ -165,7 +167,18 @@ class WorkloadFile(Artifact):
     schema_: Annotated[Literal["spindle.workload/1"], Field(alias="schema")] = "spindle.workload/1"
     model: Annotated[str, Field(min_length=1)]
     args: dict[str, Any] = Field(default_factory=dict)
+    init_from: InitSources = ()
     train: TrainSettings = Field(default_factory=TrainSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_key_misspelt(cls, data: Any) -> Any:
+        """Other keys are let be, as a newer version's; but one that is nearly ours would be passed over."""
+        known = ["schema", *(key for key in cls.model_fields if not key.endswith("_"))]
+        for key in data if isinstance(data, dict) else ():
+            if key not in (*known, "schema_") and (meant := get_close_matches(str(key), known, 1, 0.7)):
+                raise ValueError(f"unknown key {key!r}; is {meant[0]!r} meant?")
+        return data
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.initial.matching import fill_whole, find_initial
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.rebind import rebind
 
@@ -48,7 +49,8 @@ def load_local(
     memo: AnalysisMemo | None = None,
 ) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
-    the meta device.
+    the meta device. Parameters whose values are in files (`initial`) still have those of the build, so that
+    whoever needs only a part of one reads only that.
 
     Args:
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
@@ -68,7 +70,9 @@ def load_local(
     except _UnlocalisableError:
         graph = analyse(build(found), memo)
         _keep_only(graph, wanted)
-    return LocalWorkload(graph.workload, found.train, source, graph)
+    initial = find_initial(found.init_from, graph.workload)
+    fill_whole(initial, graph.workload, where=lambda tensor: not isinstance(tensor, nn.Parameter))
+    return LocalWorkload(graph.workload, found.train, source, graph, initial=initial)
 
 
 def _build_in_part(

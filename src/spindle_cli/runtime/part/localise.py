@@ -103,7 +103,23 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
     ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype, LayerCompiler.of(train)))
     slices = ops.slices()
+    loaded.initial.fill(initial_parts(ops.leaves, cuts))
     return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts)
+
+
+def initial_parts(
+    leaves: Mapping[str, nn.Parameter], cuts: Cuts
+) -> dict[str, tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]]:
+    """Of each leaf the parameter that it is a part of, its memory, and [first, last) of each dimension."""
+    found: dict[str, tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]] = {}
+    for cut in cuts.by_name.values():
+        for index in range(cut.count):
+            leaf = leaves.get(cut.key(index))
+            if leaf is None:
+                continue
+            ranges = None if cut.count == 1 else cut.ranges(index, leaf.shape)
+            found[cut.key(index)] = cut.name, leaf, ranges
+    return found
 
 
 def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:

@@ -7,7 +7,7 @@ once, as one leaf that the optimizer sees; a slice that needs several joins them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
@@ -38,6 +38,12 @@ class Cut:
             return self.name
         width = self.size // self.count
         return fragment_key(self.name, Fragment(self.dim, index * width, (index + 1) * width))
+
+    def ranges(self, index: int, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+        """[first, last) of each dimension that a part has of the parameter; `shape`: the part's."""
+        width = self.size // self.count
+        first = [index * width if dim == self.dim else 0 for dim in range(len(shape))]
+        return tuple((begin, begin + size) for begin, size in zip(first, shape, strict=True))
 
     def of_member(self, member: int, degree: int) -> range:
         """The parts that a member of a tensor-parallel group of `degree` devices has; (0, 1): all."""

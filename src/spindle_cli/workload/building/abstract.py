@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.source import resolve
+from spindle_cli.workload.initial.matching import find_initial
 
 
 class Dropped:
@@ -81,7 +82,8 @@ class Births:
 
 
 def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
-    """What `load` gives, with every parameter on the meta device; buffers and datasets are real.
+    """What `load` gives, with every parameter on the meta device; buffers and datasets are real. Of files of
+    initial values only the headers are read.
 
     A build that needs its parameters' values (and so cannot do without them) is done for real, and its
     parameters are moved to the meta device afterwards.
@@ -99,7 +101,8 @@ def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWork
         for task in workload.tasks:
             for module in _modules(task):
                 drop(module.parameters())
-    return LoadedWorkload(workload, found.train, source)
+    initial = find_initial(found.init_from, workload)
+    return LoadedWorkload(workload, found.train, source, initial=initial)
 
 
 def _modules(task: Any) -> list[nn.Module]:

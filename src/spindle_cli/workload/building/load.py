@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +14,42 @@ from torch import Tensor, nn
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
 @dataclass(frozen=True)
 class LoadedWorkload:
-    """A built workload, how it is trained, and where it came from."""
+    """A built workload, how it is trained, and where it came from.
+
+    `initial`: which of its values are not those of the build, but in files.
+    """
 
     workload: Workload
     train: TrainSettings
     source: str
+    initial: InitialValues = field(default_factory=InitialValues, kw_only=True)
 
 
 def load(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
     """Build a workload: torch is seeded with the training seed first, so every process gets the same initial
-    values.
+    values. What the workload file takes from files (`init_from`) is then read.
 
     Args:
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
         relative_to: folder that relative paths start from; the current one if None.
 
     Raises:
-        InputError: no such file, module or function, or a malformed YAML file.
+        InputError: no such file, module or function, or a malformed YAML file; or a file of initial values
+            that cannot be read or does not fit.
         WorkloadError: the function fails, or what it returns is not a valid workload.
     """
     found = resolve(source, relative_to=relative_to)
-    return LoadedWorkload(build(found), found.train, source)
+    workload = build(found)
+    initial = find_initial(found.init_from, workload)
+    fill_whole(initial, workload, where=lambda _: True)
+    return LoadedWorkload(workload, found.train, source, initial=initial)
 
 
 def build(source: Source) -> Workload:

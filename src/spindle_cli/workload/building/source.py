@@ -16,6 +16,7 @@ from typing import Any, cast
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings, WorkloadFile
+from spindle_cli.workload.names.init_from import InitFrom
 from spindle_cli.workload.refuse import place_of_error
 
 _FILE_MODULE = "spindle_workload_"
@@ -39,12 +40,15 @@ _WORKLOAD = Wanted(
 
 @dataclass(frozen=True)
 class Source:
-    """A function that builds a workload, its arguments, and the training settings that go with it."""
+    """A function that builds a workload, its arguments, and the training settings and the files of initial
+    values that go with it.
+    """
 
     text: str
     build: Callable[..., Any]
     args: dict[str, Any] = field(default_factory=dict)
     train: TrainSettings = field(default_factory=TrainSettings)
+    init_from: InitFrom = field(default_factory=InitFrom)
 
 
 def resolve(source: str, *, relative_to: Path | None = None) -> Source:
@@ -62,9 +66,9 @@ def resolve(source: str, *, relative_to: Path | None = None) -> Source:
     if source.endswith((".yaml", ".yml", ".json")):
         path = folder / source
         file = WorkloadFile.read(path)
-        return Source(
-            source, named_function(file.model, path.parent, where=f"{path}: model"), file.args, file.train
-        )
+        function = named_function(file.model, path.parent, where=f"{path}: model")
+        init_from = InitFrom(str(path), path.parent, file.init_from)
+        return Source(source, function, file.args, file.train, init_from)
     return Source(source, named_function(source, folder, where="workload"))
 
 

@@ -4,7 +4,6 @@ producers come first.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from torch import fx, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.names.modules import flow_modules, root_of
 from spindle_cli.workload.types import Flow, FlowTask
 
 
@@ -34,10 +34,8 @@ def flow_graph(task: FlowTask, fields: Collection[str]) -> FlowGraph:
             module.
     """
     _check_flows(task, fields)
-    names = _name_modules(task)
-    root = nn.Module()
-    for module, name in names.items():
-        root.add_module(name, module)
+    names = flow_modules(task)
+    root = root_of(task)
     graph = fx.Graph()
     values: dict[nn.Module | str, Any] = {field: graph.placeholder(field) for field in fields}
     for module in _in_order(task, names):
@@ -64,20 +62,6 @@ def _check_flows(task: FlowTask, fields: Collection[str]) -> None:
                 "which is neither a module nor a field of the batch",
                 hint=f"The dataset's items have {', '.join(map(repr, fields)) or 'no fields'}.",
             )
-
-
-def _name_modules(task: FlowTask) -> dict[nn.Module, str]:
-    """Each module once, in the order in which the flows name them: 'vision', 'vision_2', ..."""
-    names: dict[nn.Module, str] = {}
-    for flow in task.flows:
-        for end in (flow.producer, flow.consumer):
-            if isinstance(end, nn.Module) and end not in names:
-                base = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(end).__name__).lower()
-                taken = sum(
-                    name == base or re.fullmatch(rf"{base}_\d+", name) is not None for name in names.values()
-                )
-                names[end] = base if taken == 0 else f"{base}_{taken + 1}"
-    return names
 
 
 def _in_order(task: FlowTask, names: Mapping[nn.Module, str]) -> list[nn.Module]:

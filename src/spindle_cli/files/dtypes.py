@@ -1,4 +1,4 @@
-"""The element types that a checkpoint's files can have. No torch."""
+"""The element types that files of tensors can have. No torch."""
 
 from __future__ import annotations
 

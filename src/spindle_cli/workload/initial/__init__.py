@@ -1,0 +1,1 @@
+"""Initial values from files (`init_from`): what they are called there, and what of them goes where."""
