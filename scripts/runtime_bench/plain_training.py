@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.types import Task, Workload
 
 # On the benchmark's link 1, 4 and 8 are alike, and torch's 25 is 15 % slower.
@@ -129,7 +129,7 @@ def train(source: str, how: str, num_steps: int) -> list[Step]:
     """Train; what each step took, from its batch to its update."""
     loaded = load(source)
     model = WRAPPERS[how](AllTasks(loaded.workload), loaded)
-    optimizer = make_optimizer(loaded.train, model.parameters())
+    optimizer = make_optimizer(loaded.train.choices[0], model.parameters())
     assert optimizer is not None
     steps: list[Step] = []
     begin = time.perf_counter()

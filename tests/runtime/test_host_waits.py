@@ -24,7 +24,7 @@ from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
 
 CPU = torch.device("cpu")
 SGD = {"optimizer": "SGD", "lr": 0.1, "optimizer_args": {"momentum": 0.9, "nesterov": True}}
@@ -232,8 +232,8 @@ def test_gradients_without_a_finite_norm_end_the_run(tmp_path: Path, monkeypatch
 def test_a_guarded_update_is_the_update_or_none(settings: dict[str, object]) -> None:
     train = TrainSettings.model_validate(settings)
     plain, guarded = (nn.Parameter(torch.linspace(-1, 1, 7)) for _ in range(2))
-    optimizers = [make_optimizer(train, [parameter]) for parameter in (plain, guarded)]
-    guard = UpdateGuard(optimizers[1], CPU)
+    optimizers = [make_optimizer(train.choices[0], [parameter]) for parameter in (plain, guarded)]
+    guard = UpdateGuard([optimizers[1]], CPU)
 
     def step(gradient: Tensor, loss: float, *, also_plain: bool) -> None:
         plain.grad, guarded.grad = gradient.clone(), gradient.clone()

@@ -63,7 +63,7 @@ def test_sums_and_flags_start_in_the_order_of_the_program(held: list[bool], room
         patch.setattr(dist, "all_reduce", start)
         patch.setattr(gradients, "SUM_BUFFER_BYTES", room)
         trained = {f"p{index}": nn.Parameter(torch.ones(96 * (index + 2))) for index in range(len(GROUPS))}
-        pool = GradientPool(GROUPS, trained, Communicators(MADE, 10), rank=0, sharded=True)
+        pool = GradientPool(GROUPS, trained, Communicators(MADE, 10), rank=0)
         for _ in range(2):
             for each in PROGRAM:
                 pool.start_sum(each) if isinstance(each, int) else pool.start_flags(int(each[-1]))

@@ -32,8 +32,8 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares, ValueSpec
 from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.learning_rate import make_schedule
-from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.optimizing.learning_rate import make_schedule
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.training.precision import constants_in
 from spindle_cli.workload.types import Task
 
@@ -107,7 +107,7 @@ def test_gradients_are_views_of_their_bucket_and_unreached_parameters_have_none(
 def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> None:
     own = nn.Parameter(torch.ones(2))
     group = ParameterGroup(0, (0,), (("own", 0),), 8, 8, slices=(0,), first_ops=(0,), fragment=(0, 1))
-    pool = GradientPool((group,), {"own": own}, Communicators((), 10), rank=0, sharded=True)
+    pool = GradientPool((group,), {"own": own}, Communicators((), 10), rank=0)
     assert [(piece.name, piece.part, piece.counted) for piece in pool.owned_ranges] == [("own", None, True)]
     own.sum().backward()
     pool.finish()
@@ -119,9 +119,9 @@ def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> Non
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "RMSprop", "Rprop"])
 def test_optimizers_are_found_by_name(name: str) -> None:
-    optimizer = make_optimizer(TrainSettings(optimizer=name, lr=0.1), [nn.Parameter(torch.ones(2, 2))])
+    optimizer = make_optimizer(TrainSettings(optimizer=name, lr=0.1).choices[0], [nn.Parameter(torch.ones(2, 2))])
     assert type(optimizer).__name__ == name
-    assert make_optimizer(TrainSettings(optimizer=name), []) is None
+    assert make_optimizer(TrainSettings(optimizer=name).choices[0], []) is None
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_optimizers_are_found_by_name(name: str) -> None:
 )
 def test_other_optimizers_are_refused_with_what_to_do(settings: dict[str, object], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
-        make_optimizer(TrainSettings.model_validate(settings), [nn.Parameter(torch.ones(2, 2))])
+        make_optimizer(TrainSettings.model_validate(settings).choices[0], [nn.Parameter(torch.ones(2, 2))])
     assert re.search(message, str(caught.value))
 
 
@@ -147,7 +147,7 @@ def settings_with(schedule: dict[str, object]) -> TrainSettings:
 
 def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
     train = settings_with({"name": "CosineAnnealingLR", "T_max": 2})
-    optimizer = make_optimizer(train, [nn.Parameter(torch.ones(2))])
+    optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
     schedule = make_schedule(train, optimizer)
     assert optimizer is not None
     assert schedule is not None
@@ -173,7 +173,7 @@ def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
 def test_other_schedules_are_refused_with_what_to_do(schedule: dict[str, object], message: str) -> None:
     train = settings_with(schedule)
     with pytest.raises(WorkloadError) as caught:
-        make_schedule(train, make_optimizer(train, [nn.Parameter(torch.ones(2))]))
+        make_schedule(train, make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))]))
     assert re.search(message, str(caught.value))
 
 

@@ -13,7 +13,7 @@ from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.operators.tp_plans import plan_of
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.training.optimizer import require_elementwise
+from spindle_cli.workload.optimizing.optimizer import require_elementwise
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo import digits, multitask_clip, ofasys, qwen_val
 

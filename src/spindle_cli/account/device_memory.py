@@ -125,8 +125,8 @@ def device_memory(
 
     `communicator_bytes`: of each device, what its communicators take; nothing if None.
 
-    * Optimizer state takes `optimizer_state_per_param` times the trained parameters, where it is sharded
-      divided by the number of devices that hold the same ones.
+    * Optimizer state takes `optimizer_state_per_param` times the trained parameters, or as their MetaOp says,
+      where it is sharded divided by the number of devices that hold the same ones; some is kept whole.
     * Gradients take `gradient_bytes_per_param` times the trained parameters. Those of parameters that the
       device alone holds are made in the backward pass and given up after the update, or, with several batches
       in a step, kept between them.
@@ -262,13 +262,14 @@ class _Account:
         held = self._held(roles)
         sharded = self.optimizer.optimizer_state_sharded
         trained = sum(there.share * there.trained_bytes for there in held.values())
-        updated = sum(there.owned * there.trained_bytes for there in held.values()) if sharded else trained
+        updated = sum(there.updated_bytes(sharded=sharded) for there in held.values())
+        usual = self.optimizer.optimizer_state_per_param
         wide = self.optimizer.gradient_bytes_per_param
         own = wide * sum(there.own_bytes for there in held.values())
         iteration = Iteration(self.setting, roles, held, keeps_own=self.optimizer.accumulate > 1)
         return _Need(
             parameters=round(sum(there.share * there.num_bytes for there in held.values())),
-            state=round(updated * self.optimizer.optimizer_state_per_param),
+            state=round(sum(there.state_bytes(usual, sharded=sharded) for there in held.values())),
             summed_gradients=wide * trained - own,
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
@@ -283,7 +284,8 @@ class _Account:
             for block, (num_bytes, trained_bytes, position) in part.blocks.items():
                 there = held.get(block)
                 if there is None:
-                    there = held[block] = Held(num_bytes, trained_bytes, num_ops + position)
+                    there = Held(num_bytes, trained_bytes, num_ops + position, part.optimizer)
+                    held[block] = there
                 else:
                     there.num_bytes = max(there.num_bytes, num_bytes)
                     there.trained_bytes = max(there.trained_bytes, trained_bytes)

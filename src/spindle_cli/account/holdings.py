@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import lcm
 
 from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
-from spindle_cli.profile.types import MetaOp
+from spindle_cli.profile.types import MetaOp, OptimizerBytes
 
 # Parameters that are always used together: key, block, and whether tensor parallelism splits them.
 Block = tuple[str, int, bool]
@@ -72,11 +72,13 @@ class Held:
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
         summed: share whose gradients it sums with other devices.
+        optimizer: what its optimizer keeps of it, where that is not as of all.
     """
 
     num_bytes: float
     trained_bytes: float
     first_use: int
+    optimizer: OptimizerBytes | None = None
     is_whole: bool = False
     shards: set[tuple[float, float]] = field(default_factory=set)
     share: float = 0.0
@@ -87,6 +89,21 @@ class Held:
     def own_bytes(self) -> float:
         """Trained bytes that no other device has: their gradients are made anew in every iteration."""
         return (self.share - self.summed) * self.trained_bytes
+
+    def updated_bytes(self, *, sharded: bool) -> float:
+        """Trained bytes that the device's own optimizer steps; `sharded`: devices share what they can."""
+        whole = 0.0 if self.optimizer is None else self.optimizer.whole_share
+        return self.trained_bytes * (
+            self.share * whole + (self.owned if sharded else self.share) * (1 - whole)
+        )
+
+    def state_bytes(self, usual: float, *, sharded: bool) -> float:
+        """Bytes that the optimizer keeps of it on the device. `usual`: for each trained byte of what has no
+        settings of its own; `sharded`: as above.
+        """
+        kept = self.optimizer or OptimizerBytes(state_per_param=usual)
+        shared = self.owned if sharded else self.share
+        return self.trained_bytes * (shared * kept.state_per_param + self.share * kept.whole_state_per_param)
 
     def divide(self, counts: Sequence[int]) -> None:
         """Set the shares from how many devices hold each of the block's equal fragments."""

@@ -31,6 +31,7 @@ class Part:
         "handed",
         "kept_inputs",
         "needs",
+        "optimizer",
         "recompute",
         "taken_at_once",
         "taken_by_every_op",
@@ -41,6 +42,7 @@ class Part:
 
     def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOp], *, is_handed_on: bool) -> None:
         metaop = by_name[piece.metaop]
+        self.optimizer = metaop.optimizer
         first, last = piece.ops
         self.tp = piece.tp
         self.recompute = piece.recompute

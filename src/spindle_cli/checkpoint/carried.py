@@ -8,10 +8,11 @@ from spindle_cli.checkpoint.carry_over import CarryOver, saved_names, with_alias
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import optimizer_keys
 from spindle_cli.errors import InputError
-from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.optimizing.groups import OptimizerGroups
+from spindle_cli.workload.optimizing.optimizer import state_keys
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.optimizer import state_keys
+from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
 
 def carried_over(checkpoint: Checkpoint, graph: WorkloadGraph) -> CarryOver:
@@ -28,25 +29,47 @@ def carried_over(checkpoint: Checkpoint, graph: WorkloadGraph) -> CarryOver:
     return CarryOver.of(saved_names(checkpoint), with_aliases(wanted, aliases))
 
 
-def require_same_optimizer(checkpoint: Checkpoint, train: TrainSettings, where: Path) -> None:
-    """Refuse another optimizer than the one whose state was saved, and one that keeps more.
+def require_same_optimizer(
+    checkpoint: Checkpoint, carried: CarryOver, groups: OptimizerGroups, where: Path
+) -> None:
+    """Refuse another optimizer than the one whose state was saved, and one that keeps more, for any parameter
+    that is taken over.
+
+    Args:
+        groups: the optimizer settings of each trained parameter now.
 
     Raises:
         InputError: it is another, or keeps what was not saved.
         WorkloadError: it cannot be made.
     """
-    before = checkpoint.train
-    if train.optimizer != before.optimizer:
+    has_state = bool(optimizer_keys(checkpoint.tensors))
+    compared: set[tuple[str, str]] = set()
+    for name, saved_as in carried.kept.items():
+        before = checkpoint.choice_of(saved_as)
+        if name not in groups.of or before is None:
+            continue
+        now = groups.choice_of(name)
+        pair = repr(before), repr(now)
+        if pair not in compared:
+            compared.add(pair)
+            _require_same(before, now, name, where, has_state=has_state)
+
+
+def _require_same(
+    before: OptimizerChoice, now: OptimizerChoice, name: str, where: Path, *, has_state: bool
+) -> None:
+    of = "" if before.name is None and now.name is None else f" for {name}"
+    if now.optimizer != before.optimizer:
         raise InputError(
-            f"{where}: the run was trained with train.optimizer = {before.optimizer!r}, "
-            f"but the workload now says {train.optimizer!r}, which cannot take over its state",
+            f"{where}: the run was trained with {before.key} = {before.optimizer!r}{of}, "
+            f"but the workload now says {now.optimizer!r}, which cannot take over its state",
             hint=f"Put {before.optimizer} back (lr and schedule may be others), or start a new run.",
         )
-    missing = sorted(state_keys(train) - state_keys(before))
-    if missing and optimizer_keys(checkpoint.tensors):
+    missing = sorted(state_keys(now) - state_keys(before))
+    if missing and has_state:
         raise InputError(
-            f"{where}: with optimizer_args={train.optimizer_args!r} {train.optimizer} keeps "
-            f"{', '.join(missing)} of each parameter, which was not saved: the run had "
-            f"optimizer_args={before.optimizer_args!r}",
-            hint="Put train.optimizer_args back, or start anew.",
+            f"{where}: with optimizer_args={now.arguments!r} {now.optimizer} keeps "
+            f"{', '.join(missing)} of each parameter{of}, which was not saved: the run had "
+            f"optimizer_args={before.arguments!r}",
+            hint="Put optimizer_args back, or start anew.",
         )

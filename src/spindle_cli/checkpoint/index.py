@@ -7,7 +7,8 @@ those of the shards once more, so that `sha256sum -c SHA256SUMS` looks at all of
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -18,6 +19,7 @@ from spindle_cli.files.artifact import Artifact, Model, read_data
 from spindle_cli.files.dtypes import DTYPES
 from spindle_cli.files.request import SeenData
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
 INDEX_FILE = "checkpoint.json"
 SUMS_FILE = "SHA256SUMS"
@@ -57,6 +59,14 @@ class TrainedTask(Model):
     data: SeenData | None = None
 
 
+class SavedGroup(Model):
+    """An optimizer group of a run: canonical names of its parameters, and its numbers as in `Checkpoint`."""
+
+    parameters: tuple[str, ...]
+    hyperparameters: dict[str, Any] = Field(default_factory=dict)
+    schedule: dict[str, Any] = Field(default_factory=dict)
+
+
 class Checkpoint(Artifact):
     """checkpoint.json: where a run was after `step` steps.
 
@@ -72,6 +82,8 @@ class Checkpoint(Artifact):
         shards: by rank; together they have every element of every tensor once.
         hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
         schedule: the schedule's own numbers.
+        groups: by name, what each optimizer group had, where `train` has groups; the two above are then
+            empty.
     """
 
     KIND: ClassVar[str] = "checkpoint"
@@ -90,6 +102,16 @@ class Checkpoint(Artifact):
     shards: tuple[Shard, ...] = ()
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
     schedule: dict[str, Any] = Field(default_factory=dict)
+    groups: dict[str, SavedGroup] = Field(default_factory=dict)
+
+    @cached_property
+    def choice_of(self) -> Callable[[str], OptimizerChoice | None]:
+        """From a saved name to the optimizer settings that it was trained with; None: it was not trained."""
+        choices = {choice.name: choice for choice in self.train.choices}
+        if self.train.groups is None:
+            return lambda _: choices[None]
+        of = {name: choices[group] for group, saved in self.groups.items() for name in saved.parameters}
+        return of.get
 
 
 def shard_name(rank: int) -> str:

@@ -17,6 +17,7 @@ from spindle_cli.workload.file import TrainSettings, naming_the_file
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import WorkloadGraph
     from spindle_cli.workload.memo import AnalysisMemo
+    from spindle_cli.workload.optimizing.groups import OptimizerGroups
 
 SHOWN_VIOLATIONS = 3
 
@@ -25,14 +26,15 @@ SHOWN_VIOLATIONS = 3
 class FoundWorkload:
     """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained.
 
-    `memo`: what workers need not find again. `initial`: which initial values are from files, as lines for
-    people.
+    `memo`: what workers need not find again. `groups`: which optimizer settings each parameter has. `initial`:
+    which initial values are from files, as lines for people.
     """
 
     source: str
     train: TrainSettings
     graph: WorkloadGraph
     memo: AnalysisMemo
+    groups: OptimizerGroups
     initial: tuple[str, ...] = ()
 
 
@@ -72,8 +74,9 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         from spindle_cli.operators.plan_splits import plan_splits
         from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
-        from spindle_cli.workload.training.learning_rate import require_trainable
-        from spindle_cli.workload.training.optimizer import require_elementwise
+        from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
+        from spindle_cli.workload.optimizing.learning_rate import require_trainable
+        from spindle_cli.workload.parameters import ParameterTable
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)
@@ -88,9 +91,10 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
     with naming_the_file(source):
         require_trainable(loaded.train)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
-        if plan_splits(plan, found, str(plan_path)).by_op:
-            require_elementwise(loaded.train)
-    return FoundWorkload(source, loaded.train, found, memo, tuple(loaded.initial.lines()))
+        groups = groups_of_graph(loaded.train, found)
+        splits = plan_splits(plan, found, str(plan_path))
+        require_elementwise(groups, splits.split_parameters(plan, found, ParameterTable.of(found)))
+    return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
 
 
 def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:

@@ -102,7 +102,7 @@ def _take_over(found: FoundCheckpoint, workload: FoundWorkload) -> tuple[str, ..
             f"{found.folder}: nothing in it has a name that {workload.source} knows",
             hint="Names are '<task>.<name in the task's module>'; give a task that goes on its old name.",
         )
-    require_same_optimizer(checkpoint, workload.train, found.folder)
+    require_same_optimizer(checkpoint, carried, workload.groups, found.folder)
     _require_same_shapes(found, carried, workload)
     return tuple(_describe(checkpoint, carried, workload))
 

@@ -9,6 +9,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.operators.tensor_parallel import LayerSplit, describe_ways, layer_split
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.parameters import ParameterTable
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,14 @@ class PlanSplits:
             key = (plan.slices[index].metaop, position)
             found[key] = found.get(key, frozenset()) | frozenset(split.dims)
         return found
+
+    def split_parameters(self, plan: Plan, graph: WorkloadGraph, table: ParameterTable) -> frozenset[str]:
+        """Canonical names of all parameters that some slice splits."""
+        return frozenset(
+            table.names[graph.by_name[metaop].task, dotted]
+            for (metaop, _), names in self.split_names(plan).items()
+            for dotted in names
+        )
 
 
 def plan_splits(plan: Plan, graph: WorkloadGraph, where: str) -> PlanSplits:

@@ -27,6 +27,7 @@ from spindle_cli.profile.types import (
     Noise,
     OpMemory,
     OpTiming,
+    OptimizerBytes,
     PhaseTimes,
     ProcessorCosts,
     Profile,
@@ -35,6 +36,9 @@ from spindle_cli.profile.types import (
 )
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.optimizing.groups import groups_of_graph
+from spindle_cli.workload.optimizing.kept import StateSizes, kept_per_param
+from spindle_cli.workload.parameters import ParameterTable
 
 
 @dataclass(frozen=True)
@@ -88,11 +92,14 @@ def assemble(
     Raises:
         RunFailedError: an op fits the device's memory on no batch share.
     """
+    kept = None
+    if train.groups is not None:
+        kept = _Kept(StateSizes(train, groups_of_graph(train, graph)), ParameterTable.of(graph))
     return Profile(
         workload=WorkloadRef(name=graph.workload.name, fingerprint=graph.fingerprint, source=source),
         device=device,
         environment=dict(environment),
-        optimizer_state_per_param=train.optimizer_state_per_param,
+        optimizer_state_per_param=kept_per_param(train, graph),
         optimizer_state_sharded=train.shards_optimizer_state,
         update_bytes_per_param=train.update_bytes_per_param,
         gradient_bytes_per_param=train.gradient_bytes_per_param,
@@ -103,7 +110,7 @@ def assemble(
         noise=noise,
         links=links,
         metaops=tuple(
-            _MetaOpAssembly(graph, metaop, table, times, extent).profile() for metaop in graph.metaops
+            _MetaOpAssembly(graph, metaop, table, times, extent, kept).profile() for metaop in graph.metaops
         ),
         measurements=measurements,
         numeric_check=numeric_check,
@@ -112,8 +119,15 @@ def assemble(
 
 class _MetaOpAssembly:
     def __init__(
-        self, graph: WorkloadGraph, metaop: MetaOp, table: JobTable, times: Times, extent: Extent
+        self,
+        graph: WorkloadGraph,
+        metaop: MetaOp,
+        table: JobTable,
+        times: Times,
+        extent: Extent,
+        kept: _Kept | None,
     ) -> None:
+        self._kept = kept
         self._workload = graph.workload
         self._metaop = metaop
         self._task = graph.tasks[metaop.task]
@@ -147,6 +161,7 @@ class _MetaOpAssembly:
             extra_param_bytes=sizes.extra_bytes,
             whole_param_bytes_per_op=self._whole_bytes(),
             trainable_fraction=sizes.trained_share,
+            optimizer=None if self._kept is None else self._kept.by(self._task, self._ops),
             activation_bytes_per_op=self._activation_bytes(),
             memory=self._memory(),
             field_bytes=self._field_bytes(),
@@ -307,6 +322,24 @@ class _MetaOpAssembly:
 
     def _mean(self, values: Any) -> float:
         return float(sum(values)) / len(self._ops)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """What optimizers keep of the parameters of ops."""
+
+    sizes: StateSizes
+    table: ParameterTable
+
+    def by(self, task: TaskGraph, ops: Sequence[Op]) -> OptimizerBytes | None:
+        """Of a task's ops, each parameter once."""
+        names = {self.table.names[task.task.name, dotted] for op in ops for dotted in op.parameters}
+        kept = self.sizes.of((name, self.table.parameters[name]) for name in sorted(names))
+        if kept is None:
+            return None
+        return OptimizerBytes(
+            state_per_param=kept.shared, whole_state_per_param=kept.whole, whole_share=kept.whole_share
+        )
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
 from spindle_cli.workload.file import naming_the_file
-from spindle_cli.workload.training.learning_rate import require_trainable
+from spindle_cli.workload.optimizing.groups import groups_of_graph
+from spindle_cli.workload.optimizing.learning_rate import require_trainable
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -108,6 +109,7 @@ def profile_workload(
     train = analysed.loaded.train
     with naming_the_file(source):
         require_trainable(train)
+        groups_of_graph(train, analysed.graph)
         require_compiler(train, device)
     _say_what_stays_whole(analysed, settings.degrees, audience)
     # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.

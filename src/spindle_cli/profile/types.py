@@ -125,6 +125,21 @@ class Fit(Model):
     worst_error: float | None = None
 
 
+class OptimizerBytes(Model):
+    """What the optimizer keeps of some trained parameters whose settings differ from others', and who steps
+    them. All for each byte of them.
+
+    Attributes:
+        state_per_param: of state that devices with the same parameters share, where they share any.
+        whole_state_per_param: of state that each of them keeps whole.
+        whole_share: of the parameters, those that each of them steps whole.
+    """
+
+    state_per_param: Ratio = 0.0
+    whole_state_per_param: Ratio = 0.0
+    whole_share: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
 class MetaOp(Model):
     """What both a profile and a plan say of a MetaOp. Bytes are for the whole batch."""
 
@@ -147,6 +162,8 @@ class MetaOp(Model):
     # of param_bytes_per_op (and the extra), the share that is trained: frozen parameters need no gradient or
     # optimizer state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
+    # of the trained parameters, where they have optimizer settings of their own; absent: as of all
+    optimizer: OptimizerBytes | None = None
     activation_bytes_per_op: Bytes = 0
     # by tp, then first_op; absent: guessed from activation_bytes_per_op
     memory: tuple[OpMemory, ...] = ()

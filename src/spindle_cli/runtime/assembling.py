@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,10 +39,9 @@ from spindle_cli.runtime.training import Computing, Training
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.masters import Masters
+from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.training.learning_rate import make_schedule
 from spindle_cli.workload.training.no_randomness import computing_as_asked
-from spindle_cli.workload.training.optimizer import make_optimizer
 from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
 
 
@@ -148,7 +147,7 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
         require_same_run(found.checkpoint, state, request.dtype, found.folder)
     else:
         carried = carried_over(found.checkpoint, state.model.graph)
-        require_same_optimizer(found.checkpoint, state.model.train, found.folder)
+        require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
     restore(found.folder, found.checkpoint, state, rank, carried)
     check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
     return found.checkpoint.step
@@ -158,16 +157,24 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
     """Lay out a rank's trained parameters."""
     widen_gradients(model.trained.values(), model.train)
     groups = model.cuts.of_leaves(model.program.groups)
-    sharded = model.train.shards_optimizer_state
-    return GradientPool(groups, model.trained, communicators, rank, sharded=sharded)
+    return GradientPool(
+        groups, model.trained, communicators, rank, stepped_whole=frozenset(stepped_whole(model))
+    )
+
+
+def stepped_whole(model: LocalModel) -> Iterator[str]:
+    """The trained parameters, by key, whose optimizer state every rank that holds them keeps whole."""
+    for key in model.trained:
+        if not (model.train.shard_optimizer and model.groups.choice_of(key).treats_elements_alone):
+            yield key
 
 
 def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> TrainState:
     """What is trained and what steps it."""
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
-    optimizer = make_optimizer(model.train, (piece.tensor for piece in owned_ranges))
-    return TrainState(model, owned_ranges, masters, optimizer, make_schedule(model.train, optimizer), device)
+    optimizers = Optimizers.of(model.train, model.groups, owned_ranges)
+    return TrainState(model, owned_ranges, masters, optimizers, device)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
@@ -254,10 +261,9 @@ def make_training(
         executor=make_executor(seat, model, pool, board, stopwatch, communicators, steps.start),
         pool=pool,
         board=board,
-        optimizer=state.optimizer,
-        guard=UpdateGuard(state.optimizer, device),
+        optimizers=state.optimizers,
+        guard=UpdateGuard((group.optimizer for group in state.optimizers.groups), device),
         masters=state.masters,
-        schedule=state.schedule,
         clip=None if clip is None else GradientClip(clip, state.owned_ranges),
         checkpoints=Checkpoints(request, state, seat.rank, steps.start),
         stopwatch=stopwatch,

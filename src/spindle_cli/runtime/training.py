@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import torch
-
 from spindle_cli.errors import InputError, RunFailedError, StoppedError
 from spindle_cli.files.request import CaptureStage, RunRequest
 from spindle_cli.files.run_files import StepMetrics
@@ -33,6 +31,7 @@ from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.masters import Masters
+from spindle_cli.runtime.update.optimizers import Optimizers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,8 +45,7 @@ Computing = Callable[[], AbstractContextManager[None]]
 
 @dataclass
 class Training:
-    """One rank's parts of a run. `log`: on rank 0. `optimizer`: None where this rank trains nothing, and
-    `schedule` with it; `schedule` and `clip` also where the train settings ask for none.
+    """One rank's parts of a run. `log`: on rank 0. `clip`: None where the train settings ask for none.
 
     `steps`: to train, counted from 0; `done`: so many are trained, those before this process among them.
     `computing`: what passes run in, forward and backward. `iterations_s`: of the steps that were looked at.
@@ -63,10 +61,9 @@ class Training:
     executor: Executor
     pool: GradientPool
     board: LossBoard
-    optimizer: torch.optim.Optimizer | None
+    optimizers: Optimizers
     guard: UpdateGuard
     masters: Masters | None
-    schedule: torch.optim.lr_scheduler.LRScheduler | None
     clip: GradientClip | None
     checkpoints: Checkpoints
     stopwatch: Stopwatch
@@ -243,10 +240,7 @@ class Training:
 
     def _step_optimizer(self, losses: Tensor, norm: Tensor | None) -> None:
         self.guard.judge(losses, norm)
-        if self.optimizer is not None:
-            self.optimizer.step()
-        if self.schedule is not None:
-            self.schedule.step()
+        self.optimizers.step()
         if self.masters is not None:
             self.masters.hand_back()
 

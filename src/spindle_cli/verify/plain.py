@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from time import perf_counter
 
@@ -27,6 +28,7 @@ from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.optimizing.groups import optimizer_groups
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import convert_module
@@ -55,8 +57,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
         for parameter in parameters.values():
             parameter.grad_dtype = torch.float32
     stepped = float32_copies(parameters) if arithmetic.has_copies else parameters
-    optimizer = make_optimizer(loaded, stepped)
-    schedule = make_schedule(loaded, optimizer)
+    optimizers = make_optimizers(loaded, stepped)
+    schedules = [make_schedule(loaded.train, optimizer) for optimizer in optimizers]
     batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
     held = buffer_places(loaded.workload)
     write_tensors(request.capture_dir, "initial", parameters)
@@ -80,9 +82,10 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
                 write_tensors(request.capture_dir, "gradients", gradients)
             if noise is not None:
                 noise.add_to(parameters.values())
-            step_parameters(parameters, stepped, optimizer, loaded.train.clip_norm)
-            if schedule is not None:
-                schedule.step()
+            step_parameters(parameters, stepped, optimizers, loaded.train.clip_norm)
+            for schedule in schedules:
+                if schedule is not None:
+                    schedule.step()
             metrics.write(step_metrics(loaded.workload, step, losses, perf_counter() - began).to_line())
     write_tensors(request.capture_dir, "final", parameters)
     write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
@@ -162,18 +165,19 @@ def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Param
 def step_parameters(
     parameters: Mapping[str, nn.Parameter],
     stepped: Mapping[str, nn.Parameter],
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     clip_norm: float | None,
 ) -> None:
-    """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizer steps."""
+    """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizers step."""
     if stepped is not parameters:
         for name, parameter in parameters.items():
             stepped[name].grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
             parameter.grad = None
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(stepped.values(), clip_norm)
-    optimizer.step()
-    optimizer.zero_grad()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
     if stepped is not parameters:
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -269,18 +273,27 @@ def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]
     }
 
 
-def make_optimizer(loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
-    """The train settings' optimizer over what is trained."""
-    trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
-    make: Callable[..., torch.optim.Optimizer] = getattr(torch.optim, loaded.train.optimizer)
-    return make(trained, lr=loaded.train.lr, **loaded.train.optimizer_args)
+def make_optimizers(
+    loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    """The train settings' optimizers, one for each optimizer group, over what is trained of it."""
+    roots = {task.name: root_of(task) for task in loaded.workload.tasks}
+    groups = optimizer_groups(loaded.train, roots)
+    made = []
+    for index, choice in enumerate(groups.choices):
+        of_group = [parameters[name] for name, group in groups.of.items() if group == index]
+        if of_group:
+            module, _, name = choice.optimizer.rpartition(":")
+            make = getattr(import_module(module or "torch.optim"), name)
+            made.append(make(of_group, lr=choice.lr, **choice.arguments))
+    return made
 
 
 def make_schedule(
-    loaded: LoadedWorkload, optimizer: torch.optim.Optimizer
+    train: TrainSettings, optimizer: torch.optim.Optimizer
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """The train settings' learning-rate schedule, if they have one."""
-    asked = loaded.train.schedule
+    asked = train.schedule
     if asked is None:
         return None
     make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(torch.optim.lr_scheduler, asked.name)

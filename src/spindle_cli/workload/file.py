@@ -7,27 +7,14 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.workload.names.init_from import InitSources
-
-# Bytes of optimizer state over bytes of parameters, of the optimizers that step each element by itself.
-_STATE_PER_PARAM = {
-    "SGD": 0.0,
-    "Adam": 2.0,
-    "AdamW": 2.0,
-    "NAdam": 2.0,
-    "RAdam": 2.0,
-    "Adamax": 2.0,
-    "Adagrad": 1.0,
-    "RMSprop": 1.0,
-    "Adadelta": 2.0,
-    "ASGD": 1.0,
-    "Rprop": 2.0,
-}
-
+from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
+from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
+from spindle_cli.workload.settings.schedule import Schedule as Schedule
 
 Precision = Literal["full", "bf16-autocast", "bf16"]
 CompileBackend = Literal["inductor", "aot_eager"]
@@ -35,26 +22,14 @@ Reduce = Literal["float32", "parameters"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 
 
-class Schedule(Model):
-    """How the learning rate changes from step to step. `name`: a class of torch.optim.lr_scheduler; all other
-    keys are its keyword arguments, counted in steps where the class says epochs.
-    """
-
-    model_config = ConfigDict(extra="allow")
-
-    name: Annotated[str, Field(min_length=1)]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The class's keyword arguments besides the optimizer."""
-        return dict(self.model_extra or {})
-
-
 class TrainSettings(Model):
     """How a workload is trained.
 
-    `optimizer`: the name of a class of torch.optim; `optimizer_args`: its keyword arguments besides the
-    learning rate `lr`.
+    `optimizer`: the name of a class of torch.optim, or 'package.module:Class'; `optimizer_args`: its keyword
+    arguments besides the learning rate `lr`. `contract`: of a class by import path, whether it treats each
+    element of a parameter by itself ('element-wise': parameters may be cut anywhere), or each parameter as a
+    whole ('whole', and without it).
+    `groups`: rules that give parameters other settings; every trained parameter fits exactly one.
     `seed`: of the initial values and of the order of the samples.
     `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
     where theirs is larger; None: never. `schedule`: of the learning rate; None: it stays `lr`.
@@ -74,8 +49,10 @@ class TrainSettings(Model):
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
+    contract: Contract | None = None
     lr: Annotated[float, Field(gt=0)] = 1e-3
     optimizer_args: dict[str, Any] = Field(default_factory=dict)
+    groups: Annotated[tuple[GroupRule, ...], Field(min_length=1)] | None = None
     steps: Annotated[int, Field(ge=1)] = 200
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     clip_norm: Annotated[float, Field(gt=0)] | None = None
@@ -95,6 +72,11 @@ class TrainSettings(Model):
             raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
         return data
 
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _words_are_lists(cls, value: Any) -> Any:
+        return groups_of(value)
+
     @field_validator("compile", mode="before")
     @classmethod
     def _true_is_the_usual_backend(cls, value: Any) -> Any:
@@ -110,6 +92,26 @@ class TrainSettings(Model):
                 "anyway); with precision: full gradients have the numbers of their parameters"
             )
         return self
+
+    @model_validator(mode="after")
+    def _groups_are_told_apart(self) -> TrainSettings:
+        require_distinct(self.groups or ())
+        if self.contract is not None and ":" not in self.optimizer:
+            raise ValueError("contract: goes with an optimizer by import path, 'package.module:Class'")
+        return self
+
+    @property
+    def choices(self) -> tuple[OptimizerChoice, ...]:
+        """The settings of each optimizer group; without groups, one for all parameters."""
+        own = OptimizerChoice(
+            name=None,
+            optimizer=self.optimizer,
+            lr=self.lr,
+            arguments=self.optimizer_args,
+            contract=self.contract,
+            place="train",
+        )
+        return (own,) if self.groups is None else tuple(_choice_of(rule, own) for rule in self.groups)
 
     def in_full_precision(self) -> TrainSettings:
         """The same settings for the workload's own numbers."""
@@ -127,25 +129,19 @@ class TrainSettings(Model):
 
     @property
     def shards_optimizer_state(self) -> bool:
-        """Whether each device keeps optimizer state for its range of its parameters alone."""
-        return self.shard_optimizer and self.treats_elements_alone
+        """Whether each device keeps optimizer state for its range of its parameters alone, of those whose
+        optimizer treats elements by themselves.
+        """
+        return self.shard_optimizer and any(choice.treats_elements_alone for choice in self.choices)
 
-    @property
-    def treats_elements_alone(self) -> bool:
-        """Whether the optimizer is known to keep nothing but numbers and tensors of a parameter's shape."""
-        return self.optimizer in _STATE_PER_PARAM
-
-    @property
-    def optimizer_state_per_param(self) -> float:
-        """Bytes of optimizer state per byte of trained parameter, masters included.
+    def state_per_param(self, state: float) -> float:
+        """Bytes that are kept for the update per byte of trained parameter, masters included.
 
         AdamW 2, SGD 0, SGD with momentum 1; in bf16 6, 2 and 4.
+
+        Args:
+            state: of the optimizer alone, per byte of what it steps.
         """
-        state = _STATE_PER_PARAM.get(self.optimizer, 2.0)
-        if self.optimizer == "SGD" and self.optimizer_args.get("momentum"):
-            state = 1.0
-        if self.optimizer_args.get("amsgrad"):
-            state += 1.0
         # Masters and their state have twice the bytes of the parameters.
         return 2 * (1 + state) if self.precision == "bf16" else state
 
@@ -155,6 +151,19 @@ class TrainSettings(Model):
         gradients of the masters, unless gradients are float32 already.
         """
         return 2.0 if self.precision == "bf16" and not self.widens_gradients else 0.0
+
+
+def _choice_of(rule: GroupRule, own: OptimizerChoice) -> OptimizerChoice:
+    """A group's settings: its own, and what it does not say from those of `train`."""
+    is_other = rule.optimizer is not None and rule.optimizer != own.optimizer
+    return OptimizerChoice(
+        name=rule.name,
+        optimizer=rule.optimizer or own.optimizer,
+        lr=own.lr if rule.lr is None else rule.lr,
+        arguments=rule.optimizer_args if is_other else {**own.arguments, **rule.optimizer_args},
+        contract=rule.contract if is_other else rule.contract or own.contract,
+        place=f"train.groups: {rule.name}",
+    )
 
 
 class WorkloadFile(Artifact):

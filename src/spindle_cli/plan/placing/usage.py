@@ -12,6 +12,7 @@ from spindle_cli.costs.memory import (
     running_bytes,
     slice_activation_bytes,
 )
+from spindle_cli.costs.update import optimizer_bytes
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import UnplacedSlice
 
@@ -43,7 +44,8 @@ class Footprint:
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
         owners = point.dp if problem.profile.optimizer_state_sharded else 1
-        per_param = problem.profile.optimizer_state_per_param / owners
+        kept = optimizer_bytes(metaop, problem.profile)
+        per_param = kept.state_per_param / owners + kept.whole_state_per_param
         state = 1 + metaop.trainable_fraction * (problem.profile.gradient_bytes_per_param + per_param)
         self.blocks = tuple(
             ((*parameter_block(metaop, op), point.tp), held_param_bytes(metaop, op, point.tp) * state)

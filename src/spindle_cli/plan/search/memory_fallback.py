@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block, slice_activation_bytes
+from spindle_cli.costs.update import optimizer_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import Bound, lower_bound
@@ -115,12 +116,12 @@ def least_bytes(problem: Problem) -> float:
     """Bytes that all devices together hold at least when the forward passes end: every parameter once with
     its optimizer state, and all activations.
     """
-    state_per_param = problem.profile.optimizer_state_per_param
     parameters: dict[tuple[str, int], float] = {}
     activations = 0.0
     for node in problem.nodes:
         metaop = node.metaop
-        state = 1 + metaop.trainable_fraction * state_per_param
+        kept = optimizer_bytes(metaop, problem.profile)
+        state = 1 + metaop.trainable_fraction * (kept.state_per_param + kept.whole_state_per_param)
         ops = (node.first_op, node.first_op + node.num_ops)
         for op in range(*ops):
             block = parameter_block(metaop, op)

@@ -25,6 +25,7 @@ from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.types import Device, OpTiming, PhaseTimes, Profile, ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.optimizing.kept import kept_per_param
 
 # Every valid number of devices gets its own point: an estimate costs next to nothing.
 _ALL_POINTS = 10**6
@@ -93,9 +94,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
             type=settings.device_name, name=settings.device.name, memory_bytes=settings.device.memory_bytes
         ),
         environment=settings.environment(),
-        optimizer_s_per_byte=update_s_per_byte(
-            analysed.loaded.train.optimizer_state_per_param, settings.device
-        ),
+        optimizer_s_per_byte=update_s_per_byte(kept_per_param(analysed.loaded.train, graph), settings.device),
         numeric_check=analysed.check,
     )
 

@@ -168,7 +168,7 @@ class _Worker:
     def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
         """A device's part of the model is not known yet, so as much of it as fits a limit stands for it."""
         self._run = None
-        step = OptimizerRun(self._train, trained_shapes(self._graph), self._device, self._clock)
+        step = OptimizerRun(self._train, trained_shapes(self._graph, self._train), self._device, self._clock)
         if step.num_bytes == 0:
             return OptimizerMeasured(0.0)
         samples = self._repeat(partial(step.repeat, step.warm_up(request.limits)), request.limits)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,22 +14,35 @@ from spindle_cli.profile.op.timings import Limits, Sample, runs_per_repeat
 from spindle_cli.units import MIB
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.training.optimizer import make_optimizer
+from spindle_cli.workload.optimizing.groups import groups_of_graph
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
+from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
 # More than fits any cache; with gradients and state several times that.
 _ENOUGH_BYTES = 64 * MIB
 
 
-def trained_shapes(graph: WorkloadGraph) -> tuple[tuple[torch.Size, torch.dtype], ...]:
-    """Shape and type of every trained parameter of a workload, shared ones once."""
-    seen: dict[int, tuple[torch.Size, torch.dtype]] = {}
-    for task in graph.tasks.values():
-        for op in task.ops:
-            for name in op.parameters:
-                parameter = task.root.get_parameter(name)
-                if parameter.requires_grad:
-                    seen[id(parameter)] = (parameter.shape, parameter.dtype)
-    return tuple(seen.values())
+class Stepped(NamedTuple):
+    """A trained parameter: its shape and type, and with which optimizer settings it is stepped."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    choice: OptimizerChoice
+
+
+def trained_shapes(graph: WorkloadGraph, train: TrainSettings) -> tuple[Stepped, ...]:
+    """Every trained parameter that an op of a workload uses, shared ones once.
+
+    Raises:
+        WorkloadError: parameters do not fit the optimizer groups.
+    """
+    table, groups = ParameterTable.of(graph), groups_of_graph(train, graph)
+    return tuple(
+        Stepped(parameter.shape, parameter.dtype, groups.choice_of(name))
+        for name, parameter in table.parameters.items()
+        if parameter.requires_grad and table.users[name]
+    )
 
 
 class OptimizerRun:
@@ -41,23 +55,31 @@ class OptimizerRun:
     def __init__(
         self,
         train: TrainSettings,
-        shapes: Sequence[tuple[torch.Size, torch.dtype]],
+        shapes: Sequence[Stepped],
         device: torch.device,
         clock: Clock,
     ) -> None:
         """Raises WorkloadError: the settings' optimizer is unknown or its arguments do not fit."""
-        total = sum(shape.numel() * dtype.itemsize for shape, dtype in shapes)
+        total = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in shapes)
         stride = max(1, round(total / _ENOUGH_BYTES))
         self._parameters = [
             # In bf16 the optimizer steps float32 masters.
             nn.Parameter(torch.randn(shape, device=device).to(None if train.precision == "bf16" else dtype))
-            for shape, dtype in shapes[::stride]
+            for shape, dtype, _ in shapes[::stride]
         ]
-        self.num_bytes = sum(shape.numel() * dtype.itemsize for shape, dtype in shapes[::stride])
+        self.num_bytes = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in shapes[::stride])
         self._gradients: list[Tensor] = [torch.randn_like(parameter) for parameter in self._parameters]
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
             parameter.grad = gradient
-        self._optimizer = make_optimizer(train, self._parameters)
+        taken = [
+            (parameter, each.choice)
+            for parameter, each in zip(self._parameters, shapes[::stride], strict=True)
+        ]
+        made = [
+            make_optimizer(choice, (parameter for parameter, of in taken if of == choice))
+            for choice in train.choices
+        ]
+        self._optimizers = [optimizer for optimizer in made if optimizer is not None]
         self._clock = clock
 
     def warm_up(self, limits: Limits) -> int:
@@ -71,10 +93,10 @@ class OptimizerRun:
 
     def repeat(self, runs: int) -> Sample:
         """Mean seconds of one step with its gradients set to zero, over `runs`; all of it as `forward_s`."""
-        assert self._optimizer is not None, "asked to step without parameters"
         before = self._clock.mark()
         for _ in range(runs):
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                optimizer.step()
             torch._foreach_zero_(self._gradients)
         after = self._clock.mark()
         self._clock.wait()

@@ -39,10 +39,10 @@ class GradientPool:
         communicators: Communicators,
         rank: int,
         *,
-        sharded: bool,
+        stepped_whole: frozenset[str] = frozenset(),
     ) -> None:
         """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
-        them. `sharded`: each rank steps its range of a bucket alone.
+        them. `stepped_whole`: those that every rank with them steps; of the others each steps its range.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         self._users: dict[tuple[int, int], list[ShardedBucket]] = {}  # by slice and op
@@ -51,15 +51,22 @@ class GradientPool:
             if rank not in group.devices or len(group.devices) < 2:
                 continue
             members = Members.of(group.devices, rank, communicators.summing(group.devices))
-            parts = _by_dtype({name: trained[name] for name, _ in group.blocks})
+            names = [name for name, _ in group.blocks]
+            sharded = [
+                ShardedBucket(parameters, members)
+                for parameters in _by_dtype(
+                    {name: trained[name] for name in names if name not in stepped_whole}
+                )
+            ]
+            whole = [
+                Bucket(parameters, members)
+                for parameters in _by_dtype({name: trained[name] for name in names if name in stepped_whole})
+            ]
+            self._buckets[group.index] = (*sharded, *whole)
             if sharded:
-                buckets = tuple(ShardedBucket(parameters, members) for parameters in parts)
-                self._buckets[group.index] = buckets
-                by_ranks.setdefault(group.devices, []).extend(buckets)
-                for user in zip(group.slices, group.first_ops, strict=True):
-                    self._users.setdefault(user, []).extend(buckets)
-            else:
-                self._buckets[group.index] = tuple(Bucket(parameters, members) for parameters in parts)
+                by_ranks.setdefault(group.devices, []).extend(sharded)
+            for user in zip(group.slices, group.first_ops, strict=True):
+                self._users.setdefault(user, []).extend(sharded)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         own = {name: parameter for name, parameter in trained.items() if name not in shared}
         self._own = tuple(own.values())
@@ -89,8 +96,10 @@ class GradientPool:
 
     def start_flags(self, communicator: int) -> None:
         """Start telling the other ranks which parameters this one has reached, behind the sums that go over
-        the same communicator.
+        the same communicator. There are none where every rank steps all of them whole.
         """
+        if communicator not in self._flags:
+            return
         self._waiting.append(self._flags[communicator])
         self._start_waiting()
 
@@ -112,10 +121,10 @@ class GradientPool:
             flags.reset()
 
     def start_gather(self, group: int) -> None:
-        """Start exchanging the parameters of a group that the optimizers have stepped."""
+        """Start exchanging the parameters of a group that the optimizers have stepped in ranges."""
         for bucket in reversed(self._buckets[group]):
-            assert isinstance(bucket, ShardedBucket), "only what is stepped in ranges is gathered"
-            self._note(Passing.GATHER, bucket, bucket.start_gather())
+            if isinstance(bucket, ShardedBucket):
+                self._note(Passing.GATHER, bucket, bucket.start_gather())
 
     def awaits(self, piece: int, op: int) -> bool:
         """Whether `await_parameters` has anything to wait for."""

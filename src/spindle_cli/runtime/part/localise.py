@@ -29,8 +29,8 @@ from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.optimizer import require_elementwise
 from spindle_cli.workload.training.precision import in_dtype, number_format
 
 
@@ -46,6 +46,7 @@ class LocalModel:
             fragments, by the keys of files/fragments.py. `trained`: those of them that take a gradient.
         table: of the names of all parameters and buffers.
         cuts: into which parts all parameters of the workload are cut.
+        groups: which optimizer settings each trained parameter has.
     """
 
     graph: WorkloadGraph
@@ -56,6 +57,7 @@ class LocalModel:
     parameters: dict[str, nn.Parameter]
     table: ParameterTable
     cuts: Cuts
+    groups: OptimizerGroups
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -93,8 +95,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     table = ParameterTable.of(graph)
     splits = plan_splits(plan, graph, str(request.plan))
     cuts = find_cuts(plan, graph, table, splits)
-    if splits.by_op:
-        require_elementwise(train)
+    groups = groups_of_graph(train, graph)
+    require_elementwise(groups, splits.split_parameters(plan, graph, table))
     settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
     program = link(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
     prove(program)
@@ -104,7 +106,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype, LayerCompiler.of(train)))
     slices = ops.slices()
     loaded.initial.fill(initial_parts(ops.leaves, cuts))
-    return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts)
+    return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts, groups)
 
 
 def initial_parts(

@@ -53,16 +53,16 @@ from spindle_cli.checkpoint.tensors import HeldTensor
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.files.writing import write_text
-from spindle_cli.runtime.saving.train_state import Numbers
+from spindle_cli.runtime.saving.train_state import Numbers, NumbersOfGroups
 
 
 class PartsSavePlanner(DefaultSavePlanner):
     """Offers what this rank has, and hands out what it is to write."""
 
     def __init__(
-        self, held: Mapping[str, HeldTensor], numbers: Numbers | None, copied: threading.Event | None = None
+        self, held: Mapping[str, HeldTensor], numbers: NumbersOfGroups, copied: threading.Event | None = None
     ) -> None:
-        """`numbers`: None where this rank trains nothing. `copied`: set when training may go on, as all that
+        """`numbers`: none where this rank trains nothing. `copied`: set when training may go on, as all that
         this rank is to write is copied; None: nothing is copied.
         """
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -92,8 +92,10 @@ class PartsSavePlanner(DefaultSavePlanner):
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
         """Who writes what; in its `planner_data` the metadata has the numbers."""
         plans, metadata = super().create_global_plan(all_plans)
-        numbers = (plan.planner_data for plan in all_plans if plan.planner_data is not None)
-        return plans, replace(metadata, planner_data=next(numbers, Numbers({}, {})))
+        numbers: NumbersOfGroups = {}
+        for plan in all_plans:
+            numbers = {**plan.planner_data, **numbers}
+        return plans, replace(metadata, planner_data=numbers)
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """What this rank is to write is known: copy it, if training is to go on."""
@@ -196,7 +198,8 @@ class ShardWriter(StorageWriter):
         Raises:
             InputError: the index cannot be written, or the folder not renamed.
         """
-        numbers: Numbers = metadata.planner_data
+        numbers: NumbersOfGroups = metadata.planner_data
+        only = numbers.get(None, Numbers({}, {}))
         tensors = {
             name: SavedTensor(
                 shape=tuple(saved.size), dtype=str(saved.properties.dtype).removeprefix("torch.")
@@ -204,12 +207,23 @@ class ShardWriter(StorageWriter):
             for name, saved in metadata.state_dict_metadata.items()
             if isinstance(saved, TensorStorageMetadata)  # nothing else is offered
         }
-        checkpoint = self._draft().model_copy(
+        draft = self._draft()
+        checkpoint = draft.model_copy(
             update={
                 "tensors": tensors,
                 "shards": tuple(of_rank[0].storage_data for of_rank in results if of_rank),
-                "hyperparameters": numbers.hyperparameters,
-                "schedule": numbers.schedule,
+                "hyperparameters": only.hyperparameters,
+                "schedule": only.schedule,
+                "groups": {
+                    name: group.model_copy(
+                        update={
+                            "hyperparameters": numbers[name].hyperparameters,
+                            "schedule": numbers[name].schedule,
+                        }
+                    )
+                    for name, group in draft.groups.items()
+                    if name in numbers  # all that has parameters which some op uses
+                },
             }
         )
         index = to_compact_json(checkpoint)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from spindle_cli.checkpoint.files import checkpoint_folder
-from spindle_cli.checkpoint.index import Checkpoint, TrainedTask
+from spindle_cli.checkpoint.index import Checkpoint, SavedGroup, TrainedTask
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
@@ -122,6 +122,7 @@ class Checkpoints:
             aliases=ParameterTable.of(graph).aliases,
             dtype=self._request.dtype,
             train=model.train,
+            groups={name: SavedGroup(parameters=names) for name, names in model.groups.names().items()},
         )
 
 

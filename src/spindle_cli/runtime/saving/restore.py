@@ -23,10 +23,12 @@ from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
 from spindle_cli.runtime.update.masters import MASTER_KEY
+from spindle_cli.runtime.update.optimizers import GroupOptimizer
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.training.learning_rate import advance
-from spindle_cli.workload.training.optimizer import state_keys
+from spindle_cli.workload.optimizing.learning_rate import advance, resume_schedule
+from spindle_cli.workload.optimizing.optimizer import number_keys, state_keys
+from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
 
 def restore(
@@ -54,25 +56,35 @@ def restore(
     load_parts(CheckpointReader(folder, checkpoint), wish.wanted.by_name(), folder)
     if state.masters is not None:
         state.masters.take_parameters()
-    if state.optimizer is not None:
-        _hand_over(state, state.optimizer, wish.states)
+    for group, found in zip(state.optimizers.groups, wish.states, strict=True):
+        _hand_over(group, found)
     for key, generator in wish.generators.items():
         if key == random_key("cpu", rank):
             torch.set_rng_state(generator)
         else:
             torch.cuda.set_rng_state(generator, state.device)
-    if same_rate(checkpoint.train, state.model.train):
-        if state.schedule is not None:
-            state.schedule.load_state_dict({**state.schedule.state_dict(), **checkpoint.schedule})
-        if state.optimizer is not None:
-            state.optimizer.param_groups[0].update(checkpoint.hyperparameters)
-    elif state.schedule is not None:
-        advance(state.schedule, checkpoint.step)
+    for group in state.optimizers.groups:
+        _restore_numbers(group, checkpoint, state.model.train)
 
 
-def same_rate(before: TrainSettings, now: TrainSettings) -> bool:
-    """Whether the optimizer's numbers go on as they are: it and its schedule are set as before."""
-    return (before.lr, before.optimizer_args, before.schedule) == (now.lr, now.optimizer_args, now.schedule)
+def _restore_numbers(group: GroupOptimizer, checkpoint: Checkpoint, now: TrainSettings) -> None:
+    """Where a group's settings and the schedule are as before, its numbers go on as they were; else it begins
+    with what they are now, at the checkpoint's step.
+    """
+    name = group.choice.name
+    saved = checkpoint if name is None else checkpoint.groups.get(name)
+    if saved is not None and same_rate(checkpoint.train, now, name):
+        if group.schedule is not None:
+            resume_schedule(group.schedule, saved.schedule, checkpoint.step)
+        group.numbers.update(saved.hyperparameters)
+    elif group.schedule is not None:
+        advance(group.schedule, checkpoint.step)
+
+
+def same_rate(before: TrainSettings, now: TrainSettings, group: str | None) -> bool:
+    """Whether an optimizer group's numbers go on as they are: it and its schedule are set as before."""
+    ends = ({choice.name: choice for choice in train.choices}.get(group) for train in (before, now))
+    return before.schedule == now.schedule and len(set(map(repr, ends))) == 1
 
 
 class _Wish:
@@ -80,7 +92,7 @@ class _Wish:
 
     Attributes:
         wanted: all of it.
-        states: of each owned range, its optimizer state by the optimizer's keys.
+        states: by optimizer group, of each owned range its optimizer state by the optimizer's keys.
         generators: this rank's random states by their names; none by another plan.
     """
 
@@ -111,11 +123,9 @@ class _Wish:
                 self.wanted.add(own, buffer)
             elif known is not None:
                 self.wanted.add(model_key(known), buffer)
-        # What the settings say no more to keep. (What is kept depends on the parameter, too.)
-        dropped = state_keys(checkpoint.train) - state_keys(state.model.train)
-        if state.masters is None:
-            dropped |= {MASTER_KEY}
-        self.states = [self._want_state(owned, dropped) for owned in state.owned_ranges]
+        self._choice_of = checkpoint.choice_of
+        self._kept: dict[str, frozenset[str]] = {}
+        self.states = [self._want_states(group) for group in state.optimizers.groups]
         self.generators = self._want_generators(rank) if same_plan else {}
 
     def _saved_name(self, name: str) -> str | None:
@@ -132,17 +142,32 @@ class _Wish:
         source = state_key(known, MASTER_KEY) if has_master else model_key(known)
         self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
 
-    def _want_state(self, owned: OwnedRange, dropped: frozenset[str]) -> dict[str, Tensor]:
+    def _want_states(self, group: GroupOptimizer) -> list[dict[str, Tensor]]:
+        return [self._want_state(owned, group) for owned in group.owned_ranges]
+
+    def _kept_by(self, choice: OptimizerChoice) -> frozenset[str]:
+        """What an optimizer keeps; found out once, as there are many parameters."""
+        key = repr(choice)
+        if key not in self._kept:
+            self._kept[key] = state_keys(choice)
+        return self._kept[key]
+
+    def _want_state(self, owned: OwnedRange, group: GroupOptimizer) -> dict[str, Tensor]:
         name, shape, region = place_of(owned.name, self._state.model)
         known = self._saved_name(name)
+        before = None if known is None else self._choice_of(known)
         found: dict[str, Tensor] = {}
-        if known is None:
+        if known is None or before is None:
             return found
+        # What the settings say no more to keep. (What is kept depends on the parameter, too.)
+        dropped = self._kept_by(before) - self._kept_by(group.choice)
+        if self._state.masters is None:
+            dropped |= {MASTER_KEY}
         for key in (key for key in self._keys.get(known, ()) if key not in dropped):
             saved = self._tensors[state_key(known, key)]
             is_like_parameter = saved.shape == shape
             if not is_like_parameter and prod(saved.shape) != 1:
-                self._require_free_shape(state_key(known, key), saved, shape)
+                self._require_free_shape(group.choice, state_key(known, key), saved, shape)
             size = owned.tensor.shape if is_like_parameter else saved.shape
             found[key] = torch.empty(size, dtype=getattr(torch, saved.dtype))
             if is_like_parameter:
@@ -151,9 +176,11 @@ class _Wish:
                 self.wanted.add(state_key(known, key), found[key])
         return found
 
-    def _require_free_shape(self, key: str, saved: SavedTensor, shape: tuple[int, ...]) -> None:
+    def _require_free_shape(
+        self, choice: OptimizerChoice, key: str, saved: SavedTensor, shape: tuple[int, ...]
+    ) -> None:
         """Fused kernels take it that all state has the parameter's shape, and look at none themselves."""
-        if self._state.model.train.treats_elements_alone:
+        if choice.treats_elements_alone:
             raise InputError(
                 f"{self._folder}: {key} has shape {saved.shape}; its parameter has {shape}",
                 hint="The checkpoint is of another version of the workload.",
@@ -169,15 +196,18 @@ class _Wish:
         return found
 
 
-def _hand_over(state: TrainState, optimizer: torch.optim.Optimizer, found: list[dict[str, Tensor]]) -> None:
-    """Give the optimizer its state, one by one."""
+def _hand_over(group: GroupOptimizer, found: list[dict[str, Tensor]]) -> None:
+    """Give an optimizer its state, one by one."""
+    optimizer = group.optimizer
     content = optimizer.state_dict()
-    for owned, values in zip(state.owned_ranges, found, strict=True):
+    for owned, values in zip(group.owned_ranges, found, strict=True):
         if (master := values.pop(MASTER_KEY, None)) is not None:
             owned.tensor.detach().copy_(master)
     content["state"] = {index: values for index, values in enumerate(found) if values}
     optimizer.load_state_dict(content)
     # It puts each tensor on the right device, but into the parameter's dtype, which is not that of every one.
-    for index, owned in enumerate(state.owned_ranges):
+    numbers = number_keys(group.choice)
+    for index, owned in enumerate(group.owned_ranges):
+        state = optimizer.state[owned.tensor]
         for key, value in content["state"].get(index, {}).items():
-            optimizer.state[owned.tensor][key] = optimizer.state[owned.tensor][key].to(value.dtype)
+            state[key] = numbers[key](value.item()) if key in numbers else state[key].to(value.dtype)

@@ -23,29 +23,33 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
+from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizer` steps, in its order;
-    with `masters` it is those.
+    """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizers` step; with
+    `masters` it is those.
     """
 
     model: LocalModel
     owned_ranges: tuple[OwnedRange, ...]
     masters: Masters | None
-    optimizer: torch.optim.Optimizer | None
-    schedule: torch.optim.lr_scheduler.LRScheduler | None
+    optimizers: Optimizers
     device: torch.device
 
 
 @dataclass(frozen=True)
 class Numbers:
-    """See `Checkpoint`: the same on every rank that trains anything."""
+    """See `Checkpoint`: of an optimizer group, the same on every rank that steps any of it."""
 
     hyperparameters: dict[str, Any]
     schedule: dict[str, Any]
+
+
+# By the group's name; None is that of all parameters.
+NumbersOfGroups = dict[str | None, Numbers]
 
 
 def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
@@ -57,9 +61,10 @@ def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
     for key, parameter in state.model.parameters.items():
         name, shape, region = place_of(key, state.model)
         held.add_part(model_key(name), shape, region, parameter)
-    for owned in state.owned_ranges:
-        for key, value in _state_of(owned, state):
-            _add_state(held, key, owned, value, state.model)
+    for group in state.optimizers.groups:
+        for owned in group.owned_ranges:
+            for key, value in _state_of(owned, group, state):
+                _add_state(held, key, owned, value, state.model)
     for name, buffer in state.model.buffers.items():
         held.add(buffer_key(name, rank), buffer.clone())
     held.add(random_key("cpu", rank), torch.get_rng_state())
@@ -78,15 +83,13 @@ def place_of(key: str, model: LocalModel) -> tuple[str, tuple[int, ...], Region]
     return name, tuple(shape), Region.of_fragment(shape, fragment)
 
 
-def _state_of(owned: OwnedRange, state: TrainState) -> Iterator[tuple[str, Tensor]]:
+def _state_of(owned: OwnedRange, group: GroupOptimizer, state: TrainState) -> Iterator[tuple[str, Tensor]]:
     """What the optimizer has for an owned range, by its own keys."""
-    if state.optimizer is None:
-        return
     if state.masters is not None:
         yield MASTER_KEY, owned.tensor
-    for key, value in state.optimizer.state.get(owned.tensor, {}).items():
+    for key, value in group.optimizer.state.get(owned.tensor, {}).items():
         if value is not None:  # SGD without momentum
-            yield key, torch.as_tensor(value)
+            yield key, torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)
 
 
 def _add_state(held: HeldTensors, key: str, owned: OwnedRange, value: Tensor, model: LocalModel) -> None:
@@ -100,12 +103,14 @@ def _add_state(held: HeldTensors, key: str, owned: OwnedRange, value: Tensor, mo
         held.add(state_key(name, key), value)
 
 
-def numbers_of(state: TrainState) -> Numbers | None:
-    """The optimizer's and the schedule's numbers; None where this rank trains nothing."""
-    if state.optimizer is None:
-        return None
-    schedule = {} if state.schedule is None else state.schedule.state_dict()
-    return Numbers(_only_numbers(state.optimizer.param_groups[0]), _only_numbers(schedule))
+def numbers_of(state: TrainState) -> NumbersOfGroups:
+    """The optimizers' and their schedules' numbers, of the groups of which this rank steps anything."""
+    return {group.choice.name: _numbers_of(group) for group in state.optimizers.groups}
+
+
+def _numbers_of(group: GroupOptimizer) -> Numbers:
+    schedule = {} if group.schedule is None else group.schedule.state_dict()
+    return Numbers(_only_numbers(group.numbers), _only_numbers(schedule))
 
 
 def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:

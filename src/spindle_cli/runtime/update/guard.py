@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -14,11 +16,12 @@ class UpdateGuard:
     the losses are read before anything is saved or captured, and the run ends there.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer | None, device: torch.device) -> None:
-        """`optimizer`: None where this rank trains nothing."""
+    def __init__(self, optimizers: Iterable[torch.optim.Optimizer], device: torch.device) -> None:
+        """`optimizers`: this rank's; none where it trains nothing."""
         self._skips = torch.zeros((), dtype=torch.float32, device=device)
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            optimizer.found_inf = self._skips  # type: ignore[union-attr]  # torch reads it so, untyped
+        for optimizer in optimizers:
+            if getattr(optimizer, "_step_supports_amp_scaling", False):
+                optimizer.found_inf = self._skips  # type: ignore[attr-defined]  # torch reads it so, untyped
 
     def judge(self, *values: Tensor | None) -> None:
         """Let the next update happen only where all of these are finite."""

@@ -1,1 +1,1 @@
-"""What the train settings make: optimizer, learning rate, precision, batches."""
+"""What the train settings make of batches and numbers."""

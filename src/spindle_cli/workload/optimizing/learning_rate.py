@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.optim import lr_scheduler
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.training.optimizer import class_named, make_optimizer
+from spindle_cli.workload.optimizing.contracts import require_contract
+from spindle_cli.workload.optimizing.optimizer import class_named, make_optimizer
 
 _TAKES_FUNCTION = "it takes a function, which a workload file cannot hold"
 _TAKES_SCHEDULES = "it takes other schedules, which a workload file cannot hold"
@@ -24,12 +27,14 @@ _REFUSED = {
 
 
 def require_trainable(train: TrainSettings) -> None:
-    """Refuse train settings whose optimizer or schedule cannot be made, before anything is started.
+    """Refuse train settings whose optimizers or schedule cannot be made, before anything is started.
 
     Raises:
-        WorkloadError: unknown, refused, or the arguments do not fit.
+        WorkloadError: unknown, refused, the arguments do not fit, or an optimizer does not keep its contract.
     """
-    make_schedule(train, make_optimizer(train, [torch.nn.Parameter(torch.zeros(1))]))
+    for choice in train.choices:
+        make_schedule(train, make_optimizer(choice, [torch.nn.Parameter(torch.zeros(2, 2))]))
+        require_contract(choice)
 
 
 def make_schedule(
@@ -59,6 +64,19 @@ def make_schedule(
             hint="Correct train.schedule in the workload file: beside its name, arguments of that class.",
         ) from error
     return made
+
+
+def resume_schedule(schedule: lr_scheduler.LRScheduler, numbers: Mapping[str, Any], steps: int) -> None:
+    """Bring a new schedule to where a saved one was.
+
+    Args:
+        numbers: of the saved one.
+        steps: that were done; one that is made of others goes through them again, with the same result.
+    """
+    if isinstance(schedule, lr_scheduler.SequentialLR | lr_scheduler.ChainedScheduler):
+        advance(schedule, steps)
+    else:
+        schedule.load_state_dict({**schedule.state_dict(), **numbers})
 
 
 def advance(schedule: lr_scheduler.LRScheduler, steps: int) -> None:

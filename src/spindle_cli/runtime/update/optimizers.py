@@ -1,0 +1,73 @@
+"""One rank's optimizers: one for each optimizer group of which it steps anything, each with its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizing.groups import OptimizerGroups
+from spindle_cli.workload.optimizing.learning_rate import make_schedule
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
+from spindle_cli.workload.settings.optimizers import OptimizerChoice
+
+
+@dataclass(frozen=True)
+class GroupOptimizer:
+    """An optimizer group on one rank. `owned_ranges`: what `optimizer` steps, in its order."""
+
+    choice: OptimizerChoice
+    owned_ranges: tuple[OwnedRange, ...]
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler | None
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The optimizer's numbers as they are now: learning rate, momentum and such."""
+        return self.optimizer.param_groups[0]
+
+
+@dataclass(frozen=True)
+class Optimizers:
+    """All of a rank's."""
+
+    groups: tuple[GroupOptimizer, ...]
+
+    @classmethod
+    def of(
+        cls, train: TrainSettings, groups: OptimizerGroups, owned_ranges: Sequence[OwnedRange]
+    ) -> Optimizers:
+        """Make them.
+
+        Args:
+            owned_ranges: all that this rank steps.
+
+        Raises:
+            WorkloadError: an optimizer or the schedule is unknown, refused, or its arguments do not fit.
+        """
+        made: list[GroupOptimizer] = []
+        for index, choice in enumerate(groups.choices):
+            own = tuple(owned for owned in owned_ranges if groups.of_key(owned.name) == index)
+            optimizer = make_optimizer(choice, (owned.tensor for owned in own))
+            if optimizer is not None:
+                made.append(GroupOptimizer(choice, own, optimizer, make_schedule(train, optimizer)))
+        return cls(tuple(made))
+
+    def step(self) -> None:
+        """Update the parameters that have gradients, then move every learning rate to the next step."""
+        for group in self.groups:
+            group.optimizer.step()
+        for group in self.groups:
+            if group.schedule is not None:
+                group.schedule.step()
+
+    @property
+    def learning_rates(self) -> dict[str, float]:
+        """Of the next step, by optimizer group; that of the only one under 'all'. Of the groups of which this
+        rank steps anything.
+        """
+        return {group.choice.name or "all": float(group.numbers["lr"]) for group in self.groups}

@@ -1,0 +1,1 @@
+"""How parameters are updated, from the train settings: optimizers, which parameters have which, rates."""

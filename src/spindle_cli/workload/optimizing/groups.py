@@ -1,0 +1,245 @@
+"""Which optimizer group each trained parameter is in, by the rules of the train settings."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.files.fragments import parse_key
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.optimizing.kinds import is_of_class, is_of_kind
+from spindle_cli.workload.optimizing.named import imported, where_raised
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
+from spindle_cli.workload.settings.groups import GroupRule
+from spindle_cli.workload.settings.optimizers import OptimizerChoice
+
+_SHOWN = 3
+# Why an optimizer cannot work on a part of a parameter.
+_WHOLE_ONLY = {
+    "Adafactor": "it keeps means over a matrix's rows and columns",
+    "Muon": "it orthogonalises whole matrices",
+}
+
+
+@dataclass
+class Candidate:
+    """A trained parameter. `names`: in every task that has it, the canonical one first; `owners`: the modules
+    that hold it.
+    """
+
+    parameter: nn.Parameter
+    names: list[str] = field(default_factory=list)
+    owners: list[nn.Module] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OptimizerGroups:
+    """The optimizer groups of a workload. `choices`: their settings; `of`: canonical name -> index of the
+    group, of every trained parameter.
+    """
+
+    choices: tuple[OptimizerChoice, ...]
+    of: Mapping[str, int]
+
+    def of_key(self, key: str) -> int:
+        """Group of a parameter, or of a fragment of one by its key."""
+        return self.of[key] if key in self.of else self.of[parse_key(key)[0]]
+
+    def choice_of(self, key: str) -> OptimizerChoice:
+        """Settings of a parameter, or of a fragment."""
+        return self.choices[self.of_key(key)]
+
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """Canonical names of each group's parameters, by its name; empty where the settings name no group."""
+        found: dict[str, list[str]] = {choice.name: [] for choice in self.choices if choice.name is not None}
+        for name, index in self.of.items():
+            group = self.choices[index].name
+            if group is not None:
+                found[group].append(name)
+        return {group: tuple(names) for group, names in found.items()}
+
+
+def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> OptimizerGroups:
+    """Sort the trained parameters of all tasks into the groups of `train`.
+
+    Args:
+        roots: each task's module, in the workload's order.
+
+    Raises:
+        WorkloadError: a parameter fits no rule or several, a rule fits no parameter, or its function cannot
+            be found or fails.
+    """
+    candidates = trained_candidates(roots)
+    if train.groups is None:
+        return OptimizerGroups(train.choices, dict.fromkeys(candidates, 0))
+    fitting: dict[str, list[int]] = {name: [] for name in candidates}
+    for index, rule in enumerate(train.groups):
+        if rule.rest:
+            continue
+        taken = _taken(rule, candidates)
+        for name in taken:
+            fitting[name].append(index)
+    _require_at_most_one(train.groups, fitting)
+    rest = next((index for index, rule in enumerate(train.groups) if rule.rest), None)
+    lonely = [name for name, found in fitting.items() if not found]
+    if rest is None and lonely:
+        raise WorkloadError(
+            f"train.groups: no group takes parameter {_listed(lonely)}; the groups are "
+            f"{', '.join(rule.name for rule in train.groups)}",
+            hint="Add `rest` to the list, for all that no other group takes, or widen one of them.",
+        )
+    return OptimizerGroups(
+        train.choices, {name: found[0] if found else rest or 0 for name, found in fitting.items()}
+    )
+
+
+def groups_of_graph(train: TrainSettings, graph: WorkloadGraph) -> OptimizerGroups:
+    """`optimizer_groups` of an analysed workload, once optimizers are known to take their parameters.
+
+    Raises:
+        WorkloadError: as `optimizer_groups`, or an optimizer refuses a parameter.
+    """
+    roots = {name: task.root for name, task in graph.tasks.items()}
+    groups = optimizer_groups(train, roots)
+    for name, candidate in trained_candidates(roots).items():
+        choice = groups.choice_of(name)
+        if not choice.treats_elements_alone:
+            _require_shape(choice, name, candidate.parameter)
+    return groups
+
+
+def _require_shape(choice: OptimizerChoice, name: str, parameter: nn.Parameter) -> None:
+    """Refuse a parameter that an optimizer of matrices does not take."""
+    stand_in = nn.Parameter(torch.empty_like(parameter, device="meta"))
+    try:
+        make_optimizer(choice, [stand_in])
+    except WorkloadError as error:
+        error.message = f"{error.message} (parameter {name}, of shape {tuple(parameter.shape)})"
+        error.hint = "Give it matrices alone, by groups, and the rest another optimizer."
+        raise
+
+
+def require_elementwise(groups: OptimizerGroups, split: frozenset[str]) -> None:
+    """Refuse, where parameters are split, an optimizer that is not known to treat each element by itself.
+
+    Args:
+        split: canonical names of the parameters that tensor parallelism splits.
+
+    Raises:
+        WorkloadError: one of them has such an optimizer; which, and why.
+    """
+    for name in sorted(split & groups.of.keys()):
+        choice = groups.choice_of(name)
+        if choice.treats_elements_alone:
+            continue
+        reason = _WHOLE_ONLY.get(choice.optimizer, "it is not known to treat each element by itself")
+        hint = "Use another optimizer, or plan from a profile without tp > 1."
+        if choice.is_imported:
+            hint = f"If it does, say `contract: element-wise`. {hint}"
+        raise WorkloadError(
+            f"{choice.key}: {choice.optimizer} cannot train "
+            f"layers split by tensor parallelism, such as that of {name}: {reason}",
+            hint=hint,
+        )
+
+
+def trained_candidates(roots: Mapping[str, nn.Module]) -> dict[str, Candidate]:
+    """Every distinct parameter that takes a gradient, by canonical name."""
+    by_id: dict[int, Candidate] = {}
+    for task, root in roots.items():
+        modules = dict(root.named_modules(remove_duplicate=False))
+        for dotted, parameter in root.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad:
+                continue
+            candidate = by_id.setdefault(id(parameter), Candidate(parameter))
+            candidate.names.append(f"{task}.{dotted}")
+            candidate.owners.append(modules[dotted.rpartition(".")[0]])
+    return {candidate.names[0]: candidate for candidate in by_id.values()}
+
+
+def _taken(rule: GroupRule, candidates: Mapping[str, Candidate]) -> list[str]:
+    """Names of what a rule takes."""
+    function = None if rule.function is None else imported(rule.function, f"train.groups: {rule.name}")
+    _require_patterns_fit(rule, candidates)
+    taken = [name for name, each in candidates.items() if _fits(rule, each, function)]
+    if not taken and rule.name != "no_decay":
+        raise WorkloadError(
+            f"train.groups: group {rule.name!r} takes no trained parameter ({rule.selects_by})",
+            hint=f"Correct it, or leave it out. Names are such as {_listed(list(candidates))}.",
+        )
+    return taken
+
+
+def _require_patterns_fit(rule: GroupRule, candidates: Mapping[str, Candidate]) -> None:
+    """Refuse a pattern that fits no name at all: most likely it is misspelt."""
+    names = [name for each in candidates.values() for name in each.names]
+    for key, patterns in (("parameters", rule.parameters), ("excluding", rule.excluding)):
+        for pattern in patterns or ():
+            if not any(fnmatchcase(name, pattern) for name in names):
+                close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
+                hint = f"The closest is {close[0]}." if close else "No parameter is trained."
+                raise WorkloadError(
+                    f"train.groups: {rule.name}: {key}: {pattern!r} fits the name of no trained parameter",
+                    hint=f"{hint} Names are '<task>.<name in the task's module>'; `*` stands for anything.",
+                )
+
+
+def _fits(rule: GroupRule, each: Candidate, function: Callable[..., Any] | None) -> bool:
+    if rule.parameters is not None and not _named(each, rule.parameters):
+        return False
+    if rule.excluding is not None and _named(each, rule.excluding):
+        return False
+    if rule.modules is not None and not any(is_of_class(owner, rule.modules) for owner in each.owners):
+        return False
+    if rule.kinds is not None and not any(
+        is_of_kind(kind, each.names, each.owners, each.parameter) for kind in rule.kinds
+    ):
+        return False
+    return function is None or _says(rule, each, function)
+
+
+def _named(each: Candidate, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in each.names for pattern in patterns)
+
+
+def _says(rule: GroupRule, each: Candidate, function: Callable[..., Any]) -> bool:
+    """What the user's function says of a parameter, which has no values in any process."""
+    stand_in = nn.Parameter(torch.empty_like(each.parameter, device="meta"), requires_grad=True)
+    try:
+        answer = function(each.names[0], stand_in)
+    except Exception as error:
+        raise WorkloadError(
+            f"train.groups: {rule.name}: {rule.function} failed for {each.names[0]}: "
+            f"{type(error).__name__}: {error}{where_raised(error)}"
+        ) from error
+    if not isinstance(answer, bool):
+        raise WorkloadError(
+            f"train.groups: {rule.name}: {rule.function} gave {answer!r:.80} for {each.names[0]}; "
+            "expected True or False"
+        )
+    return answer
+
+
+def _require_at_most_one(rules: tuple[GroupRule, ...], fitting: Mapping[str, list[int]]) -> None:
+    twice = {name: found for name, found in fitting.items() if len(found) > 1}
+    for name, found in twice.items():
+        both = " and ".join(f"{rules[index].name} ({rules[index].selects_by})" for index in found)
+        alike = [other for other, theirs in twice.items() if theirs == found]
+        raise WorkloadError(
+            f"train.groups: parameter {_listed(alike)} fits {len(found)} groups, {both}; expected one",
+            hint=f"Narrow one of them, for example with `excluding: [{name!r}]`; there is no order in which "
+            "groups would take parameters.",
+        )
+
+
+def _listed(names: list[str]) -> str:
+    more = f" (and {len(names) - _SHOWN} more)" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,1 @@
+"""What `train:` of a workload file may hold, as types. No torch."""
