@@ -18,7 +18,7 @@ from spindle_cli.account.device_memory import (
 )
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.types import MetaOpProfile, OpMemory
+from spindle_cli.profile.types import MetaOpProfile, OpMemory, OptimizerBytes
 
 MIB = 2**20
 GIB = 2**30
@@ -371,3 +371,18 @@ def test_between_its_passes_a_slice_holds_what_it_keeps_and_what_it_received() -
     assert memory.idle_bytes == held(0)
     assert memory.passes[1, False] == pytest.approx((held(4 + 3), held(4 + 1)), abs=1)
     assert memory.passes[1, True][1] == pytest.approx(held(4), abs=1)
+
+
+def test_state_that_is_kept_whole_is_on_every_device_that_has_the_parameters() -> None:
+    """Of 1,000 bytes, a quarter is stepped whole, with 0.5 of state for each byte of all; two share 1.5."""
+    numbers = {"optimizer_state_per_param": 9.0, "optimizer_state_sharded": True}
+    net = metaop_of("a/m", 1, {1: 1.0, 2: 0.5}, param_bytes_per_op=1000).model_copy(
+        update={"optimizer": OptimizerBytes(state_per_param=1.5, whole_state_per_param=0.5, whole_share=0.25)}
+    )
+    slices = [slice_of("a/m", (0, 1), [0, 1], 2)]
+    for device in needs_of([net], slices, cluster_of(2), **numbers):
+        assert device.optimizer_bytes == 1.5 * 500 + 0.5 * 1000
+        assert device.updated_bytes == 0.75 * 500 + 0.25 * 1000
+    alone = needs_of([net], slices, cluster_of(2), **{**numbers, "optimizer_state_sharded": False})[0]
+    assert alone.optimizer_bytes == 2000
+    assert alone.updated_bytes == 1000

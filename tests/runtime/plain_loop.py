@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers.analysed import analysed
+from spindle_cli.verify.plain import make_optimizers, make_schedule
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.batches import Batches
@@ -36,18 +37,16 @@ class PlainTraining:
         self._dtype = dtype
         for task in self.tasks:
             task.module.to(dtype)
-        self.optimizer = getattr(torch.optim, self.train.optimizer)(
-            list(self.parameters.values()), lr=self.train.lr, **self.train.optimizer_args
-        )
-        schedule = self.train.schedule
-        self._scheduler = schedule and getattr(torch.optim.lr_scheduler, schedule.name)(
-            self.optimizer, **schedule.arguments
-        )
+        self._optimizers = make_optimizers(loaded, self.parameters)
+        self.optimizer = self._optimizers[0]  # the only one without optimizer groups
+        made = [make_schedule(loaded.train, optimizer) for optimizer in self._optimizers]
+        self._schedules = [schedule for schedule in made if schedule is not None]
         self._batches = {task.name: Batches(task, self.train.seed) for task in self.tasks}
 
     def step(self, step: int) -> tuple[dict[str, float], dict[str, Tensor]]:
         """The tasks' losses, and the gradients before clipping by canonical name. `step`: counted from 0."""
-        self.optimizer.zero_grad()
+        for parameter in self.parameters.values():
+            parameter.grad = None
         losses: dict[str, float] = {}
         count = self.train.accumulate
         for task, index in ((task, count * step + i) for task in self.tasks for i in range(count)):
@@ -61,9 +60,10 @@ class PlainTraining:
         gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
         if self.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip_norm)
-        self.optimizer.step()
-        if self._scheduler is not None:
-            self._scheduler.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
+        for schedule in self._schedules:
+            schedule.step()
         return losses, gradients
 
     @property

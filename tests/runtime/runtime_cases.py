@@ -87,7 +87,29 @@ SAVED = Case("saved", SCATTERED, args=FROZEN, train=ADAMW, steps=2, checkpoint_e
 WHOLE_STATE = {**ADAMW, "shard_optimizer": False}
 SAVED_WHOLE = Case("saved-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, steps=2, checkpoint_every=1)
 GONE_ON = Case("gone-on", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED.name)
+# Two of four groups are stepped in ranges, two whole.
+GROUPED = {
+    "optimizer": "AdamW",
+    "lr": 1e-2,
+    "optimizer_args": {"weight_decay": 0.5},
+    "clip_norm": 0.5,
+    "schedule": {"name": "StepLR", "step_size": 1, "gamma": 0.5},
+    "groups": [
+        "no_decay",
+        {"name": "heads", "parameters": ["caption.*"], "kinds": ["matrices"], "optimizer": "Muon"},
+        {
+            "name": "towers",
+            "modules": ["Linear"],
+            "kinds": ["matrices"],
+            "excluding": ["caption.*"],
+            "lr": 3e-2,
+        },
+        {"name": "others", "rest": True, "optimizer": "Adafactor", "lr": 1e-3},
+    ],
+}
+SAVED_GROUPED = Case("saved-grouped", SCATTERED, train=GROUPED, steps=2, checkpoint_every=1)
 GONE_ON_ELSEWHERE = (
+    Case("gone-on-grouped", (3, 0), train=GROUPED, goes_on_with=SAVED_GROUPED.name),
     Case("gone-on-elsewhere", scatter_at_random(0, 4), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-on-two", (3, 1), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, goes_on_with=SAVED.name),
@@ -132,6 +154,7 @@ EXACT_ON_FOUR = (
     Case("clipped", SCATTERED, args=FROZEN, train=CLIPPED),
     Case("replicated", SCATTERED, args=FROZEN, train={**CLIPPED, "shard_optimizer": False}),
     Case("in-pieces", (2, 0, 3, 1), train={"optimizer": "NAdam", "lr": 1e-3, "clip_norm": 0.5}),
+    Case("grouped", SCATTERED, train={**GROUPED, "accumulate": 2}),
     Case("not-elementwise", SCATTERED, train={"optimizer": "Adafactor", "lr": 1e-2}),
     Case("accumulated", SCATTERED, args=FROZEN, train={**CLIPPED, "accumulate": 3}),
     Case("accumulated-sum", (1, 2), args={"reduction": "sum"}, train={**ADAMW, "accumulate": 2}),
@@ -143,6 +166,7 @@ ON_FOUR = (
     *EXACT_ON_FOUR,
     SAVED,
     SAVED_WHOLE,
+    SAVED_GROUPED,
     GONE_ON,
     *GONE_ON_ELSEWHERE,
     WITHOUT_PAIRS,

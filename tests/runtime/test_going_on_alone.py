@@ -140,6 +140,62 @@ def test_state_that_is_no_longer_needed_is_left_out(tmp_path: Path) -> None:
     assert states[0] and not states[1]
 
 
+GROUPED = {
+    "optimizer": "NAdam",
+    "lr": 0.02,
+    "clip_norm": 1.0,
+    "groups": [
+        {"name": "biases", "kinds": ["biases"], "optimizer": "own_optimizer:Counting"},
+        {"name": "weights", "rest": True, "lr": 0.01},
+    ],
+    "schedule": {"name": "ExponentialLR", "gamma": 0.9},
+}
+
+
+def test_every_optimizer_group_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    run(tmp_path / "whole", train=GROUPED)
+    run(tmp_path / "parts", steps=3, train=GROUPED)
+    run(tmp_path / "parts", resume=True)
+    expected, found = (
+        load_file(checkpoint_folder(tmp_path / name, STEPS) / "rank-00000.safetensors")
+        for name in ("whole", "parts")
+    )
+    assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
+    keys = {key.rsplit(".", 1)[1] for key in expected if key.startswith("optimizer")}
+    assert {"seen", "sum", "mu_product", "exp_avg"} <= keys
+    index = read_index(checkpoint_folder(tmp_path / "parts", STEPS))
+    assert {name: saved.hyperparameters["lr"] for name, saved in index.groups.items()} == {
+        name: saved.hyperparameters["lr"]
+        for name, saved in read_index(checkpoint_folder(tmp_path / "whole", STEPS)).groups.items()
+    }
+    assert all(name.endswith("bias") for name in index.groups["biases"].parameters)
+
+
+def test_a_parameter_that_would_change_its_group_is_refused(tmp_path: Path) -> None:
+    run(tmp_path / "run", steps=2, train=GROUPED)
+    folder = checkpoint_folder(tmp_path / "run", 2)
+    index = read_index(folder)
+    first, *others = index.groups["biases"].parameters
+    groups = {
+        "biases": index.groups["biases"].model_copy(update={"parameters": tuple(others)}),
+        "weights": index.groups["weights"].model_copy(
+            update={"parameters": (first, *index.groups["weights"].parameters)}
+        ),
+    }
+    write_index(folder, index.model_copy(update={"groups": groups}))
+    with pytest.raises(InputError, match=f"{first} was trained in optimizer group 'weights', and is in 'bia"):
+        run(tmp_path / "run", resume=True)
+
+
+def test_another_optimizer_for_some_parameters_cannot_take_over_their_state(tmp_path: Path) -> None:
+    run(tmp_path / "run", steps=2, train=GROUPED)
+    groups = [{"name": "biases", "kinds": ["biases"], "optimizer": "SGD"}, GROUPED["groups"][1]]
+    with pytest.raises(
+        InputError, match=r"biases: optimizer = 'own_optimizer:Counting' for .*bias, but .*SGD"
+    ):
+        run(tmp_path / "other", train={**GROUPED, "groups": groups}, begin_from=tmp_path / "run")
+
+
 def test_another_precision_goes_on_from_the_masters_and_to_them(tmp_path: Path) -> None:
     """A run begun from one in another precision: from what its masters had, or to masters of what it had."""
     run(tmp_path / "rounded", steps=3, train={**TRAIN, "precision": "bf16"}, dtype=None)

@@ -31,9 +31,9 @@ from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares, ValueSpec
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.precision import constants_in
 from spindle_cli.workload.types import Task
 
@@ -119,7 +119,9 @@ def test_a_parameter_of_one_rank_keeps_a_gradient_of_its_own(alone: None) -> Non
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adafactor", "RMSprop", "Rprop"])
 def test_optimizers_are_found_by_name(name: str) -> None:
-    optimizer = make_optimizer(TrainSettings(optimizer=name, lr=0.1).choices[0], [nn.Parameter(torch.ones(2, 2))])
+    optimizer = make_optimizer(
+        TrainSettings(optimizer=name, lr=0.1).choices[0], [nn.Parameter(torch.ones(2, 2))]
+    )
     assert type(optimizer).__name__ == name
     assert make_optimizer(TrainSettings(optimizer=name).choices[0], []) is None
 

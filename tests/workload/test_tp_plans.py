@@ -13,7 +13,7 @@ from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.operators.tp_plans import plan_of
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
-from spindle_cli.workload.optimizing.optimizer import require_elementwise
+from spindle_cli.workload.optimizing.groups import optimizer_groups, require_elementwise
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo import digits, multitask_clip, ofasys, qwen_val
 
@@ -82,9 +82,13 @@ def test_ways_of_a_whole_models_plan_that_we_cannot_do_leave_the_layer_whole() -
 
 @pytest.mark.parametrize("name", ["Adafactor", "Muon"])
 def test_optimizers_of_whole_matrices_are_refused(name: str) -> None:
-    require_elementwise(TrainSettings(optimizer="AdamW"))
+    roots = {"t": nn.Linear(2, 2)}
+    split = frozenset({"t.weight"})
+    require_elementwise(optimizer_groups(TrainSettings(optimizer="AdamW"), roots), split)
+    whole = optimizer_groups(TrainSettings(optimizer=name), roots)
+    require_elementwise(whole, frozenset())
     with pytest.raises(WorkloadError, match=f"{name} cannot train layers split"):
-        require_elementwise(TrainSettings(optimizer=name))
+        require_elementwise(whole, split)
 
 
 @pytest.mark.parametrize(

@@ -28,3 +28,15 @@ def test_settings_that_torch_can_follow_pass() -> None:
 def test_settings_that_it_cannot_are_named(settings: dict[str, object], said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
         require_trainable(TrainSettings.model_validate(settings))
+
+
+def test_a_groups_rate_that_the_schedule_would_write_over_is_refused() -> None:
+    settings = {
+        "optimizer": "Adam",
+        "groups": [{"name": "n", "kinds": ["norms"], "lr": 0.1}, "rest"],
+        "schedule": {"name": "OneCycleLR", "max_lr": 0.1, "total_steps": 5},
+    }
+    with pytest.raises(WorkloadError, match=r"n: lr: 0.1 would never be used: OneCycleLR gives all groups"):
+        require_trainable(TrainSettings.model_validate(settings))
+    settings["schedule"] = {"name": "ExponentialLR", "gamma": 0.5}
+    require_trainable(TrainSettings.model_validate(settings))

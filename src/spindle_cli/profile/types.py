@@ -15,6 +15,7 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.numeric_check import NumericCheck
+from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -125,21 +126,6 @@ class Fit(Model):
     worst_error: float | None = None
 
 
-class OptimizerBytes(Model):
-    """What the optimizer keeps of some trained parameters whose settings differ from others', and who steps
-    them. All for each byte of them.
-
-    Attributes:
-        state_per_param: of state that devices with the same parameters share, where they share any.
-        whole_state_per_param: of state that each of them keeps whole.
-        whole_share: of the parameters, those that each of them steps whole.
-    """
-
-    state_per_param: Ratio = 0.0
-    whole_state_per_param: Ratio = 0.0
-    whole_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-
-
 class MetaOp(Model):
     """What both a profile and a plan say of a MetaOp. Bytes are for the whole batch."""
 
@@ -159,8 +145,7 @@ class MetaOp(Model):
     extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
     # of param_bytes_per_op, those that tensor parallelism leaves whole on each device; all of the extra too
     whole_param_bytes_per_op: Bytes = 0
-    # of param_bytes_per_op (and the extra), the share that is trained: frozen parameters need no gradient or
-    # optimizer state
+    # of param_bytes_per_op (and the extra), the share that is trained: the rest needs no gradient or state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     # of the trained parameters, where they have optimizer settings of their own; absent: as of all
     optimizer: OptimizerBytes | None = None
@@ -349,8 +334,7 @@ class TrainedArtifact(Artifact):
     """A file that says what a step of training takes: a profile, and the plans made from it."""
 
     schema_: Annotated[str, Field(alias="schema")]
-    # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0); as the workload's train
-    # settings say
+    # multiplies parameter bytes to optimizer-state bytes (AdamW 2.0, SGD 0.0), as the train settings say
     optimizer_state_per_param: Ratio = 2.0
     # devices that hold the same parameters share their optimizer state, as the train settings say
     optimizer_state_sharded: bool = False

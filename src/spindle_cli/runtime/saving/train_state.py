@@ -25,6 +25,7 @@ from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.workload.optimizing.groups import OptimizerGroups
 
 
 @dataclass(frozen=True)
@@ -142,4 +143,17 @@ def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | Non
                 f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
                 f"but the workload now says {now[key]!r}",
                 hint="Put the setting back to go on with this run, or begin a new one from it with --from.",
+            )
+    _require_same_groups(checkpoint, state.model.groups, where)
+
+
+def _require_same_groups(checkpoint: Checkpoint, groups: OptimizerGroups, where: Path) -> None:
+    """The rules are the same, but a function of the user's, or a class's name, may say another thing now."""
+    before = {name: group for group, saved in checkpoint.groups.items() for name in saved.parameters}
+    now = {name: group for group, names in groups.names().items() for name in names}
+    for name, group in now.items():
+        if before.get(name, group) != group:
+            raise InputError(
+                f"{where}: {name} was trained in optimizer group {before[name]!r}, and is in {group!r} now",
+                hint="Put back what train.groups refers to, or begin a new run from this one with --from.",
             )

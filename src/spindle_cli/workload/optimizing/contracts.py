@@ -24,10 +24,10 @@ _SHAPE = (6, 4)
 
 def require_contract(choice: OptimizerChoice) -> None:
     """Refuse a class that steps two parameters together otherwise than each by itself, or, if it is to be
-    element-wise, a parameter otherwise than its parts.
+    element-wise, a parameter otherwise than its parts; and one that a checkpoint would not bring back.
 
     Raises:
-        WorkloadError: it does, it fails, or it keeps state under a name that checkpoints need.
+        WorkloadError: it does, it fails, or it keeps what checkpoints cannot hold.
     """
     if not choice.is_imported:
         return
@@ -40,6 +40,13 @@ def require_contract(choice: OptimizerChoice) -> None:
             f"{choice.place}: {choice.optimizer} steps two parameters together otherwise than each by "
             "itself; devices hold different ones",
             hint="Use an optimizer that looks at one parameter at a time.",
+        )
+    reloaded = _stepped(choice, values, gradients, begins_anew=True)
+    if not all(map(torch.equal, together, reloaded)):
+        raise WorkloadError(
+            f"{choice.place}: {choice.optimizer} steps otherwise once its state is loaded again; what it "
+            "keeps outside of `state` and `param_groups` is in no checkpoint",
+            hint="Keep it in `self.state[parameter]`.",
         )
     if not choice.treats_elements_alone:
         return
@@ -61,45 +68,58 @@ def _numbers(seed: int, shape: tuple[int, ...]) -> Tensor:
 
 
 def _stepped(
-    choice: OptimizerChoice, values: Sequence[Tensor], gradients: Sequence[tuple[Tensor, ...]]
+    choice: OptimizerChoice,
+    values: Sequence[Tensor],
+    gradients: Sequence[tuple[Tensor, ...]],
+    *,
+    begins_anew: bool = False,
 ) -> list[Tensor]:
-    """The values after some steps with these gradients; what the class draws, it draws from one seed."""
+    """The values after some steps with these gradients; with `begins_anew` the last is that of a new
+    optimizer, which is given the state of the first.
+    """
     parameters = [nn.Parameter(value.clone()) for value in values]
-    optimizer = make_optimizer(choice, parameters)
-    assert optimizer is not None, "it has parameters"
+    optimizer = _made(choice, parameters)
     try:
-        for given in gradients:
+        for number, given in enumerate(gradients, start=1):
             for parameter, gradient in zip(parameters, given, strict=True):
                 parameter.grad = gradient.clone()
+            if begins_anew and number == len(gradients):
+                content = optimizer.state_dict()
+                optimizer = _made(choice, parameters)
+                optimizer.load_state_dict(content)
             optimizer.step()
-        _require_free_keys(choice, optimizer)
-    except WorkloadError:
-        raise
     except Exception as error:
         raise WorkloadError(
             f"{choice.place}: {choice.optimizer} failed in a step on parameters of shape "
             f"{tuple(values[0].shape)}: {type(error).__name__}: {error}{where_raised(error)}",
-            hint="It has to step parameters of any shape"
-            + (
-                "."
-                if choice.treats_elements_alone
-                else " that it is given; give it matrices alone, by groups."
-            ),
+            hint="It has to step matrices, and where it is element-wise vectors too.",
         ) from error
+    _require_savable(choice, optimizer)
     return [parameter.detach() for parameter in parameters]
 
 
-def _require_free_keys(choice: OptimizerChoice, optimizer: torch.optim.Optimizer) -> None:
-    keys = {key for state in optimizer.state.values() for key in state}
-    for key in RESERVED_KEYS:
-        if key in keys:
+def _made(choice: OptimizerChoice, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    made = make_optimizer(choice, parameters)
+    assert made is not None, "it has parameters"
+    return made
+
+
+def _require_savable(choice: OptimizerChoice, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse state that a checkpoint cannot hold."""
+    items = {key: value for state in optimizer.state.values() for key, value in state.items()}
+    for key, value in items.items():
+        if key in RESERVED_KEYS:
             raise WorkloadError(
                 f"{choice.place}: {choice.optimizer} keeps state named {key!r}, which checkpoints use "
                 "themselves",
                 hint="Give it another name in the class.",
             )
-    odd = sorted(str(key) for key in keys if not isinstance(key, str) or "." in key)
-    if odd:
-        raise WorkloadError(
-            f"{choice.place}: {choice.optimizer} keeps state named {odd[0]}; expected a name without dots"
-        )
+        if not isinstance(key, str) or "." in key:
+            raise WorkloadError(
+                f"{choice.place}: {choice.optimizer} keeps state named {key!r}; expected a text without dots"
+            )
+        if value is not None and not isinstance(value, Tensor | int | float):
+            raise WorkloadError(
+                f"{choice.place}: {choice.optimizer} keeps {key!r} as a {type(value).__name__}; expected "
+                "tensors and numbers, which checkpoints hold"
+            )

@@ -16,6 +16,8 @@ from spindle_cli.workload.optimizing.optimizer import class_named, make_optimize
 
 _TAKES_FUNCTION = "it takes a function, which a workload file cannot hold"
 _TAKES_SCHEDULES = "it takes other schedules, which a workload file cannot hold"
+# These take no learning rate from the optimizer.
+_SETS_ALL_RATES = ("CyclicLR", "OneCycleLR")
 _REFUSED = {
     "LRScheduler": "it is the base class of schedules, not one of them",
     "LambdaLR": _TAKES_FUNCTION,
@@ -32,9 +34,23 @@ def require_trainable(train: TrainSettings) -> None:
     Raises:
         WorkloadError: unknown, refused, the arguments do not fit, or an optimizer does not keep its contract.
     """
+    _require_own_rates_last(train)
     for choice in train.choices:
         make_schedule(train, make_optimizer(choice, [torch.nn.Parameter(torch.zeros(2, 2))]))
         require_contract(choice)
+
+
+def _require_own_rates_last(train: TrainSettings) -> None:
+    """Refuse learning rates by group that a schedule would write over in silence."""
+    if train.schedule is None or train.schedule.name not in _SETS_ALL_RATES:
+        return
+    for rule in train.groups or ():
+        if rule.lr is not None:
+            raise WorkloadError(
+                f"train.groups: {rule.name}: lr: {rule.lr:g} would never be used: {train.schedule.name} "
+                "gives all groups the learning rates that its own arguments say",
+                hint="Leave it out, or take a schedule that multiplies the groups' learning rates.",
+            )
 
 
 def make_schedule(
