@@ -26,8 +26,8 @@ SHOWN_VIOLATIONS = 3
 class FoundWorkload:
     """Where a plan's workload is now, whatever the current folder, its graph, and how it is trained.
 
-    `memo`: what workers need not find again. `groups`: which optimizer settings each parameter has. `initial`:
-    which initial values are from files, as lines for people.
+    `memo`: what workers need not find again. `groups`: which optimizer settings each parameter has.
+    `initial`: which initial values are from files, as lines for people.
     """
 
     source: str
