@@ -77,12 +77,12 @@ def prediction_of(plan: Plan) -> Prediction:
 
 
 def test_all_wait_for_the_sum_of_the_losses_where_backward_passes_do_not_hide_it() -> None:
-    """1 s forward, 1 us backward, nothing trained: two numbers of 8 bytes go around twice."""
+    """1 s forward, 1 us backward, nothing trained: six numbers of 8 bytes go around twice."""
     point = CurvePoint(num_devices=2, dp=2, forward_s=1.0, backward_s=1e-6, source="measured")
     net = metaop_of("a/m", 1, {2: 1.0}, trainable_fraction=0.0).model_copy(update={"curve": (point,)})
     piece = slice_of(net, (0, 1), (0, 1), 0.0).model_copy(update={"end_s": 1.000001})
     plan = plan_of(profile_of(net), cluster_of(2), [[piece]])
-    losses_s = 2 * (10e-6 + 8 / 5e9)
+    losses_s = 2 * (10e-6 + 24 / 5e9)
     prediction = prediction_of(plan)
     assert prediction.iteration_s == pytest.approx(1.0 + losses_s, abs=1e-9)
     assert prediction.gradient_sum_s == pytest.approx(losses_s - 1e-6, abs=1e-9)

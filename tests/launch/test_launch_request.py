@@ -63,6 +63,8 @@ def test_dry_run_prints_the_whole_launch_as_json_and_starts_nothing(
             "traces": False,
             "begun_s": None,
             "started_s": None,
+            "script": None,
+            "script_args": [],
             "capture_dir": None,
         },
         "environment": {

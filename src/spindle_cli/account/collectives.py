@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, Together
 
 # Each loss, and the one more number by which a rank asks all to stop, is summed in float64; so is the norm.
+# With the losses goes what each rank says of itself: its memory, and how long it has waited for data.
 NUMBER_BYTES = 8
+NUMBERS_OF_A_RANK = 2
 # What tells whether a parameter was reached.
 FLAG_BYTES = 1
 
@@ -26,7 +28,8 @@ def collectives_of_step(
     """
     everyone = tuple(range(plan.cluster.num_devices))
     num_tasks = len({metaop.task for metaop in plan.by_name.values()})
-    found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * (num_tasks + 1), 2)]
+    numbers = num_tasks + 1 + NUMBERS_OF_A_RANK * len(everyone)
+    found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * numbers, 2)]
     summed = [group for group in groups if len(group.devices) > 1]
     found += [
         Together(Collective.SUM, group.devices, group.num_bytes, 1 if sharded else 2, group.index)

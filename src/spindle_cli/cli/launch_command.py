@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,16 +23,19 @@ from spindle_cli.cli.launch_options import (
     MadeFromOption,
     MasterOption,
     NodeRankOption,
+    PlanOption,
+    PlanOrScriptArgument,
     RestartsOption,
     ResumeOption,
     RunDirOption,
+    ScriptArguments,
     StepsOption,
     TimeoutOption,
     TraceOption,
     TraceStepsOption,
 )
-from spindle_cli.cli.options import JsonOption, PlanArgument, WorkloadOption
-from spindle_cli.errors import UsageError
+from spindle_cli.cli.options import JsonOption, WorkloadOption
+from spindle_cli.errors import InputError, UsageError
 from spindle_cli.process.at_once import ending_at_once
 from spindle_cli.units import counted
 
@@ -44,7 +48,9 @@ if TYPE_CHECKING:
 
 
 def launch(
-    plan: PlanArgument,
+    plan: PlanOrScriptArgument,
+    script_args: ScriptArguments = None,
+    plan_of_script: PlanOption = None,
     steps: StepsOption = None,
     run_dir: RunDirOption = None,
     resume: ResumeOption = False,
@@ -68,6 +74,7 @@ def launch(
 ) -> None:
     """Train by a plan.
 
+    With a script (SCRIPT.py --plan PLAN.yaml) every worker runs that, and trains by a spindle.Trainer in it.
     One worker process per device. Where the plan's cluster has several nodes, run the same command on each,
     with --node-rank and --master. After a worker is lost the run goes on by itself from its newest
     checkpoint; any other failure ends it at once with the worker's error. SIGTERM ends it with a checkpoint
@@ -83,6 +90,7 @@ def launch(
     from spindle_cli.launch.watching.run_report import render_report
     from spindle_cli.launch.watching.trace import require_writable
 
+    script, plan = _script_and_plan(plan, plan_of_script, script_args or [])
     if async_checkpoints and checkpoint_every is None:
         raise UsageError("--async-checkpoints is for --checkpoint-every")
     if allow_changed_data and not resume:
@@ -90,7 +98,7 @@ def launch(
     if (nproc is not None or profile is not None) and not elastic:
         raise UsageError("--nproc and --profile are for --elastic")
     if trace is not None:
-        require_no_input("--trace", trace, plan)
+        require_no_input("--trace", trace, plan, *([] if script is None else [script]))
         require_writable(trace)
     options = LaunchOptions(
         steps=steps,
@@ -102,6 +110,8 @@ def launch(
         traced_steps=None if trace is None else trace_steps,
         timeout_s=timeout,
         restarts=restarts,
+        script=script,
+        script_args=tuple(script_args or []),
     )
 
     def prepare(path: Path, goes_on: bool = False, head_start: HeadStart | None = None) -> Prepared:
@@ -138,6 +148,30 @@ def launch(
     if trace is not None:
         output.note(_write_trace(trace, prepared.plan, Path(report.run_dir)))
     output.report(as_json, report, render_report(report))
+
+
+def _script_and_plan(given: Path, plan: Path | None, arguments: Sequence[str]) -> tuple[Path | None, Path]:
+    """The script, if there is one, and the plan.
+
+    Raises:
+        UsageError: a script without a plan, or arguments for no script.
+        InputError: the script is not there.
+    """
+    if plan is None:
+        if given.suffix == ".py":
+            raise UsageError(
+                f"{given}: a script, and no plan to run it by",
+                hint=f"spindle launch {given} --plan PLAN.yaml",
+            )
+        if arguments:
+            raise UsageError(
+                f"{arguments[0]}: arguments are for a script",
+                hint="spindle launch SCRIPT.py ... --plan PLAN.yaml",
+            )
+        return None, given
+    if not given.is_file():
+        raise InputError(f"{given}: no such file", hint="With --plan the first argument is a Python script.")
+    return given, plan
 
 
 def _write_trace(path: Path, plan: Plan, run_dir: Path) -> str:

@@ -7,6 +7,18 @@ from typing import Annotated
 
 import typer
 
+PlanOrScriptArgument = Annotated[
+    Path,
+    typer.Argument(metavar="PLAN.yaml", help="A plan file; or a script, with --plan.", show_default=False),
+]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[ARGS]...", help="Arguments of the script.", show_default=False),
+]
+PlanOption = Annotated[
+    Path | None,
+    typer.Option("--plan", metavar="PLAN.yaml", help="The plan that a script trains by.", show_default=False),
+]
 StepsOption = Annotated[
     int | None,
     typer.Option("--steps", min=1, help="Iterations to train. [default: as the workload's train settings]"),

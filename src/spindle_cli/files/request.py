@@ -56,6 +56,8 @@ class RunRequest(Artifact):
             gather takes, which costs a little.
         begun_s, started_s: when the command began, and when it started the workers (seconds since the epoch);
             None where nobody measures.
+        script: a script of the user's, which the workers run instead of training by themselves, and
+            `script_args`: its arguments; None: there is none.
         capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
     """
 
@@ -85,6 +87,8 @@ class RunRequest(Artifact):
     traces: bool = False
     begun_s: Annotated[float, Field(ge=0)] | None = None
     started_s: Annotated[float, Field(ge=0)] | None = None
+    script: Path | None = None
+    script_args: tuple[str, ...] = ()
     capture_dir: Path | None = None
 
 

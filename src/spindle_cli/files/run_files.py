@@ -61,6 +61,8 @@ def _not_finite_to_null(value: float) -> float | None:
 
 Loss = Annotated[float, BeforeValidator(_null_to_nan), PlainSerializer(_not_finite_to_null)]
 
+Norm = Annotated[float, PlainSerializer(_not_finite_to_null)]
+
 
 class StepMetrics(Model):
     """A line of metrics.jsonl. `step` counts from 1.
@@ -69,6 +71,18 @@ class StepMetrics(Model):
     Where training went wrong they are not finite: null in the file, NaN here. `iteration_s`: wall clock.
     `samples_per_s`: of all tasks together. `uncounted_tasks`: those of which something, a mean's labels or
     mask, counted nothing in this step, so that it was 0 and trained nothing; in the file where there are any.
+
+    What lines of older versions lack is None, or empty:
+        task_weights: of the tasks' losses in `loss`.
+        learning_rates: that this step's update took, by parameter group.
+        gradient_norm: of all gradients together, before clipping; None where the train settings do not clip.
+        tokens_per_s: of all tasks together: the elements of a task's largest field of whole numbers that has
+            more than one of them for a sample, padding included; None where no task has such a field.
+        peak_share: of the devices' published peak (MFU): three times the forward operations that the profile
+            has counted, over what all devices could do in `iteration_s`; None where no peak is known (a CPU).
+        least_memory_bytes, most_memory_bytes: of the ranks' highest memory so far, as of this step's forward
+            passes: what torch has allocated on a CUDA device; of a CPU the whole process's.
+        data_wait_s: for which the rank that waited longest for its data in this step did so.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=True)
@@ -79,6 +93,14 @@ class StepMetrics(Model):
     iteration_s: Annotated[float, Field(ge=0)]
     samples_per_s: Annotated[float, Field(ge=0)] = 0.0
     uncounted_tasks: tuple[str, ...] = ()
+    task_weights: dict[str, float] = Field(default_factory=dict)
+    learning_rates: dict[str, float] = Field(default_factory=dict)
+    gradient_norm: Norm | None = None
+    tokens_per_s: Annotated[float, Field(ge=0)] | None = None
+    peak_share: Annotated[float, Field(ge=0)] | None = None
+    least_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    most_memory_bytes: Annotated[int, Field(ge=0)] | None = None
+    data_wait_s: Annotated[float, Field(ge=0)] | None = None
 
     def to_line(self) -> str:
         """One line of JSON with its newline; every finite number reads back as it was."""

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
-from spindle_cli.files.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after
+from spindle_cli.files.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after, last_step
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
 from spindle_cli.launch.run_dir import forget_attempt
@@ -92,10 +92,26 @@ class Attempts:
         try:
             require_done(launch, self._ranks)
             if launch.node_rank == 0:
-                require_trained(launch.run_dir, total_steps)
+                require_trained(launch.run_dir, self._steps_asked(launch, total_steps))
         except RunFailedError as unfinished:
             return unfinished
         return None
+
+    def _steps_asked(self, launch: Launch, total_steps: int) -> int:
+        """At which step the run had to end: a script may end it earlier.
+
+        Raises:
+            RunFailedError: the script has trained nothing.
+        """
+        if launch.request.script is None:
+            return total_steps
+        last = last_step(launch.run_dir)
+        if last is None:
+            raise RunFailedError(
+                f"{launch.request.script}: the script has come to its end and has trained nothing",
+                hint="Iterate over a spindle.Trainer in it: `for step in trainer: ...`.",
+            )
+        return last
 
     def _again(self, failure: RunFailedError) -> Launch:
         launch = self._launch

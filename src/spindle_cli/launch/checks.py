@@ -77,6 +77,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
         from spindle_cli.workload.optimizing.learning_rate import require_trainable
         from spindle_cli.workload.parameters import ParameterTable
+        from spindle_cli.workload.training.callbacks import find_callbacks
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)
@@ -90,6 +91,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         )
     with naming_the_file(source):
         require_trainable(loaded.train)
+        find_callbacks(loaded.train, source)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
         groups = groups_of_graph(loaded.train, found)
         splits = plan_splits(plan, found, str(plan_path))

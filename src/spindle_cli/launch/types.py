@@ -43,6 +43,7 @@ class LaunchOptions:
     """What the user, or `verify`, asks of a run beyond its plan. See `RunRequest` for the shared fields.
 
     `begin_from`: the folder of another run, or of one of its checkpoints.
+    `script`: a script of the user's that the workers run, with `script_args`.
     `restarts`: how often the run is started again by itself after a worker was lost.
     """
 
@@ -59,6 +60,8 @@ class LaunchOptions:
     dtype: DtypeName | None = None
     no_randomness: bool = False
     capture_dir: Path | None = None
+    script: Path | None = None
+    script_args: tuple[str, ...] = ()
     worker_module: str = RUNTIME_WORKER
 
 

@@ -137,6 +137,7 @@ class Predicted(Model):
 class PlanMetaOp(MetaOp):
     """A MetaOp as the plan needs it: the profile's entry, with only the curve points that the plan uses."""
 
+    flops_per_op: Annotated[float, Field(ge=0)] | None = None  # as in the profile
     curve: tuple[CurvePoint, ...] = ()
 
 

@@ -20,10 +20,13 @@ from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.transfers import Exchange
+from spindle_cli.runtime.following.callback import Callback
+from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
 from spindle_cli.runtime.measuring.diary import Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Stopwatch
+from spindle_cli.runtime.measuring.work import StepWork
 from spindle_cli.runtime.part.localise import LocalModel, dtype_of, localise
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
@@ -38,9 +41,12 @@ from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Computing, Training
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
+from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.callbacks import find_callbacks
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
 
@@ -60,8 +66,11 @@ def assemble(
     device: torch.device,
     stop: StopRequest | None = None,
     clock: StartClock | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Training:
     """A connected worker's training, with the checkpoint to go on from in place; collective.
+
+    `callbacks`: beside those that the train settings name.
 
     Raises:
         InputError: the plan is invalid, or does not belong to the workload or to this number of workers; or
@@ -84,10 +93,16 @@ def assemble(
     state = make_state(model, pool, device)
     total_steps = request.steps or model.train.steps
     steps = range(resume(request, state, seat.rank, total_steps), total_steps)
-    training = make_training(seat, state, pool, communicators, steps, computing, clock)
+    followers = (*require_callbacks(callbacks), *named_callbacks(seat, model.train))
+    training = make_training(seat, state, pool, communicators, steps, computing, clock, followers)
     training.stop = stop or StopRequest(request.run_dir)
     clock.ends("set-up")
     return training
+
+
+def named_callbacks(seat: Seat, train: TrainSettings) -> tuple[Callback, ...]:
+    """Those that the train settings name."""
+    return require_callbacks([make() for make in find_callbacks(train, seat.request.workload)])
 
 
 def build_part(seat: Seat, plan: Plan) -> tuple[LocalModel, Computing]:
@@ -186,10 +201,11 @@ def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> N
                 group.join(communicators.inside(layout, layout.share_of[rank]))
 
 
-def make_board(model: LocalModel, device: torch.device) -> LossBoard:
+def make_board(seat: Seat, model: LocalModel) -> LossBoard:
     """The board of all tasks' losses."""
     shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
-    return LossBoard(model.graph.workload.tasks, device, model.train.accumulate, shares)
+    tasks, batches = model.graph.workload.tasks, model.train.accumulate
+    return LossBoard(tasks, seat.device, batches, shares, seat.rank, dist.get_world_size())
 
 
 def make_feed(seat: Seat, model: LocalModel, board: LossBoard, steps: range) -> Feed:
@@ -243,12 +259,13 @@ def make_training(
     steps: range,
     computing: Computing,
     clock: StartClock,
+    callbacks: Sequence[Callback],
 ) -> Training:
     """Put a rank's parts together; collective."""
     request, device, model = seat.request, seat.device, state.model
     stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
-    board = make_board(model, device)
+    board = make_board(seat, model)
     clip = model.train.clip_norm
     return Training(
         rank=seat.rank,
@@ -269,6 +286,9 @@ def make_training(
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
+        followers=Callbacks(callbacks, seat.rank),
+        rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
+        work=StepWork.of(model.program.plan, model.graph, model.train),
     )
 
 

@@ -23,9 +23,11 @@ def end(training: Training) -> None:
     if training.request.capture_dir is None:
         training.checkpoints.save(training.done)
     training.checkpoints.finish()
+    training.tell_checkpoints()
     device = training.stopwatch.device
     save_model(run_dir, training.done, tuple(model.cuts.by_name), model.parameters, device)
     hand_in(training)
+    training.followers.at_end()
 
 
 def hand_in(training: Training) -> None:

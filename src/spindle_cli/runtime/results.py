@@ -45,6 +45,16 @@ class Step:
         return self.metrics.task_losses
 
     @property
+    def learning_rates(self) -> dict[str, float]:
+        """That the step's update took, by parameter group."""
+        return self.metrics.learning_rates
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """Of all gradients together, before clipping; None where the train settings do not clip."""
+        return self.metrics.gradient_norm
+
+    @property
     def seconds(self) -> float:
         """From the step's beginning to its end."""
         return self.metrics.iteration_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from spindle_cli.runtime.assembling import assemble
 from spindle_cli.runtime.collector import not_searched_again
 from spindle_cli.runtime.connecting import connected, select_device, settle_process
 from spindle_cli.runtime.ending import end
+from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.stopping import StopRequest
@@ -49,6 +50,7 @@ class Trainer:
         checkpoint_every: int | None = None,
         keep: int = 3,
         timeout_s: float = 600.0,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """Join the other workers, and build this one's part of the model; collective.
 
@@ -64,6 +66,7 @@ class Trainer:
             checkpoint_every: steps from one checkpoint to the next; None: at the end alone. `keep`: so many
                 are kept.
             timeout_s: seconds without an answer of another worker after which the run fails.
+            callbacks: beside those that the workload's train settings name.
 
         Raises:
             UsageError: no plan or no folder is named, or there is a run in the folder; the process was
@@ -80,7 +83,7 @@ class Trainer:
             show_errors_plainly()
             asked = Asked(plan, run_dir, workload, steps, resume, checkpoint_every, keep, timeout_s)
             request = request_by_hand(asked)
-        self._connect(request, environment)
+        self._connect(request, environment, callbacks)
 
     @classmethod
     def of_request(cls, request: RunRequest, environment: WorkerEnvironment) -> Trainer:
@@ -103,7 +106,9 @@ class Trainer:
         trainer._assemble(request, environment, device, ExitStack(), stop, clock)
         return trainer
 
-    def _connect(self, request: RunRequest, environment: WorkerEnvironment) -> None:
+    def _connect(
+        self, request: RunRequest, environment: WorkerEnvironment, callbacks: Sequence[Callback] = ()
+    ) -> None:
         clock = StartClock(request)
         settle_process(request)
         stop = StopRequest(request.run_dir)
@@ -112,7 +117,7 @@ class Trainer:
         stack = ExitStack()
         stack.enter_context(connected(request, environment, device))
         clock.ends("connect")
-        self._assemble(request, environment, device, stack, stop, clock)
+        self._assemble(request, environment, device, stack, stop, clock, callbacks)
 
     def _assemble(
         self,
@@ -122,9 +127,10 @@ class Trainer:
         stack: ExitStack,
         stop: StopRequest | None,
         clock: StartClock | None,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         self._stack = stack
-        self._training: Training = assemble(request, environment, device, stop, clock)
+        self._training: Training = assemble(request, environment, device, stop, clock, callbacks)
         self._has_ended = False
 
     def __iter__(self) -> Iterator[Step]:

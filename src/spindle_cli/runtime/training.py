@@ -4,6 +4,7 @@ of the step before and write them down.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -11,15 +12,19 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import InputError, RunFailedError, StoppedError
 from spindle_cli.files.request import CaptureStage, RunRequest
 from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.process.worker_session import is_lost_peer
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.following.callback import RunInfo
+from spindle_cli.runtime.following.calls import Callbacks
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.outcome import StepOutcome
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch, take_mark
+from spindle_cli.runtime.measuring.work import StepWork, highest_memory
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.capture import capture
@@ -30,6 +35,7 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
+from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 
@@ -69,6 +75,9 @@ class Training:
     stopwatch: Stopwatch
     log: MetricsLog | None
     clock: StartClock
+    followers: Callbacks
+    rates: LearningRates
+    work: StepWork
     iterations_s: list[float] = field(default_factory=list)
     last: Step | None = None  # the newest that was looked at
     done: int = field(init=False)
@@ -102,6 +111,16 @@ class Training:
         self._capture_end()
 
     def _begin(self) -> None:
+        self.followers.at_start(
+            RunInfo(
+                workload=self.model.graph.workload.name,
+                run_dir=self.request.run_dir,
+                rank=self.rank,
+                first_step=self.steps.start + 1,
+                total_steps=self.steps.stop,
+                train=self.model.train,
+            )
+        )
         self._capture("initial", self.model.parameters)
         self._capture("initial-buffers", self.model.all_buffers)
         if self.feed.counts_losses:
@@ -142,6 +161,12 @@ class Training:
         """
         self.settle()
         self.checkpoints.save(self.done)
+        self.tell_checkpoints()
+
+    def tell_checkpoints(self) -> None:
+        """Tell who follows the run which checkpoints are there since this was called last."""
+        for step in self.checkpoints.take_whole():
+            self.followers.at_checkpoint(step, checkpoint_folder(self.request.run_dir, step))
 
     def step(self, step: int, *, is_first: bool) -> None:
         """Train one step (counted from 0); the host waits for the device nowhere in it.
@@ -151,12 +176,16 @@ class Training:
         begin = take_mark(self.stopwatch.device)
         if self.stop.asked():
             self.board.ask_to_stop()
-        batches = self.model.train.accumulate
+        batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step()
+            asked_s = time.perf_counter()
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
+            data_wait_s += time.perf_counter() - asked_s
             ends_step = number + 1 == (step + 1) * batches
+            if ends_step:
+                self.board.tell(highest_memory(self.board.device), data_wait_s)
             if ends_step and self.feed.counts_losses:
                 self.board.count_next(self.feed.counts(step + 1))
             with self.computing():
@@ -169,9 +198,11 @@ class Training:
             self.pool.gather_gradients()
             held = self.model.parameters.items()
             self._capture("gradients", {name: p.grad for name, p in held if p.grad is not None})
+        rates = self.rates.now()
         norm = self._update(losses)
+        self.rates.step()
         self.stopwatch.end_step(step)
-        self._unread.append(StepOutcome.of(step, losses, norm, begin))
+        self._unread.append(StepOutcome.of(step, losses, norm, rates, begin))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
 
@@ -206,6 +237,8 @@ class Training:
             if failure is not None:
                 self._unread.clear()  # steps after it train nothing that will be kept
                 raise failure
+            assert self.last is not None, "it was just looked at"
+            self.followers.after_step(self.last)
 
     def _look_back_after(self, error: Exception) -> None:
         """Write down what is known of the steps before an error.
@@ -251,16 +284,22 @@ class Training:
     def _metrics(self, outcome: StepOutcome, uncounted: tuple[str, ...]) -> StepMetrics:
         """What a step came to; waits until the device has done it."""
         outcome.wait()
-        losses = self.board.read(outcome.losses).losses
-        batches = self.model.train.accumulate
-        samples = batches * sum(task.batch_size for task in self.model.graph.workload.tasks)
+        read, seconds, work = self.board.read(outcome.losses), outcome.seconds, self.work
         return StepMetrics(
             step=outcome.step + 1,
-            loss=self.board.total(losses),
-            task_losses=losses,
-            iteration_s=outcome.seconds,
-            samples_per_s=samples / outcome.seconds,
+            loss=self.board.total(read.losses),
+            task_losses=read.losses,
+            iteration_s=seconds,
+            samples_per_s=work.samples / seconds,
             uncounted_tasks=uncounted,
+            task_weights=self.board.weights,
+            learning_rates=outcome.learning_rates,
+            gradient_norm=outcome.norm_value,
+            tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+            peak_share=None if work.peak_s is None else work.peak_s / seconds,
+            least_memory_bytes=round(min(read.memory_bytes)),
+            most_memory_bytes=round(max(read.memory_bytes)),
+            data_wait_s=max(read.data_waits_s),
         )
 
     def _write_down(self, metrics: StepMetrics) -> None:

@@ -1,6 +1,6 @@
 """One worker, started by torchrun once per device: `python -m spindle_cli.runtime.worker REQUEST.json`.
 
-It is a user of the `Trainer` that scripts use: it trains all steps of a request.
+It is a user of the `Trainer` that scripts use: it trains all steps of a request; or it runs a script.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import worker_session
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.saving.stopping import StopRequest
+from spindle_cli.runtime.script import run_script
 from spindle_cli.runtime.trainer import Trainer
 
 
@@ -23,7 +24,10 @@ def main(argv: list[str]) -> None:
     request = RunRequest.read(Path(argv[1]))
     environment = WorkerEnvironment.read()
     with worker_session(request.run_dir, environment.rank):
-        run(request, environment)
+        if request.script is not None:
+            run_script(request, Path(argv[1]))
+        else:
+            run(request, environment)
 
 
 def run(request: RunRequest, environment: WorkerEnvironment) -> None:

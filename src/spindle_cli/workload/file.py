@@ -22,6 +22,20 @@ Reduce = Literal["float32", "parameters"]
 MatmulPrecision = Literal["highest", "high", "medium"]
 
 
+class CallbackSettings(Model):
+    """A callback by name. `callback`: 'tensorboard', 'wandb', 'package.module:Class', or, relative to the
+    workload file, 'path/to/file.py:Class'; `args`: keyword arguments of the class.
+    """
+
+    callback: Annotated[str, Field(min_length=1)]
+    args: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_name_alone(cls, data: Any) -> Any:
+        return {"callback": data} if isinstance(data, str) else data
+
+
 class TrainSettings(Model):
     """How a workload is trained.
 
@@ -46,6 +60,8 @@ class TrainSettings(Model):
     of all their samples: the mean of means, the sum of sums; losses that couple samples do so in each batch.
     `compile`: operators run through torch.compile with this backend, but for those that tensor parallelism
     splits; None: as they are. 'aot_eager' only takes the compiler's way to the same kernels.
+    `callbacks`: who follows the run. `eval_every`: tasks that have an `eval_dataset` are evaluated after
+    every so many steps; None: after the last step alone. Neither changes what is trained.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -63,6 +79,8 @@ class TrainSettings(Model):
     float32_matmul: MatmulPrecision | None = None
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     compile: CompileBackend | None = None
+    callbacks: tuple[CallbackSettings, ...] = ()
+    eval_every: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from spindle_cli.costs.peaks import PEAK_FLOPS_PER_S
 from spindle_cli.errors import InputError
 from spindle_cli.profile.types import Device
 from spindle_cli.units import GIB
@@ -56,13 +57,12 @@ _HOST_S_PER_KERNEL = 20e-6
 # Between two dependent kernels of a stream.
 _DEVICE_S_PER_KERNEL = 1.5e-6
 
-# Peaks: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32). A800 and
-# H800 are the same chips with fewer NVLinks. Best matrix share: an 8192-cube bf16 product on an H200 measured
+# Peaks: NVIDIA data sheets (costs/peaks.py). Best matrix share: an 8192-cube bf16 product on an H200 measured
 # 769-798 of 989 TFLOP/s; best memory share: a copy on an H200 measured 4,300 of 4,800 GB/s. Multiprocessors:
 # 108 (A100), 132 (H100, H200).
 _A100 = DevicePeak(
     name="a100-80gb",
-    flops_per_s={"bfloat16": 312e12, "float32": 19.5e12},
+    flops_per_s=dict(PEAK_FLOPS_PER_S["a100"]),
     memory_bytes=80 * GIB,
     memory_bytes_per_s=2.039e12,
     best_matrix_share=0.8,
@@ -75,7 +75,7 @@ _A100 = DevicePeak(
 )
 _H100 = DevicePeak(
     name="h100-80gb",
-    flops_per_s={"bfloat16": 989e12, "float32": 67e12},
+    flops_per_s=dict(PEAK_FLOPS_PER_S["h100"]),
     memory_bytes=80 * GIB,
     memory_bytes_per_s=3.35e12,
     best_matrix_share=0.8,
@@ -88,7 +88,7 @@ _H100 = DevicePeak(
 )
 _H200 = DevicePeak(
     name="h200-141gb",
-    flops_per_s={"bfloat16": 989e12, "float32": 67e12},
+    flops_per_s=dict(PEAK_FLOPS_PER_S["h200"]),
     memory_bytes=141 * 10**9,
     memory_bytes_per_s=4.8e12,
     best_matrix_share=0.8,

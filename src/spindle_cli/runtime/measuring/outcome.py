@@ -24,20 +24,24 @@ class StepOutcome:
         step: counted from 0.
         losses: as `LossBoard.take` gives them. `norm`: of all gradients, [1]; None: not worked out. Both on
             the host, and not to be looked at before the device has passed `end`.
+        learning_rates: that the update took, by parameter group.
         begin, end: of the step.
     """
 
     step: int
     losses: Tensor
     norm: Tensor | None
+    learning_rates: dict[str, float]
     begin: Mark
     end: Mark
 
     @classmethod
-    def of(cls, step: int, losses: Tensor, norm: Tensor | None, begin: Mark) -> StepOutcome:
+    def of(
+        cls, step: int, losses: Tensor, norm: Tensor | None, learning_rates: dict[str, float], begin: Mark
+    ) -> StepOutcome:
         """A step that ends now, from what it has left on its device."""
         on_host = _to_host(losses), None if norm is None else _to_host(norm)
-        return cls(step, *on_host, begin, take_mark(losses.device))
+        return cls(step, *on_host, learning_rates, begin, take_mark(losses.device))
 
     def has_arrived(self) -> bool:
         """Whether `wait` would not wait."""

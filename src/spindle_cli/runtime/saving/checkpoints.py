@@ -46,6 +46,8 @@ class Checkpoints:
         self._rank = rank
         self._began = began
         self._saved: frozenset[int] = frozenset()  # after these steps, by these workers
+        self._under_way: int | None = None  # after this step, in the background
+        self._whole: list[int] = []  # of which nobody was told
         self.possible = _one_folder(request.run_dir / CHECKPOINTS_DIR, rank)
         if request.checkpoint_every is not None and not self.possible:
             raise InputError(
@@ -83,7 +85,9 @@ class Checkpoints:
         planner = PartsSavePlanner(held_by(self._state, self._rank), numbers_of(self._state), copied)
         if self._background is None or copied is None:
             _save(writer, planner, None)
+            self._whole.append(step)
         else:
+            self._under_way = step
             self._background.start(partial(_save, writer, planner, self._background.group), copied)
         self._saved |= {step}
 
@@ -96,6 +100,16 @@ class Checkpoints:
         """Wait for the save in the background, if there is one; raises InputError where it fails."""
         if self._background is not None:
             self._background.finish()
+            if self._under_way is not None:
+                self._whole.append(self._under_way)
+                self._under_way = None
+
+    def take_whole(self) -> tuple[int, ...]:
+        """After which steps checkpoints are whole since this was called last. One in the background counts
+        when it has been waited for: then it is there on every rank.
+        """
+        taken, self._whole = tuple(self._whole), []
+        return taken
 
     def finish_after(self, error: Exception) -> None:
         """The same though training has failed. Where the save fails too, the error says so in a note."""

@@ -127,6 +127,10 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+# What may be another when a run goes on: it does not change what is trained.
+_MAY_DIFFER = ("steps", "shard_optimizer", "compile", "callbacks", "eval_every")
+
+
 def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
     """Refuse to go on with other tasks or train settings than those that the run began with, but for its
     length, where the optimizer's state is, and whether layers are compiled.
@@ -138,7 +142,7 @@ def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | Non
     before = {**checkpoint.train.model_dump(), "dtype": checkpoint.dtype}
     now = {**state.model.train.model_dump(), "dtype": dtype}
     for key in now:
-        if key not in ("steps", "shard_optimizer", "compile") and now[key] != before.get(key):
+        if key not in _MAY_DIFFER and now[key] != before.get(key):
             raise InputError(
                 f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
                 f"but the workload now says {now[key]!r}",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from spindle_cli.account.collectives import NUMBERS_OF_A_RANK
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
@@ -33,11 +34,14 @@ class StepLosses:
         losses: of the tasks, unweighted.
         stops: a rank was asked to stop, so that all are to.
         uncounted_next: tasks of which something counts nothing in the step after.
+        memory_bytes, data_waits_s: what each rank says of itself (`LossBoard.tell`), by rank.
     """
 
     losses: dict[str, float]
     stops: bool
     uncounted_next: tuple[str, ...] = ()
+    memory_bytes: tuple[float, ...] = ()
+    data_waits_s: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,8 +68,8 @@ class CountLayout:
 
 class LossBoard:
     """Every task's loss of one step, summed over its shares on all ranks and over the step's batches; with it
-    what the losses of the next step count, and whether one of the ranks was asked to stop, so that all stop
-    after the same step.
+    what the losses of the next step count, what each rank says of itself, and whether one of them was asked
+    to stop, so that all stop after the same step.
     """
 
     def __init__(
@@ -74,14 +78,20 @@ class LossBoard:
         device: torch.device,
         batches_per_step: int,
         shares: Mapping[str, LossShares],
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
         """`shares`: by task, how its loss is computed by shares."""
+        self._rank = rank
         self._batches_per_step = batches_per_step
         self._tasks = {task.name: task for task in tasks}
         self._row = {name: row for row, name in enumerate(self._tasks)}
         self.layout = CountLayout.of({name: shares[name] for name in self._tasks})
-        # The tasks' losses, the next step's counts, whether to stop: [tasks + counts + 1].
-        self._sums = torch.zeros(len(self._tasks) + self.layout.size + 1, dtype=torch.float64, device=device)
+        # Each rank has rows of its own for what it says of itself: a sum then tells of all of them.
+        self._told = NUMBERS_OF_A_RANK * num_ranks
+        # The tasks' losses, the next step's counts, what ranks tell, whether to stop.
+        rows = len(self._tasks) + self.layout.size + self._told + 1
+        self._sums = torch.zeros(rows, dtype=torch.float64, device=device)
         self._counts = torch.zeros(self.layout.size, dtype=torch.float64, device=device)  # of this step
         self._work: dist.Work | None = None
 
@@ -97,7 +107,19 @@ class LossBoard:
 
     def count_next(self, counts: Tensor) -> None:
         """Take what this rank counts of the next step's batches; before this step's sum is started."""
-        self._sums[len(self._tasks) : -1].copy_(counts, non_blocking=True)
+        self._sums[self._count_rows].copy_(counts, non_blocking=True)
+
+    @property
+    def _count_rows(self) -> slice:
+        return slice(len(self._tasks), len(self._tasks) + self.layout.size)
+
+    def tell(self, memory_bytes: float, data_wait_s: float) -> None:
+        """Say of this rank how much memory it has taken, and how long it has waited for this step's data;
+        before the sum is started.
+        """
+        row = self._count_rows.stop + NUMBERS_OF_A_RANK * self._rank
+        self._sums[row] = memory_bytes
+        self._sums[row + 1] = data_wait_s
 
     def ask_to_stop(self) -> None:
         """All ranks are to stop after this step; before its sum was started."""
@@ -107,6 +129,11 @@ class LossBoard:
     def device(self) -> torch.device:
         """Of the collectives that every rank takes part in."""
         return self._sums.device
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Of the tasks' losses in the total."""
+        return {name: float(task.weight) for name, task in self._tasks.items()}
 
     def add(self, task: str, loss: Tensor) -> None:
         """Add what a share of one of a task's batches has of the loss."""
@@ -137,15 +164,20 @@ class LossBoard:
         wait_for(self._work)
         self._work = None
         taken, self._sums = self._sums, torch.zeros_like(self._sums)
-        self._counts = taken[len(self._tasks) : -1]
+        self._counts = taken[self._count_rows]
         return taken
 
     def read(self, taken: Tensor) -> StepLosses:
         """What `take` has given, once it is on the host; the same on every rank."""
         *values, stops = taken.tolist()
-        losses, counts = values[: len(self._tasks)], values[len(self._tasks) :]
+        rows = self._count_rows
+        losses, counts, told = values[: rows.start], values[rows], values[rows.stop :]
         return StepLosses(
-            dict(zip(self._tasks, losses, strict=True)), stops > 0, self.layout.uncounted(counts)
+            dict(zip(self._tasks, losses, strict=True)),
+            stops > 0,
+            self.layout.uncounted(counts),
+            tuple(told[::NUMBERS_OF_A_RANK]),
+            tuple(told[1::NUMBERS_OF_A_RANK]),
         )
 
     def total(self, losses: dict[str, float]) -> float:

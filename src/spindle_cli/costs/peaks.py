@@ -1,0 +1,34 @@
+"""Published peaks of arithmetic: what estimates start from, and a run's share of the peak is taken of.
+
+Sources: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32). A800 and
+H800 are the same chips with fewer NVLinks.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Arithmetic = Literal["float32", "bfloat16"]
+
+_AMPERE: dict[Arithmetic, float] = {"bfloat16": 312e12, "float32": 19.5e12}
+_HOPPER: dict[Arithmetic, float] = {"bfloat16": 989e12, "float32": 67e12}
+# Dense matrix products, in operations per second, by the beginning of a device's name in cluster files.
+PEAK_FLOPS_PER_S: dict[str, dict[Arithmetic, float]] = {
+    "a100": _AMPERE,
+    "a800": _AMPERE,
+    "h100": _HOPPER,
+    "h800": _HOPPER,
+    "h200": _HOPPER,
+}
+# Operations of a forward and a backward pass over those of the forward pass: a product of matrices has one
+# product forward, and one for each of its two operands' gradients.
+PASSES = 3
+
+
+def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:
+    """Of a cluster file's device type; None where none is published, as for a CPU.
+
+    'a100-80gb' is an 'a100'.
+    """
+    chip = device.lower().partition("-")[0]
+    return PEAK_FLOPS_PER_S.get(chip, {}).get(arithmetic)

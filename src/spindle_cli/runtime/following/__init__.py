@@ -1,0 +1,1 @@
+"""Who follows a run: callbacks, and the loggers on top of them."""

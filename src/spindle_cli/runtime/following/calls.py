@@ -1,0 +1,81 @@
+"""Call the callbacks of a run, and say of what one raises whose it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
+from spindle_cli.runtime.following.callback import Callback, RunInfo
+from spindle_cli.runtime.results import Step
+from spindle_cli.workload.refuse import place_of_error
+
+if TYPE_CHECKING:
+    from spindle_cli.files.evaluations import Evaluation
+
+
+class Callbacks:
+    """Those of this rank, in their order; raises RunFailedError where one of them raises anything."""
+
+    def __init__(self, callbacks: Sequence[Callback], rank: int) -> None:
+        self._own = tuple(each for each in callbacks if each.on_every_rank or rank == 0)
+
+    def at_start(self, run: RunInfo) -> None:
+        """See `Callback`."""
+        self._call("at_start", "before the first step", lambda callback: callback.at_start(run))
+
+    def after_step(self, step: Step) -> None:
+        """See `Callback`."""
+        self._call("after_step", f"step {step.number}", lambda callback: callback.after_step(step))
+
+    def at_checkpoint(self, step: int, folder: Path) -> None:
+        """See `Callback`."""
+        self._call("at_checkpoint", f"step {step}", lambda callback: callback.at_checkpoint(step, folder))
+
+    def at_evaluation(self, evaluation: Evaluation) -> None:
+        """See `Callback`."""
+        when = f"task {evaluation.task!r} after step {evaluation.step}"
+        self._call("at_evaluation", when, lambda callback: callback.at_evaluation(evaluation))
+
+    def at_end(self) -> None:
+        """See `Callback`."""
+        self._call("at_end", "after the last step", lambda callback: callback.at_end())
+
+    def _call(self, name: str, when: str, call: Callable[[Callback], None]) -> None:
+        for callback in self._own:
+            with _blaming(callback, name, when):
+                call(callback)
+
+
+@contextmanager
+def _blaming(callback: Callback, name: str, when: str) -> Iterator[None]:
+    try:
+        yield
+    except SpindleError:
+        raise
+    except Exception as error:  # code of the user's
+        place = place_of_error(error)
+        where = f", at {place}" if place else ""
+        raise RunFailedError(
+            f"the callback {type(callback).__name__} failed in {name} ({when}): "
+            f"{type(error).__name__}: {error}{where}",
+            hint="Checkpoints from before are there: go on from one with --resume, once it is mended.",
+        ) from error
+
+
+def require_callbacks(found: Sequence[object]) -> tuple[Callback, ...]:
+    """The same, once it is known that they are callbacks.
+
+    Raises:
+        WorkloadError: one is something else.
+    """
+    for each in found:
+        if not isinstance(each, Callback):
+            made = f"the class {each.__name__}" if isinstance(each, type) else f"a {type(each).__name__}"
+            raise WorkloadError(
+                f"callbacks: found {made}, expected an object of a class derived from spindle_cli.Callback",
+                hint="Derive the class from spindle_cli.Callback, and give an object of it.",
+            )
+    return tuple(each for each in found if isinstance(each, Callback))

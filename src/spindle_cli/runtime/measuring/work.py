@@ -1,0 +1,73 @@
+"""What a step works through: samples, tokens and operations, and how much memory a rank has taken."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+
+from spindle_cli.costs.peaks import PASSES, Arithmetic, peak_flops_per_s
+from spindle_cli.units import KIB
+from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+
+if TYPE_CHECKING:
+    from spindle_cli.plan.types import Plan
+    from spindle_cli.workload.file import TrainSettings
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What one step works through, all tasks and devices together.
+
+    Attributes:
+        tokens: None where no task has any.
+        peak_s: seconds that all devices would take at their peak; None where it, or the work, is not known.
+    """
+
+    samples: int
+    tokens: int | None
+    peak_s: float | None
+
+    @classmethod
+    def of(cls, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> StepWork:
+        """Of a step of `train.accumulate` batches."""
+        batches = train.accumulate
+        found = [tokens_of(task) for task in graph.tasks.values()]
+        known = [tokens for tokens in found if tokens is not None]
+        return cls(
+            samples=batches * sum(task.batch_size for task in graph.workload.tasks),
+            tokens=batches * sum(known) if known else None,
+            peak_s=_peak_s(plan, "float32" if train.precision == "full" else "bfloat16", batches),
+        )
+
+
+def tokens_of(task: TaskGraph) -> int | None:
+    """Tokens of a task's batch: elements of its largest field of whole numbers; None where no such field has
+    more than one for a sample.
+    """
+    whole = (torch.int64, torch.int32, torch.int16)
+    counts = [
+        prod(spec.shape) for spec in task.fields.values() if spec.dtype in whole and prod(spec.shape[1:]) > 1
+    ]
+    return max(counts, default=None)
+
+
+def _peak_s(plan: Plan, arithmetic: Arithmetic, batches: int) -> float | None:
+    peak = peak_flops_per_s(plan.cluster.device_type, arithmetic)
+    flops = [(metaop.num_ops, metaop.flops_per_op) for metaop in plan.metaops]
+    if peak is None or any(each is None for _, each in flops):
+        return None
+    forward = sum(count * (each or 0.0) for count, each in flops)
+    return PASSES * batches * forward / (peak * plan.cluster.num_devices)
+
+
+def highest_memory(device: torch.device) -> int:
+    """Bytes that this rank has taken at most so far; nothing is waited for."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * KIB

@@ -1,0 +1,58 @@
+"""The callbacks that train settings name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.building.source import Wanted, named_function
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.refuse import place_of_error
+
+# Those that come with Spindle, by their short names.
+_OWN = {
+    "tensorboard": "spindle_cli.runtime.following.tensorboard:TensorBoard",
+    "wandb": "spindle_cli.runtime.following.wandb:WeightsAndBiases",
+}
+_CALLBACK = Wanted(
+    "a callback",
+    "a spindle_cli.Callback",
+    f"Expected 'package.module:Class', 'path/to/file.py:Class', {' or '.join(map(repr, _OWN))}.",
+)
+
+
+def find_callbacks(train: TrainSettings, source: str) -> tuple[Callable[[], Any], ...]:
+    """What makes each callback that the train settings of a workload name; nothing is made yet.
+
+    Args:
+        source: of the workload; paths start from its file's folder.
+
+    Raises:
+        InputError: no such file, module or class.
+        WorkloadError: the user's file fails while being imported.
+    """
+    folder = Path(source).parent if source.endswith((".yaml", ".yml", ".json")) else Path.cwd()
+    found = []
+    for number, asked in enumerate(train.callbacks):
+        where = f"{source}: train.callbacks[{number}]"
+        name = _OWN.get(asked.callback, asked.callback)
+        function = named_function(name, folder, where=where, wanted=_CALLBACK)
+        found.append(partial(_make, function, asked.args, where))
+    return tuple(found)
+
+
+def _make(function: Callable[..., Any], args: dict[str, Any], where: str) -> Any:
+    try:
+        return function(**args)
+    except WorkloadError:
+        raise
+    except (TypeError, ValueError) as error:
+        place = place_of_error(error)
+        at = f", at {place}" if place else ""
+        raise WorkloadError(
+            f"{where}: cannot be made with args={args!r}: {type(error).__name__}: {error}{at}",
+            hint="Correct its args: keyword arguments of the class.",
+        ) from error
