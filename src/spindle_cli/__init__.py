@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spindle_cli.api import plan, profile
-    from spindle_cli.files.evaluations import Evaluation
+    from spindle_cli.files.runs.evaluations import Evaluation
     from spindle_cli.plan.types import Plan
     from spindle_cli.profile.types import Profile
     from spindle_cli.runtime.following.callback import Callback, RunInfo
@@ -41,7 +41,7 @@ __all__ = [
 
 _HOMES = {
     "Callback": "runtime.following.callback",
-    "Evaluation": "files.evaluations",
+    "Evaluation": "files.runs.evaluations",
     "FlowTask": "workload.types",
     "Plan": "plan.types",
     "Profile": "profile.types",

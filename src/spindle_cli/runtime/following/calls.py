@@ -13,7 +13,7 @@ from spindle_cli.runtime.results import Step
 from spindle_cli.workload.refuse import place_of_error
 
 if TYPE_CHECKING:
-    from spindle_cli.files.evaluations import Evaluation
+    from spindle_cli.files.runs.evaluations import Evaluation
 
 
 class Callbacks:
