@@ -89,17 +89,19 @@ class TimeMajorBlock(nn.Module):
 
 
 class CrossBlock(nn.Module):
-    """A decoder layer: every one takes the encoder's output."""
+    """A decoder layer: every one takes the encoder's output, and hands on a bias that has no batch."""
 
     def __init__(self) -> None:
         super().__init__()
         self.query = nn.Linear(WIDTH, WIDTH)
         # Without a bias: softmax makes its gradient zero but for rounding, which Adam would turn into steps.
         self.context = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.shift = nn.Parameter(torch.randn(WIDTH))
 
-    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        bias = torch.tanh(bias + self.shift)
         scores = self.query(x) @ self.context(context).transpose(1, 2)
-        return x + scores.softmax(-1) @ context
+        return x + scores.softmax(-1) @ context + bias, bias
 
 
 class Fuse(nn.Module):
@@ -219,14 +221,15 @@ class Caption(nn.Module):
         self.vision = vision
         self.embed = nn.Embedding(11, WIDTH)
         self.center = Center()
+        self.bias = nn.Parameter(torch.randn(WIDTH))
         self.layers = nn.ModuleList(CrossBlock() for _ in range(3))
         self.project = Project()
 
     def forward(self, image: Tensor, caption: Tensor) -> Tensor:
         context = self.vision(image)
-        x = self.embed(caption)
+        x, bias = self.embed(caption), self.bias
         for layer in self.layers:
-            x = layer(x, context)
+            x, bias = layer(x, context, bias)
         logits = self.project(x.flatten(0, 1), self.center(context)) @ self.embed.weight.T
         return functional.cross_entropy(logits, caption.flatten())
 

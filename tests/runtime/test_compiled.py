@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.compiled import LayerCompiler
-from spindle_cli.runtime import worker
+from spindle_cli.runtime import assembling
 from spindle_cli.runtime.part.warm_up import compile_layers
 
 COMPILED = {**TRAIN, "compile": "aot_eager"}
@@ -42,7 +42,7 @@ def test_chance_buffers_and_updates_are_those_of_plain_layers(
         compile_layers(*arguments)  # type: ignore[arg-type]
         compiled.append(graphs() - before)
 
-    monkeypatch.setattr(worker, "compile_layers", counted)
+    monkeypatch.setattr(assembling, "compile_layers", counted)
     run(tmp_path / "plain")
     run(tmp_path / "compiled", train=COMPILED)
     expected, found = (

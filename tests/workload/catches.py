@@ -58,7 +58,7 @@ class Biased(nn.Module):
 
 
 class BiasMaker(nn.Module):
-    """The bias has no batch dimension, so the layer that makes it cannot be split."""
+    """The bias has no batch dimension, and no sample has a part in it: shares have copies."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -73,7 +73,6 @@ COUPLED = {
     "coupled_class": ["plain/loss", "scaled/loss"],
     "frozen": ["t/loss"],
     "summed": ["t/contrast", "t/loss"],
-    "biased": ["t/first"],
     "across": ["t/attend-2", "t/loss"],
 }
 

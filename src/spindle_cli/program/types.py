@@ -75,7 +75,7 @@ class Transfer:
 
     `key` orders all transfers of an iteration, in which order every device posts its own. `producer` and
     `consumer` are indices into `Plan.slices`, of the forward direction. Samples [first, last). For a value
-    without a batch dimension the whole value is sent.
+    without a batch dimension the whole value is sent, or (of a gradient) zeros to all copies but one.
     """
 
     key: int

@@ -25,7 +25,7 @@ class ValueSpec:
         name: unique within its task (the fx node's name).
         shape, dtype: for the whole batch.
         batch_dim: the dimension that the batch is split over, or None for a value without one (then its
-            producer is never split).
+            producer is never split, or each of its shares has a copy).
         rows_per_sample: size of that dimension over the batch size (2 if two rows belong to each sample).
         requires_grad: whether a gradient flows back through it.
     """

@@ -121,9 +121,14 @@ class OpShares:
             return self._forward(module, first, last, more)
 
     def _seeds(self, first: int, last: int) -> dict[str, Tensor]:
-        return {
-            name: _rows(seed, self._task.values[name], first, last) for name, seed in self._cotangents.items()
-        }
+        """Of these samples; of copies without a batch dimension, the first share's alone is taken."""
+        found: dict[str, Tensor] = {}
+        for name, seed in self._cotangents.items():
+            spec = self._task.values[name]
+            found[name] = _rows(seed, spec, first, last)
+            if spec.batch_dim is None and first > 0:
+                found[name] = torch.zeros_like(seed)
+        return found
 
     def _counts(self, cuts: Sequence[int]) -> tuple[Tensor, ...] | None:
         """What the shares of a loss count together; None: it is not known to be a sum of their parts."""
@@ -178,6 +183,9 @@ class OpShares:
 
     def _joined(self, name: str, parts: list[Tensor], *, is_gradient: bool = False) -> Tensor:
         spec = self._specs.get(name) if is_gradient else self._task.values.get(name)
+        if spec is not None and spec.batch_dim is None and not is_gradient:
+            # Every share has a copy: of them the one that is farthest from the first.
+            return max(parts, key=lambda part: relative_difference(part, parts[0], 0.0))
         if spec is None or spec.batch_dim is None:  # a parameter's gradient, the loss
             return torch.stack(parts).sum(0)
         return torch.cat(parts, spec.batch_dim)

@@ -34,6 +34,13 @@ def take_rows(tensor: Tensor, spec: ValueSpec, held: Samples, wanted: Samples) -
     return tensor.narrow(spec.batch_dim, start, (wanted[1] - wanted[0]) * spec.rows_per_sample)
 
 
+def gradient_of_copy(gradient: Tensor, held: Samples, wanted: Samples) -> Tensor:
+    """Of the gradient of a value without a batch dimension, what goes to the producer's share that has the
+    samples `wanted` of those `held`: all of it to the one that the copy was taken from, to others zeros.
+    """
+    return gradient if wanted[0] == held[0] else torch.zeros_like(gradient)
+
+
 def empty_share(spec: ValueSpec, samples: Samples, device: torch.device) -> Tensor:
     """Uninitialised memory for the rows of `samples`."""
     return torch.empty(share_shape(spec, samples), dtype=spec.dtype, device=device)

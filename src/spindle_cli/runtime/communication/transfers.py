@@ -79,11 +79,12 @@ class Sending:
 @dataclass
 class _Incoming:
     """A message under way: `view` is where it belongs, `buffer` where it lands (the same where memory
-    allows). `batch`: that it was started in.
+    allows). `first`: the first of its samples. `batch`: that it was started in.
     """
 
     view: Tensor
     buffer: Tensor
+    first: int
     batch: Batch
 
 
@@ -108,29 +109,32 @@ class Arrival:
         buffer = (
             view if view.is_contiguous() else torch.empty_like(view, memory_format=torch.contiguous_format)
         )
-        self.under_way.append(_Incoming(view, buffer, batch))
+        self.under_way.append(_Incoming(view, buffer, samples[0], batch))
         return buffer
 
-    def complete(self, held: Held) -> Tensor:
+    def complete(self, held: Held, *, is_gradient: bool) -> Tensor:
         """Wait for what is under way and add what this rank holds itself: the whole share.
 
         A share that lies in one chunk on this rank is handed on as a view. Chunks of a value without a batch
-        dimension are the whole value each (gradients from several consumers' shares): they are added up.
+        dimension are the whole value each: of the copies of several producers' shares the one that comes with
+        the share's first sample is taken; gradients from several consumers' shares are added up (see
+        `rows.gradient_of_copy`).
         """
         for incoming in self.under_way:
             incoming.batch.wait()
             if incoming.buffer is not incoming.view:
                 incoming.view.copy_(incoming.buffer)
-        own = [
-            held(self.spec, (chunk.first, chunk.last)) for chunk in self.chunks if chunk.source == self.rank
-        ]
+        mine = [(chunk.first, chunk.last) for chunk in self.chunks if chunk.source == self.rank]
+        own = [held(self.spec, samples) for samples in mine]
         if self.spec.batch_dim is None:
-            whole = [*own, *(incoming.view for incoming in self.under_way)]
-            return whole[0] if len(whole) == 1 else torch.stack(whole).sum(dim=0)
+            copies = [*zip((first for first, _ in mine), own, strict=True)]
+            copies += [(incoming.first, incoming.view) for incoming in self.under_way]
+            taken = [copy for first, copy in copies if is_gradient or first == self.samples[0]]
+            return taken[0] if len(taken) == 1 else torch.stack(taken).sum(dim=0)
         if len(self.chunks) == 1 and own:
             return own[0]
-        for chunk, tensor in zip((c for c in self.chunks if c.source == self.rank), own, strict=True):
-            self._place((chunk.first, chunk.last)).copy_(tensor)
+        for samples, tensor in zip(mine, own, strict=True):
+            self._place(samples).copy_(tensor)
         assert self.share is not None, "a share of several chunks has been allocated for the first of them"
         return self.share
 
@@ -201,7 +205,7 @@ class Exchange:
         self._sending.let_go()
         arrivals = self._arrivals_of(wired, is_gradient=is_gradient)
         del self._arrivals[_key(wired, is_gradient)]
-        return {arrival.spec.name: arrival.complete(held) for arrival in arrivals}
+        return {arrival.spec.name: arrival.complete(held, is_gradient=is_gradient) for arrival in arrivals}
 
     def finish(self) -> None:
         """Wait until everything that was sent has left; the next iteration starts afresh."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from spindle_cli.operators.random_streams import drawing_from
 from spindle_cli.program.types import ONCE_A_STEP, RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.runtime.communication.gradients import GradientPool
-from spindle_cli.runtime.communication.rows import Samples, take_rows
+from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, take_rows
 from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge
@@ -229,7 +229,10 @@ class Executor:
         """What this rank holds of the gradients of a slice's inputs."""
 
         def held(spec: ValueSpec, samples: Samples) -> Tensor:
-            return _cut(self._input_gradients[consumer][spec.name], spec, self._slices[consumer], samples)
+            gradient = self._input_gradients[consumer][spec.name]
+            if spec.batch_dim is None:
+                return gradient_of_copy(gradient, self._slices[consumer].samples, samples)
+            return _cut(gradient, spec, self._slices[consumer], samples)
 
         return held
 

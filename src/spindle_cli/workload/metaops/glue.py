@@ -29,6 +29,7 @@ from spindle_cli.workload.splitting.coupling import (
     WHOLE_IN_SUM,
     Trace,
     hands_on_whole,
+    is_same_for_all,
     puts_samples_together,
     why_coupled,
     why_mixing,
@@ -104,12 +105,14 @@ class _Placement:
         return Homes(self._home, self._coupled, max(num_ops, len(self._trace.operators)))
 
     def _couple_whole_outputs(self) -> None:
-        """Shares of an op would each hand on the whole of a value without a batch dimension: then there is
-        one share.
+        """Shares of an op would each hand on another value without a batch dimension: then there is one
+        share.
         """
         for node, home in self._home.items():
             if home in self._coupled or not self._shapes.is_tensor(node) or self._has_batch(node):
                 continue
+            if node not in self._trace.operators and is_same_for_all(self._trace, node):
+                continue  # whoever takes it takes one of the copies
             if any(self._home.get(user, home) != home for user in node.users):
                 self._coupled[home] = WHOLE
 
@@ -164,7 +167,7 @@ class _Placement:
         """A loss that comes straight out of the last operator is not one per sample."""
         if self._home[node] not in self._coupled and self._shapes.is_tensor(node):
             batch = self._shapes.batch_dim(node)
-            if batch.dim is None or batch.mixes:
+            if (batch.dim is None and not is_same_for_all(self._trace, node)) or batch.mixes:
                 self._mixed.add(node)
                 self._taken_out.add(node)
 

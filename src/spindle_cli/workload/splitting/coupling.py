@@ -8,6 +8,7 @@ from torch import fx, nn
 
 from spindle_cli.workload.rules.align import DIFFERENT
 from spindle_cli.workload.rules.batch_norms import has_other_norms
+from spindle_cli.workload.rules.states import Mixed, Reduced, Whole
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.shapes import Shapes
@@ -81,6 +82,30 @@ def _why_no_loss(trace: Trace, node: fx.Node) -> str | None:
 
 
 def hands_on_whole(trace: Trace, node: fx.Node) -> bool:
-    """Whether an operator hands on a tensor that is not one per sample."""
+    """Whether an operator hands on a tensor that is neither one per sample nor the same for every batch, or
+    nothing that is one per sample.
+    """
     tensors = [node] if trace.shapes.is_tensor(node) else [n for n in node.users if trace.shapes.is_tensor(n)]
-    return any(trace.shapes.batch_dim(tensor).dim is None for tensor in tensors)
+    whole = [tensor for tensor in tensors if trace.shapes.batch_dim(tensor).dim is None]
+    if not whole:
+        return False
+    return len(whole) == len(tensors) or not all(is_same_for_all(trace, tensor) for tensor in whole)
+
+
+def is_same_for_all(trace: Trace, node: fx.Node) -> bool:
+    """Whether a node gives tensors that no sample has a part in (a position bias): every share has the same.
+
+    What an operator gives is taken as the same for every batch by whoever uses it (see `Samples`), so what
+    the node comes from is asked too, back to the operators.
+    """
+    if not all(isinstance(state, Whole) for state in trace.samples.states(node)):
+        return False
+    seen, left = {node}, [node]
+    while left:
+        source = left.pop()
+        if any(isinstance(state, Reduced | Mixed) for state in trace.samples.states(source)):
+            return False
+        if source not in trace.operators:
+            left += [each for each in source.all_input_nodes if each not in seen]
+            seen.update(left)
+    return True
