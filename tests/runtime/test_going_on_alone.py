@@ -171,6 +171,23 @@ def test_every_optimizer_group_goes_on_bit_for_bit(tmp_path: Path) -> None:
     assert all(name.endswith("bias") for name in index.groups["biases"].parameters)
 
 
+def test_a_decay_to_the_runs_end_does_not_move_with_it(tmp_path: Path) -> None:
+    """Two of six steps; a run of eight would decay otherwise, unless it says where to."""
+    train = {"optimizer": "SGD", "lr": 0.1, "warmup_steps": 1, "decay": "linear", "steps": 6}
+    folder = tmp_path / "run"
+    run(folder, steps=2, train=train)
+    source = folder / "workload.yaml"
+    source.write_text(source.read_text().replace("steps: 6", "steps: 8"))
+    with pytest.raises(
+        InputError, match=r"to decay until step 6, and now is to until 8\n  Say `decay_steps: 6`"
+    ):
+        run(folder, resume=True)
+    source.write_text(source.read_text().replace("steps: 8", "steps: 8\n  decay_steps: 6"))
+    run(folder, steps=4, resume=True)
+    index = read_index(checkpoint_folder(folder, 4))
+    assert index.hyperparameters["lr"] == pytest.approx(0.1 * 2 / 5)  # of update 4: 6 is the end, 1 the top
+
+
 def test_a_parameter_that_would_change_its_group_is_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", steps=2, train=GROUPED)
     folder = checkpoint_folder(tmp_path / "run", 2)

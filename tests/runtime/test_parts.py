@@ -166,7 +166,26 @@ def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
-        ({"name": "LambdaLR"}, "'LambdaLR' cannot be used: it takes a function"),
+        ({"name": "LambdaLR"}, "lr_lambda: found None, expected the import path of a function"),
+        ({"name": "LambdaLR", "lr_lambda": "nix:f"}, "lr_lambda: there is no module 'nix'"),
+        ({"name": "LambdaLR", "lr_lambda": "math:factorial", "x": 1}, "does not take .*x"),
+        ({"name": "LambdaLR", "lr_lambda": "math:log"}, "math:log failed for update 0: ValueError"),
+        ({"name": "LambdaLR", "lr_lambda": "builtins:str"}, "gave '0' for update 0; expected a number"),
+        ({"name": "SequentialLR"}, "schedulers: found None, expected a list of schedules"),
+        ({"name": "SequentialLR", "schedulers": [{}]}, r"schedulers\[0\]: found {}, expected a `name` in it"),
+        (
+            {"name": "SequentialLR", "schedulers": [{"name": "StepL", "step_size": 1}], "milestones": []},
+            r"schedulers\[0\].name: torch.optim.lr_scheduler has no schedule 'StepL'",
+        ),
+        (
+            {
+                "name": "SequentialLR",
+                "schedulers": [{"name": "ConstantLR"}, {"name": "ExponentialLR", "gamma": 0.5}],
+                "milestones": [1, 2],
+            },
+            "SequentialLR does not take .*milestones",
+        ),
+        ({"name": "ReduceLROnPlateau"}, "it asks for a measure of success"),
         ({"name": "CosineAnealingLR"}, "has no schedule 'CosineAnealingLR'"),
         ({"name": "steplr", "step_size": 3}, "Did you mean StepLR"),
         ({"name": "StepLR", "size": 3}, "does not take .*size"),

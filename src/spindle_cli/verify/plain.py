@@ -7,12 +7,14 @@ follow.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -283,9 +285,7 @@ def make_optimizers(
     for index, choice in enumerate(groups.choices):
         of_group = [parameters[name] for name, group in groups.of.items() if group == index]
         if of_group:
-            module, _, name = choice.optimizer.rpartition(":")
-            make = getattr(import_module(module or "torch.optim"), name)
-            made.append(make(of_group, lr=choice.lr, **choice.arguments))
+            made.append(named(choice.optimizer)(of_group, lr=choice.lr, **choice.arguments))
     return made
 
 
@@ -293,11 +293,49 @@ def make_schedule(
     train: TrainSettings, optimizer: torch.optim.Optimizer
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """The train settings' learning-rate schedule, if they have one."""
-    asked = train.schedule
-    if asked is None:
-        return None
-    make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(torch.optim.lr_scheduler, asked.name)
-    return make(optimizer, **asked.arguments)
+    if train.warmup_steps is not None or train.decay is not None:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, warmed_up(train, optimizer.defaults["lr"]))
+    return None if train.schedule is None else schedule_of(train.schedule.model_dump(), optimizer)
+
+
+def warmed_up(train: TrainSettings, lr: float) -> Callable[[int], float]:
+    """The factor of `lr` by the number of updates that are done, as docs/training-settings.md has it."""
+    rising = train.warmup_steps or 0
+    falling = (train.decay_steps or train.steps) - rising
+    low = train.min_lr / lr if train.min_lr is not None else train.final_fraction or 0.0
+
+    def factor(done: int) -> float:
+        if done < rising:
+            return (1 + done) / (1 + rising)
+        left = max(0.0, (rising + falling - done) / falling) if falling > 0 else 0.0
+        if train.decay == "linear":
+            return low + left * (1 - low)
+        if train.decay == "cosine":
+            return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * left))
+        return 1.0
+
+    return factor
+
+
+def schedule_of(
+    recipe: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """A schedule of torch's by its name and arguments, which may hold others and functions."""
+    arguments = {key: value for key, value in recipe.items() if key != "name"}
+    if "lr_lambda" in arguments:
+        arguments["lr_lambda"] = named(arguments["lr_lambda"])
+    if "schedulers" in arguments:
+        arguments["schedulers"] = [schedule_of(inner, optimizer) for inner in arguments["schedulers"]]
+    make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(
+        torch.optim.lr_scheduler, recipe["name"]
+    )
+    return make(optimizer=optimizer, **arguments)
+
+
+def named(path: str) -> Any:
+    """What 'package.module:name' names; without a module, of torch.optim."""
+    module, _, name = path.rpartition(":")
+    return getattr(import_module(module or "torch.optim"), name)
 
 
 def step_metrics(

@@ -10,10 +10,11 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact
 from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
+from spindle_cli.workload.settings.schedule import Ramp, RampSettings
 from spindle_cli.workload.settings.schedule import Schedule as Schedule
 
 Precision = Literal["full", "bf16-autocast", "bf16"]
@@ -36,7 +37,7 @@ class CallbackSettings(Model):
         return {"callback": data} if isinstance(data, str) else data
 
 
-class TrainSettings(Model):
+class TrainSettings(RampSettings):
     """How a workload is trained.
 
     `optimizer`: the name of a class of torch.optim, or 'package.module:Class'; `optimizer_args`: its keyword
@@ -46,7 +47,8 @@ class TrainSettings(Model):
     `groups`: rules that give parameters other settings; every trained parameter fits exactly one.
     `seed`: of the initial values and of the order of the samples.
     `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
-    where theirs is larger; None: never. `schedule`: of the learning rate; None: it stays `lr`.
+    where theirs is larger; None: never. `schedule`: of the learning rate; without it, and without warm-up
+    and decay, it stays `lr`.
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
     `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
@@ -116,7 +118,13 @@ class TrainSettings(Model):
         require_distinct(self.groups or ())
         if self.contract is not None and ":" not in self.optimizer:
             raise ValueError("contract: goes with an optimizer by import path, 'package.module:Class'")
+        self.require_sound(self.steps, self.schedule, {choice.name: choice.lr for choice in self.choices})
         return self
+
+    @property
+    def ramp(self) -> Ramp | None:
+        """Warm-up and decay of the learning rate; None where `schedule` says it, or nothing does."""
+        return self.ramp_to(self.steps)
 
     @property
     def choices(self) -> tuple[OptimizerChoice, ...]:

@@ -84,7 +84,8 @@ def _restore_numbers(group: GroupOptimizer, checkpoint: Checkpoint, now: TrainSe
 def same_rate(before: TrainSettings, now: TrainSettings, group: str | None) -> bool:
     """Whether an optimizer group's numbers go on as they are: it and its schedule are set as before."""
     ends = ({choice.name: choice for choice in train.choices}.get(group) for train in (before, now))
-    return before.schedule == now.schedule and len(set(map(repr, ends))) == 1
+    alike = (before.schedule, before.ramp) == (now.schedule, now.ramp)
+    return alike and len(set(map(repr, ends))) == 1
 
 
 class _Wish:

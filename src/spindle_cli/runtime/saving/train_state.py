@@ -128,7 +128,7 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # What may be another when a run goes on: it does not change what is trained.
-_MAY_DIFFER = ("steps", "shard_optimizer", "compile", "callbacks", "eval_every")
+_MAY_DIFFER = ("steps", "decay_steps", "shard_optimizer", "compile", "callbacks", "eval_every")
 
 
 def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
@@ -148,6 +148,12 @@ def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | Non
                 f"but the workload now says {now[key]!r}",
                 hint="Put the setting back to go on with this run, or begin a new one from it with --from.",
             )
+    old, new = checkpoint.train.ramp, state.model.train.ramp
+    if old is not None and new is not None and old.end != new.end:  # but for it, a run may become longer
+        raise InputError(
+            f"{where}: the learning rate was to decay until step {old.end}, and now is to until {new.end}",
+            hint=f"Say `decay_steps: {old.end}` to go on as it was, or begin a new run from it with --from.",
+        )
     _require_same_groups(checkpoint, state.model.groups, where)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any
 
 import torch
@@ -12,18 +13,18 @@ from torch.optim import lr_scheduler
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.contracts import require_contract
+from spindle_cli.workload.optimizing.named import imported, where_raised
 from spindle_cli.workload.optimizing.optimizer import class_named, make_optimizer
+from spindle_cli.workload.settings.schedule import Schedule
 
-_TAKES_FUNCTION = "it takes a function, which a workload file cannot hold"
-_TAKES_SCHEDULES = "it takes other schedules, which a workload file cannot hold"
 # These take no learning rate from the optimizer.
 _SETS_ALL_RATES = ("CyclicLR", "OneCycleLR")
+# These take a function of the number of updates.
+_OF_FUNCTIONS = ("LambdaLR", "MultiplicativeLR")
+# These are made of others.
+_OF_SCHEDULES = ("SequentialLR", "ChainedScheduler")
 _REFUSED = {
     "LRScheduler": "it is the base class of schedules, not one of them",
-    "LambdaLR": _TAKES_FUNCTION,
-    "MultiplicativeLR": _TAKES_FUNCTION,
-    "SequentialLR": _TAKES_SCHEDULES,
-    "ChainedScheduler": _TAKES_SCHEDULES,
     "ReduceLROnPlateau": "it asks for a measure of success after each step",
 }
 
@@ -42,44 +43,113 @@ def require_trainable(train: TrainSettings) -> None:
 
 def _require_own_rates_last(train: TrainSettings) -> None:
     """Refuse learning rates by group that a schedule would write over in silence."""
-    if train.schedule is None or train.schedule.name not in _SETS_ALL_RATES:
-        return
-    for rule in train.groups or ():
+    setting = [name for name in _names(train.schedule) if name in _SETS_ALL_RATES]
+    for rule in train.groups or () if setting else ():
         if rule.lr is not None:
             raise WorkloadError(
-                f"train.groups: {rule.name}: lr: {rule.lr:g} would never be used: {train.schedule.name} "
+                f"train.groups: {rule.name}: lr: {rule.lr:g} would never be used: {setting[0]} "
                 "gives all groups the learning rates that its own arguments say",
                 hint="Leave it out, or take a schedule that multiplies the groups' learning rates.",
             )
 
 
+def _names(schedule: Schedule | None) -> list[str]:
+    """The names of a schedule and of all that it is made of."""
+    if schedule is None:
+        return []
+    parts = schedule.arguments.get("schedulers", ()) if schedule.name in _OF_SCHEDULES else ()
+    inner = [Schedule.model_validate(part) for part in parts if isinstance(part, dict) and "name" in part]
+    return [schedule.name, *(name for part in inner for name in _names(part))]
+
+
 def make_schedule(
     train: TrainSettings, optimizer: torch.optim.Optimizer | None
 ) -> lr_scheduler.LRScheduler | None:
-    """The schedule of `train` for this rank's optimizer; None without one, or without an optimizer.
+    """The schedule of `train` for an optimizer; None without one, or without an optimizer.
 
-    Every rank that trains anything has one of its own, and all have the same learning rate.
+    Every rank that steps anything of an optimizer group has one of its own, and all have the same rate.
 
     Raises:
         WorkloadError: unknown, refused, or its arguments do not fit.
     """
+    ramp = train.ramp
+    if optimizer is not None and ramp is not None:
+        lr = float(optimizer.param_groups[0]["lr"])
+        return lr_scheduler.LambdaLR(optimizer, lambda update: ramp.factor(update, lr))
     if train.schedule is None:
         return None
-    name = train.schedule.name
-    chosen = class_named(
-        name, lr_scheduler, lr_scheduler.LRScheduler, _REFUSED, "train.schedule.name", "schedule"
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # one that is made of others steps them before the optimizer steps
+        return _made(train.schedule, optimizer, "train.schedule")
+
+
+def _made(
+    schedule: Schedule, optimizer: torch.optim.Optimizer | None, place: str
+) -> lr_scheduler.LRScheduler | None:
+    name, arguments = schedule.name, schedule.arguments
+    chosen = class_named(name, lr_scheduler, lr_scheduler.LRScheduler, _REFUSED, f"{place}.name", "schedule")
     if optimizer is None:
         return None
+    if name in _OF_FUNCTIONS:
+        arguments["lr_lambda"] = _checked_function(arguments.get("lr_lambda"), place)
+    if name in _OF_SCHEDULES:
+        arguments["schedulers"] = _parts(arguments.get("schedulers"), optimizer, place)
     try:
-        made: lr_scheduler.LRScheduler = chosen(optimizer, **train.schedule.arguments)
-    except (TypeError, ValueError) as error:
+        made: lr_scheduler.LRScheduler = (
+            chosen(arguments.pop("schedulers"), optimizer=optimizer, **arguments)
+            if name == "ChainedScheduler"
+            else chosen(optimizer, **arguments)
+        )
+    except WorkloadError:
+        raise
+    except (TypeError, ValueError, AttributeError, IndexError) as error:
         raise WorkloadError(
-            f"train.schedule: torch.optim.lr_scheduler.{name} does not take "
-            f"{train.schedule.arguments!r} with torch.optim.{train.optimizer}: {error}",
+            f"{place}: torch.optim.lr_scheduler.{name} does not take {schedule.arguments!r} with "
+            f"{type(optimizer).__name__}: {error}",
             hint="Correct train.schedule in the workload file: beside its name, arguments of that class.",
         ) from error
     return made
+
+
+def _parts(given: Any, optimizer: torch.optim.Optimizer, place: str) -> list[lr_scheduler.LRScheduler | None]:
+    """The schedules that one is made of."""
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(part, dict) for part in given):
+        raise WorkloadError(
+            f"{place}.schedulers: found {given!r:.80}, expected a list of schedules",
+            hint="Each is a dict like train.schedule itself: name, and arguments of that class.",
+        )
+    made = []
+    for number, part in enumerate(given):
+        if not isinstance(part.get("name"), str):
+            raise WorkloadError(f"{place}.schedulers[{number}]: found {part!r:.80}, expected a `name` in it")
+        made.append(_made(Schedule.model_validate(part), optimizer, f"{place}.schedulers[{number}]"))
+    return made
+
+
+def _checked_function(path: Any, place: str) -> Callable[[int], float]:
+    """A function of the user's, whose results are looked at."""
+    place = f"{place}.lr_lambda"
+    if not isinstance(path, str):
+        raise WorkloadError(
+            f"{place}: found {path!r:.80}, expected the import path of a function, 'package.module:function'"
+        )
+    function = imported(path, place)
+
+    def factor(update: int) -> float:
+        try:
+            value = function(update)
+        except Exception as error:
+            raise WorkloadError(
+                f"{place}: {path} failed for update {update}: {type(error).__name__}: {error}"
+                f"{where_raised(error)}"
+            ) from error
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            raise WorkloadError(
+                f"{place}: {path} gave {value!r:.80} for update {update}; expected a number, 0 or more"
+            )
+        return float(value)
+
+    return factor
 
 
 def resume_schedule(schedule: lr_scheduler.LRScheduler, numbers: Mapping[str, Any], steps: int) -> None:

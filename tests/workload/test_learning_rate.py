@@ -1,0 +1,192 @@
+"""Learning rates at the steps where they change, solved by hand."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from spindle_cli.verify import plain
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizing.learning_rate import advance, make_schedule, resume_schedule
+from spindle_cli.workload.optimizing.optimizer import make_optimizer
+
+
+def halved_every_second(update: int) -> float:
+    return 0.5 ** (update // 2)
+
+
+def nine_tenths(update: int) -> float:
+    return 0.9
+
+
+def rates(train: TrainSettings, count: int) -> list[float]:
+    """Of the first updates, which are those of the plain run too."""
+    found: list[list[float]] = []
+    for making in (make_schedule, plain.make_schedule):
+        optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
+        assert optimizer is not None
+        schedule = making(train, optimizer)
+        own = []
+        for _ in range(count):
+            own.append(float(optimizer.param_groups[0]["lr"]))
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+        found.append(own)
+    assert found[0] == pytest.approx(found[1], rel=1e-14, abs=1e-16)
+    return found[0]
+
+
+def settings(**keys: object) -> TrainSettings:
+    return TrainSettings.model_validate({"optimizer": "SGD", "lr": 8.0, "steps": 7, **keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        # Three updates below the rate, the fourth has it; then a quarter of it less with each.
+        ({"warmup_steps": 3, "decay": "linear"}, [2, 4, 6, 8, 6, 4, 2, 0, 0]),
+        ({"warmup_steps": 3, "decay": "linear", "min_lr": 4}, [2, 4, 6, 8, 7, 6, 5, 4, 4]),
+        ({"warmup_steps": 3, "decay": "linear", "final_fraction": 0.5}, [2, 4, 6, 8, 7, 6, 5, 4, 4]),
+        ({"warmup_steps": 3, "decay": "linear", "decay_steps": 5}, [2, 4, 6, 8, 4, 0, 0]),
+        # cos(0), cos(60), cos(90), cos(120), cos(180) degrees are 1, 1/2, 0, -1/2, -1.
+        ({"warmup_steps": 1, "decay": "cosine"}, [4, 8, None, 6, 4, 2, None, 0, 0]),
+        ({"warmup_steps": 1, "decay": "cosine", "min_lr": 2}, [4, 8, None, 6.5, 5, 3.5, None, 2, 2]),
+        ({"warmup_steps": 0, "decay": "linear", "decay_steps": 2}, [8, 4, 0]),
+        ({"decay": "linear", "decay_steps": 4}, [8, 6, 4, 2, 0]),
+        ({"warmup_steps": 1}, [4, 8, 8, 8]),
+        ({"warmup_steps": 3, "decay": "constant"}, [2, 4, 6, 8, 8]),
+        ({"warmup_steps": 0}, [8, 8]),
+        ({}, [8, 8]),
+    ],
+)
+def test_warm_up_and_decay(keys: dict[str, object], expected: list[float | None]) -> None:
+    found = rates(settings(**keys), len(expected))
+    known = [(rate, hand) for rate, hand in zip(found, expected, strict=True) if hand is not None]
+    assert [rate for rate, _ in known] == pytest.approx([hand for _, hand in known], abs=1e-14)
+
+
+def test_every_group_is_warmed_up_to_its_own_rate() -> None:
+    groups = [{"name": "n", "kinds": ["norms"], "lr": 2.0}, "rest"]
+    train = settings(groups=groups, warmup_steps=1, decay="linear", min_lr=1.0, decay_steps=3)
+    found = []
+    for choice in train.choices:
+        optimizer = make_optimizer(choice, [nn.Parameter(torch.ones(2))])
+        assert optimizer is not None
+        schedule = make_schedule(train, optimizer)
+        assert schedule is not None
+        found.append([])
+        for _ in range(4):
+            found[-1].append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            schedule.step()
+    assert found == [[1.0, 2.0, 1.5, 1.0], [4.0, 8.0, 4.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"warmup_steps": 7, "decay": "linear"}, "warmup_steps 7 leaves nothing to decay: steps is 7"),
+        (
+            {"warmup_steps": 5, "decay": "cosine", "decay_steps": 5},
+            "warmup_steps 5 leaves nothing to decay: decay_steps is 5",
+        ),
+        ({"warmup_steps": -1}, "greater than or equal to 0"),
+        ({"warmup_steps": 1.5}, "integer"),
+        ({"decay": "exponential"}, "'linear', 'cosine' or 'constant'"),
+        ({"decay": "constant", "min_lr": 1}, "min_lr goes with decay: linear or cosine"),
+        ({"warmup_steps": 1, "decay_steps": 5}, "decay_steps goes with decay"),
+        ({"final_fraction": 0.1}, "final_fraction goes with decay"),
+        ({"decay": "linear", "min_lr": 1, "final_fraction": 0.1}, "both say where the decay ends"),
+        ({"decay": "linear", "final_fraction": 1.1}, "less than or equal to 1"),
+        ({"decay": "linear", "min_lr": 9}, "min_lr 9 is more than lr 8"),
+        (
+            {
+                "decay": "linear",
+                "min_lr": 1,
+                "groups": [{"name": "n", "kinds": ["norms"], "lr": 0.5}, "rest"],
+            },
+            "min_lr 1 is more than lr 0.5 of group 'n'",
+        ),
+        ({"warmup_steps": 1, "schedule": {"name": "StepLR", "step_size": 1}}, "give one"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        settings(**keys)
+
+
+def test_a_schedule_is_made_of_others() -> None:
+    """A third, then the whole of it from the second on; halved with each from the fourth on."""
+    recipe = {
+        "name": "SequentialLR",
+        "schedulers": [
+            {"name": "ConstantLR", "factor": 0.25, "total_iters": 2},
+            {"name": "ExponentialLR", "gamma": 0.5},
+        ],
+        "milestones": [3],
+    }
+    assert rates(settings(schedule=recipe), 6) == [2, 2, 8, 8, 4, 2]
+
+
+def test_schedules_are_chained_and_nested() -> None:
+    recipe = {
+        "name": "ChainedScheduler",
+        "schedulers": [
+            {"name": "MultiplicativeLR", "lr_lambda": f"{__name__}:nine_tenths"},
+            {"name": "StepLR", "step_size": 2, "gamma": 0.5},
+        ],
+    }
+    assert rates(settings(schedule=recipe), 4) == pytest.approx([8, 7.2, 3.24, 2.916])
+
+
+def test_a_function_of_the_users_is_called_by_its_import_path() -> None:
+    recipe = {"name": "LambdaLR", "lr_lambda": f"{__name__}:halved_every_second"}
+    assert rates(settings(schedule=recipe), 5) == [8, 8, 4, 4, 2]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"warmup_steps": 2, "decay": "cosine"},
+        {"schedule": {"name": "LambdaLR", "lr_lambda": f"{__name__}:halved_every_second"}},
+        {
+            "schedule": {
+                "name": "SequentialLR",
+                "schedulers": [
+                    {"name": "LinearLR", "total_iters": 3},
+                    {"name": "CosineAnnealingLR", "T_max": 4},
+                ],
+                "milestones": [3],
+            }
+        },
+    ],
+)
+@pytest.mark.parametrize("done", [1, 3, 5])
+def test_a_schedule_goes_on_where_a_saved_one_was(keys: dict[str, object], done: int) -> None:
+    train = settings(**keys)
+    made = []
+    for _ in range(2):
+        optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
+        assert optimizer is not None
+        schedule = make_schedule(train, optimizer)
+        assert schedule is not None
+        made.append((optimizer, schedule))
+    (first, old), (second, new) = made
+    advance(old, done)
+    saved = {key: value for key, value in old.state_dict().items() if isinstance(value, int)}
+    resume_schedule(new, saved, done)
+    second.param_groups[0]["lr"] = first.param_groups[0]["lr"]  # a checkpoint has it
+    for _ in range(3):
+        advance(old, 1)
+        advance(new, 1)
+        assert second.param_groups[0]["lr"] == first.param_groups[0]["lr"]
+
+
+def test_old_files_mean_what_they_meant() -> None:
+    """A schedule by name, and none."""
+    assert rates(settings(schedule={"name": "StepLR", "step_size": 2, "gamma": 0.5}), 5) == [8, 8, 4, 4, 2]
+    assert settings().ramp is None
