@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact
+from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
