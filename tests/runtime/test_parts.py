@@ -31,7 +31,6 @@ from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares, ValueSpec
-from spindle_cli.workload.optimizing.learning_rate import make_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.precision import constants_in
@@ -140,61 +139,6 @@ def test_optimizers_are_found_by_name(name: str) -> None:
 def test_other_optimizers_are_refused_with_what_to_do(settings: dict[str, object], message: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         make_optimizer(TrainSettings.model_validate(settings).choices[0], [nn.Parameter(torch.ones(2, 2))])
-    assert re.search(message, str(caught.value))
-
-
-def settings_with(schedule: dict[str, object]) -> TrainSettings:
-    return TrainSettings.model_validate({"optimizer": "SGD", "lr": 0.1, "schedule": schedule})
-
-
-def test_a_schedule_is_found_by_name_and_moves_the_learning_rate() -> None:
-    train = settings_with({"name": "CosineAnnealingLR", "T_max": 2})
-    optimizer = make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))])
-    schedule = make_schedule(train, optimizer)
-    assert optimizer is not None
-    assert schedule is not None
-    lrs = []
-    for _ in range(3):
-        lrs.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        schedule.step()
-    assert lrs == pytest.approx([0.1, 0.05, 0.0])
-    assert make_schedule(train, None) is None
-    assert make_schedule(TrainSettings(), optimizer) is None
-
-
-@pytest.mark.parametrize(
-    ("schedule", "message"),
-    [
-        ({"name": "LambdaLR"}, "lr_lambda: found None, expected the import path of a function"),
-        ({"name": "LambdaLR", "lr_lambda": "nix:f"}, "lr_lambda: there is no module 'nix'"),
-        ({"name": "LambdaLR", "lr_lambda": "math:factorial", "x": 1}, "does not take .*x"),
-        ({"name": "LambdaLR", "lr_lambda": "math:log"}, "math:log failed for update 0: ValueError"),
-        ({"name": "LambdaLR", "lr_lambda": "builtins:str"}, "gave '0' for update 0; expected a number"),
-        ({"name": "SequentialLR"}, "schedulers: found None, expected a list of schedules"),
-        ({"name": "SequentialLR", "schedulers": [{}]}, r"schedulers\[0\]: found {}, expected a `name` in it"),
-        (
-            {"name": "SequentialLR", "schedulers": [{"name": "StepL", "step_size": 1}], "milestones": []},
-            r"schedulers\[0\].name: torch.optim.lr_scheduler has no schedule 'StepL'",
-        ),
-        (
-            {
-                "name": "SequentialLR",
-                "schedulers": [{"name": "ConstantLR"}, {"name": "ExponentialLR", "gamma": 0.5}],
-                "milestones": [1, 2],
-            },
-            "SequentialLR does not take .*milestones",
-        ),
-        ({"name": "ReduceLROnPlateau"}, "it asks for a measure of success"),
-        ({"name": "CosineAnealingLR"}, "has no schedule 'CosineAnealingLR'"),
-        ({"name": "steplr", "step_size": 3}, "Did you mean StepLR"),
-        ({"name": "StepLR", "size": 3}, "does not take .*size"),
-    ],
-)
-def test_other_schedules_are_refused_with_what_to_do(schedule: dict[str, object], message: str) -> None:
-    train = settings_with(schedule)
-    with pytest.raises(WorkloadError) as caught:
-        make_schedule(train, make_optimizer(train.choices[0], [nn.Parameter(torch.ones(2))]))
     assert re.search(message, str(caught.value))
 
 
