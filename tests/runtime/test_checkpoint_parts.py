@@ -100,7 +100,7 @@ def save(run_dir: Path, held: HeldTensors, aliases: Mapping[str, Sequence[str]] 
     target = checkpoint_folder(run_dir, 1)
     writer = ShardWriter(target, 0, lambda: DRAFT.model_copy(update={"aliases": dict(aliases)}), 1)
     with plain_errors():
-        dcp.save({}, storage_writer=writer, planner=PartsSavePlanner(held.by_name(), None))
+        dcp.save({}, storage_writer=writer, planner=PartsSavePlanner(held.by_name(), {}))
     return target
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.training.batches import Batches, first_samples
+from spindle_cli.workload.data.reading import first_samples
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import (
     DrawsError,
     Generators,

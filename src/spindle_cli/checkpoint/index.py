@@ -84,6 +84,7 @@ class Checkpoint(Artifact):
         schedule: the schedule's own numbers.
         groups: by name, what each optimizer group had, where `train` has groups; the two above are then
             empty.
+        streams: of each task whose dataset is a stream, where it was.
     """
 
     KIND: ClassVar[str] = "checkpoint"
@@ -103,6 +104,7 @@ class Checkpoint(Artifact):
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
     schedule: dict[str, Any] = Field(default_factory=dict)
     groups: dict[str, SavedGroup] = Field(default_factory=dict)
+    streams: dict[str, Any] = Field(default_factory=dict)
 
     @cached_property
     def choice_of(self) -> Callable[[str], OptimizerChoice | None]:

@@ -23,9 +23,11 @@ DtypeName = Literal["float32", "float64"]
 
 
 class SeenData(Model):
-    """What was seen of a task's dataset: how many samples it has, and digests of some, by index."""
+    """What was seen of a task's dataset: how many samples it has, and digests of some, by index. Of a stream
+    nobody knows how many, and the first is looked at.
+    """
 
-    num_samples: Annotated[int, Field(ge=0)]
+    num_samples: Annotated[int, Field(ge=0)] | None
     samples: dict[int, str] = Field(default_factory=dict)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -233,6 +233,11 @@ class DeviceTimes(Model):
     data_s: Annotated[float, Field(ge=0)]
     optimizer_s: Annotated[float, Field(ge=0)] = 0.0
     other_s: Annotated[float, Field(ge=0)] | None = None
+
+
+def data_wait_s(devices: Sequence[DeviceTimes]) -> float:
+    """Seconds that the device which waits longest for data waits in an iteration: the others wait for it."""
+    return max((times.data_s for times in devices), default=0.0)
 
 
 class StartUp(Model):

@@ -71,7 +71,7 @@ class Prepared:
         Raises:
             WorkloadError: a dataset is not map-style.
         """
-        from spindle_cli.workload.training.seen_data import look_at
+        from spindle_cli.workload.data.seen_data import look_at
 
         return {task.name: look_at(task) for task in self.workload.graph.workload.tasks}
 

@@ -80,7 +80,7 @@ def find_start(
 
 def changed_data(checkpoint: Checkpoint, datasets: Mapping[str, SeenData]) -> tuple[str, ...]:
     """Tasks whose data is another than when the checkpoint was saved, with how, for people."""
-    from spindle_cli.workload.training.seen_data import changes
+    from spindle_cli.workload.data.seen_data import changes
 
     before = {name: task.data for name, task in checkpoint.tasks.items()}
     return tuple(

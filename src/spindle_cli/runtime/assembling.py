@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
+from spindle_cli.runtime.loading.start import Place, loads_apart, start_loaders
 from spindle_cli.runtime.measuring.diary import Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
@@ -53,11 +55,14 @@ from spindle_cli.workload.training.precision import set_matmul_precision, widen_
 
 @dataclass(frozen=True)
 class Seat:
-    """A connected worker's place in a run: what is asked, which rank it is, and on which device."""
+    """A connected worker's place in a run: what is asked, which rank it is, on which device, and the first
+    rank of its node.
+    """
 
     request: RunRequest
     rank: int
     device: torch.device
+    first_of_node: int = 0
 
 
 def assemble(
@@ -78,7 +83,7 @@ def assemble(
         WorkloadError: the workload cannot be built, traced or trained as its settings say.
     """
     clock = clock or StartClock(request)
-    seat = Seat(request, environment.rank, device)
+    seat = Seat(request, environment.rank, device, environment.rank - environment.local_rank)
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model, computing = build_part(seat, plan)
@@ -92,9 +97,12 @@ def assemble(
     pool = make_pool(model, seat.rank, communicators)
     state = make_state(model, pool, device)
     total_steps = request.steps or model.train.steps
-    steps = range(resume(request, state, seat.rank, total_steps), total_steps)
+    start = resume(request, state, seat.rank, total_steps)
+    steps = range(start.step, total_steps)
     followers = (*require_callbacks(callbacks), *named_callbacks(seat, model.train))
-    training = make_training(seat, state, pool, communicators, steps, computing, clock, followers)
+    training = make_training(
+        seat, state, pool, communicators, steps, computing, clock, followers, start.streams
+    )
     training.stop = stop or StopRequest(request.run_dir)
     clock.ends("set-up")
     return training
@@ -136,12 +144,17 @@ def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
         )
 
 
-def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> int:
+@dataclass(frozen=True)
+class Start:
+    """Where training begins: steps that are done, and where streams were behind them, by task."""
+
+    step: int = 0
+    streams: Mapping[str, Any] = field(default_factory=dict)
+
+
+def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> Start:
     """Put the run's newest whole checkpoint in place, or one of another run, where the request says so;
     collective.
-
-    Returns:
-        Steps that are done.
 
     Raises:
         InputError: there is no checkpoint, or it does not belong to this workload and its train settings.
@@ -149,7 +162,7 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
     run_dir, step = request.run_dir, request.resume_step
     if not request.resume:
         if request.begin_from is None:
-            return 0
+            return Start()
         run_dir, step = request.begin_from, request.begin_step
     # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
     chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
@@ -165,7 +178,7 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
         require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
     restore(found.folder, found.checkpoint, state, rank, carried)
     check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
-    return found.checkpoint.step
+    return Start(found.checkpoint.step, found.checkpoint.streams)
 
 
 def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:
@@ -208,15 +221,28 @@ def make_board(seat: Seat, model: LocalModel) -> LossBoard:
     return LossBoard(tasks, seat.device, batches, shares, seat.rank, dist.get_world_size())
 
 
-def make_feed(seat: Seat, model: LocalModel, board: LossBoard, steps: range) -> Feed:
-    """What loads this rank's part of the steps' batches."""
-    own, per_step = model.slices.values(), model.train.accumulate
+def make_feed(
+    seat: Seat, model: LocalModel, board: LossBoard, steps: range, streams: Mapping[str, Any]
+) -> Feed:
+    """What loads this rank's part of the steps' batches; collective. `streams`: where they go on."""
+    own, per_step, train = model.slices.values(), model.train.accumulate, model.train
+    tasks, wanted = model.graph.workload.tasks, portions(own)
+    apart = [task for task in tasks if loads_apart(task, train)]
+    loaders = start_loaders(
+        apart,
+        train,
+        {portion.task for portion in wanted},
+        range(steps.start * per_step, steps.stop * per_step),
+        Place(seat.rank, seat.first_of_node),
+        streams,
+    )
+    here = {task.name: Batches(task, train.seed) for task in tasks if task not in apart}
     counting = None
     if board.layout.size > 0:
         counting = Counting(counted_shares(own, board.layout, per_step), board.layout)
     return Feed(
-        {task.name: Batches(task, model.train.seed) for task in model.graph.workload.tasks},
-        portions(own),
+        {**here, **loaders},
+        wanted,
         steps,
         seat.device,
         dtype_of(seat.request, model.train),
@@ -260,13 +286,15 @@ def make_training(
     computing: Computing,
     clock: StartClock,
     callbacks: Sequence[Callback],
+    streams: Mapping[str, Any],
 ) -> Training:
-    """Put a rank's parts together; collective."""
+    """Put a rank's parts together; collective. `streams`: where they go on."""
     request, device, model = seat.request, seat.device, state.model
     stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
     board = make_board(seat, model)
     clip = model.train.clip_norm
+    feed = make_feed(seat, model, board, steps, streams)
     return Training(
         rank=seat.rank,
         request=request,
@@ -274,7 +302,7 @@ def make_training(
         computing=computing,
         stop=StopRequest(request.run_dir),
         model=model,
-        feed=make_feed(seat, model, board, steps),
+        feed=feed,
         executor=make_executor(seat, model, pool, board, stopwatch, communicators, steps.start),
         pool=pool,
         board=board,
@@ -282,7 +310,7 @@ def make_training(
         guard=UpdateGuard((group.optimizer for group in state.optimizers.groups), device),
         masters=state.masters,
         clip=None if clip is None else GradientClip(clip, state.owned_ranges),
-        checkpoints=Checkpoints(request, state, seat.rank, steps.start),
+        checkpoints=Checkpoints(request, state, seat.rank, steps.start, feed.states),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,

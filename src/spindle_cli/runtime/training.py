@@ -187,7 +187,9 @@ class Training:
             if ends_step:
                 self.board.tell(highest_memory(self.board.device), data_wait_s)
             if ends_step and self.feed.counts_losses:
-                self.board.count_next(self.feed.counts(step + 1))
+                with self.stopwatch.timed(Activity.DATA):
+                    counts = self.feed.counts(step + 1)
+                self.board.count_next(counts)
             with self.computing():
                 self.executor.run(batch, number, ends_step=ends_step)
             if not ends_step:

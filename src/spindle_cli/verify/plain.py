@@ -23,15 +23,17 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.process.parent_death import die_with_parent
 from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.workload.building.load import LoadedWorkload, load
+from spindle_cli.workload.data.loaders import LoaderWorkers
+from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import optimizer_groups
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -61,7 +63,12 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     stepped = float32_copies(parameters) if arithmetic.has_copies else parameters
     optimizers = make_optimizers(loaded, stepped)
     schedules = [make_schedule(loaded.train, optimizer) for optimizer in optimizers]
-    batches = {task.name: Batches(task, loaded.train.seed) for task in loaded.workload.tasks}
+    loader = loaded.train.loader
+    workers = LoaderWorkers(lambda _: die_with_parent())
+    batches = {
+        task.name: open_batches(task, loaded.train.seed, loader.of(task.name), workers)
+        for task in loaded.workload.tasks
+    }
     held = buffer_places(loaded.workload)
     write_tensors(request.capture_dir, "initial", parameters)
     write_tensors(request.capture_dir, "initial-buffers", buffers_at(held))

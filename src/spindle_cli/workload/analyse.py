@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.data.reading import first_samples
 from spindle_cli.workload.fingerprint import fingerprint
 from spindle_cli.workload.graph import IGNORED_LABEL, MetaOp, TaskGraph, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
@@ -22,7 +23,6 @@ from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.trace import trace_task
-from spindle_cli.workload.training.batches import first_samples
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _SAMPLES = 2  # enough to see that items fit together

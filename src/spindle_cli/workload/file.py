@@ -13,6 +13,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
+from spindle_cli.workload.settings.loader import LoaderSettings
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
 from spindle_cli.workload.settings.schedule import Ramp, RampSettings
 from spindle_cli.workload.settings.schedule import Schedule as Schedule
@@ -64,6 +65,7 @@ class TrainSettings(RampSettings):
     splits; None: as they are. 'aot_eager' only takes the compiler's way to the same kernels.
     `callbacks`: who follows the run. `eval_every`: tasks that have an `eval_dataset` are evaluated after
     every so many steps; None: after the last step alone. Neither changes what is trained.
+    `loader`: by how many processes samples are loaded, and how far ahead.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -83,6 +85,7 @@ class TrainSettings(RampSettings):
     compile: CompileBackend | None = None
     callbacks: tuple[CallbackSettings, ...] = ()
     eval_every: Annotated[int, Field(ge=1)] | None = None
+    loader: LoaderSettings = Field(default_factory=LoaderSettings)
 
     @model_validator(mode="before")
     @classmethod

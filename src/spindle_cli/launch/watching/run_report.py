@@ -19,10 +19,13 @@ from spindle_cli.files.run_files import (
     PredictedVsMeasured,
     StartUp,
     StepMetrics,
+    data_wait_s,
 )
 from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.launch.types import Launch
 from spindle_cli.units import format_seconds
+
+_HELD_UP = 0.05  # of an iteration, from which on it is said that data holds it up
 
 
 class RunReport(Artifact):
@@ -87,6 +90,8 @@ def render_report(report: RunReport) -> RenderableType:
     parts: list[RenderableType] = []
     if report.predicted_vs_measured is not None:
         parts.append(comparison_table(report.predicted_vs_measured))
+        hint = _data_hint(report.predicted_vs_measured)
+        parts.extend([] if hint is None else [hint])
     parts.append(_summary(report))
     if report.predicted_vs_measured is not None and report.predicted_vs_measured.start_up is not None:
         parts.append(_start_up(report.predicted_vs_measured.start_up))
@@ -117,7 +122,26 @@ def comparison_table(compared: PredictedVsMeasured) -> Table:
         table.add_row(entry.metaop, *_cells(entry))
     table.add_section()
     table.add_row("iteration", *_cells(compared.iteration))
+    if compared.devices:
+        wait_s, share = data_wait_s(compared.devices), _data_share(compared)
+        table.add_row("  waits for data", "", format_seconds(wait_s), f"{share:.0%} of it")
     return table
+
+
+def _data_share(compared: PredictedVsMeasured) -> float:
+    """Of the iteration, what its slowest device waits for data."""
+    measured_s = compared.iteration.measured_s
+    return min(1.0, data_wait_s(compared.devices) / measured_s) if measured_s > 0 else 0.0
+
+
+def _data_hint(compared: PredictedVsMeasured) -> str | None:
+    """What to do where data holds the run up."""
+    if _data_share(compared) < _HELD_UP:
+        return None
+    return (
+        f"data: {_data_share(compared):.0%} of each step waits for samples; more processes load them by "
+        "`train: {loader: {workers: N}}` in the workload file, as far as the machine has cores"
+    )
 
 
 def _cells(times: Comparison) -> tuple[str, str, str]:

@@ -8,6 +8,7 @@ from statistics import median
 
 from spindle_cli.profile.machine.machine import DeviceType
 from spindle_cli.profile.types import MeasuredLink, ProcessorCosts
+from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import DrawsError
@@ -38,12 +39,17 @@ def processor_costs(turns: float, link: MeasuredLink | None, load_s: dict[str, f
 
 
 def load_times(graph: WorkloadGraph, seed: int) -> dict[str, float]:
-    """Processor seconds of reading and collating one sample, by task.
+    """Processor seconds of reading and collating one sample, by task, of those that training reads beside the
+    ops: streams are read by processes of their own.
 
     Raises:
         WorkloadError: a dataset has fewer samples than a batch, or they cannot be collated.
     """
-    return {name: _load_s(Batches(traced.task, seed)) for name, traced in graph.tasks.items()}
+    return {
+        name: _load_s(Batches(traced.task, seed))
+        for name, traced in graph.tasks.items()
+        if not is_stream(traced.task)
+    }
 
 
 def _load_s(batches: Batches) -> float:

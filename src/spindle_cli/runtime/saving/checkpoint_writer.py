@@ -60,13 +60,19 @@ class PartsSavePlanner(DefaultSavePlanner):
     """Offers what this rank has, and hands out what it is to write."""
 
     def __init__(
-        self, held: Mapping[str, HeldTensor], numbers: NumbersOfGroups, copied: threading.Event | None = None
+        self,
+        held: Mapping[str, HeldTensor],
+        numbers: NumbersOfGroups,
+        copied: threading.Event | None = None,
+        streams: Mapping[str, Any] | None = None,
     ) -> None:
         """`numbers`: none where this rank trains nothing. `copied`: set when training may go on, as all that
-        this rank is to write is copied; None: nothing is copied.
+        this rank is to write is copied; None: nothing is copied. `streams`: where those are that this rank
+        takes samples of.
         """
         super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._numbers = numbers
+        self._streams = dict(streams or {})
         self._copied = copied
         self._tensors: dict[MetadataIndex, Tensor] = {}
         self._items: list[WriteItem] = []
@@ -87,15 +93,18 @@ class PartsSavePlanner(DefaultSavePlanner):
 
     def create_local_plan(self) -> SavePlan:
         """All that this rank has."""
-        return SavePlan(self._items, planner_data=self._numbers)
+        return SavePlan(self._items, planner_data=(self._numbers, self._streams))
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        """Who writes what; in its `planner_data` the metadata has the numbers."""
+        """Who writes what; in its `planner_data` the metadata has the numbers and the streams."""
         plans, metadata = super().create_global_plan(all_plans)
         numbers: NumbersOfGroups = {}
+        streams: dict[str, Any] = {}
         for plan in all_plans:
-            numbers = {**plan.planner_data, **numbers}
-        return plans, replace(metadata, planner_data=numbers)
+            of_rank, places = plan.planner_data
+            numbers = {**of_rank, **numbers}
+            streams.update(places)
+        return plans, replace(metadata, planner_data=(numbers, streams))
 
     def finish_plan(self, new_plan: SavePlan) -> SavePlan:
         """What this rank is to write is known: copy it, if training is to go on."""
@@ -198,7 +207,8 @@ class ShardWriter(StorageWriter):
         Raises:
             InputError: the index cannot be written, or the folder not renamed.
         """
-        numbers: NumbersOfGroups = metadata.planner_data
+        numbers: NumbersOfGroups
+        numbers, streams = metadata.planner_data
         only = numbers.get(None, Numbers({}, {}))
         tensors = {
             name: SavedTensor(
@@ -211,6 +221,7 @@ class ShardWriter(StorageWriter):
         checkpoint = draft.model_copy(
             update={
                 "tensors": tensors,
+                "streams": streams,
                 "shards": tuple(of_rank[0].storage_data for of_rank in results if of_rank),
                 "hyperparameters": only.hyperparameters,
                 "schedule": only.schedule,

@@ -8,6 +8,7 @@ the copy while training goes on.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,11 +33,20 @@ T = TypeVar("T")
 class Checkpoints:
     """One rank's side of a run's checkpoints."""
 
-    def __init__(self, request: RunRequest, state: TrainState, rank: int, began: int) -> None:
+    def __init__(
+        self,
+        request: RunRequest,
+        state: TrainState,
+        rank: int,
+        began: int,
+        streams: Mapping[str, Any] | None = None,
+    ) -> None:
         """Collective: ranks tell each other whether they write into one folder.
 
         Args:
             began: steps that were done when these workers were started.
+            streams: where those are that this rank takes samples of, behind the step that is saved; it
+                changes from step to step.
 
         Raises:
             InputError: checkpoints are asked for, but the ranks' folders are on different disks.
@@ -45,6 +55,7 @@ class Checkpoints:
         self._state = state
         self._rank = rank
         self._began = began
+        self._streams: Mapping[str, Any] = {} if streams is None else streams
         self._saved: frozenset[int] = frozenset()  # after these steps, by these workers
         self._under_way: int | None = None  # after this step, in the background
         self._whole: list[int] = []  # of which nobody was told
@@ -82,7 +93,8 @@ class Checkpoints:
         draft, keep = partial(self._draft, step), self._request.keep
         writer = ShardWriter(target, self._rank, draft, keep, self._saved, self._began)
         copied = None if self._background is None else threading.Event()
-        planner = PartsSavePlanner(held_by(self._state, self._rank), numbers_of(self._state), copied)
+        held, numbers = held_by(self._state, self._rank), numbers_of(self._state)
+        planner = PartsSavePlanner(held, numbers, copied, self._streams)
         if self._background is None or copied is None:
             _save(writer, planner, None)
             self._whole.append(step)

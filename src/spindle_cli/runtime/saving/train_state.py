@@ -1,7 +1,7 @@
 """What a rank's training consists of, apart from the step: what a checkpoint saves, and puts back.
 
-Which samples a step takes follows from the step alone (workload/training/batches.py), so there is nothing of
-them to save.
+Which samples of a map-style dataset a step takes follows from the step alone (workload/training/batches.py);
+where streams are is saved beside it (runtime/loading).
 """
 
 from __future__ import annotations
@@ -128,12 +128,12 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # What may be another when a run goes on: it does not change what is trained.
-_MAY_DIFFER = ("steps", "decay_steps", "shard_optimizer", "compile", "callbacks", "eval_every")
+_MAY_DIFFER = ("steps", "decay_steps", "shard_optimizer", "compile", "callbacks", "eval_every", "loader")
 
 
 def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
     """Refuse to go on with other tasks or train settings than those that the run began with, but for its
-    length, where the optimizer's state is, and whether layers are compiled.
+    length, where the optimizer's state is, whether layers are compiled, and who loads samples.
 
     Raises:
         InputError: naming the first that differs.

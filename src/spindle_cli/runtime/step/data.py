@@ -11,8 +11,8 @@ import queue
 import threading
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,8 +20,8 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
+from spindle_cli.workload.data.reading import BatchSource
 from spindle_cli.workload.graph import IGNORED_LABEL
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.item_draws import DrawsError
 
 if TYPE_CHECKING:
@@ -67,14 +67,21 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """What was loaded of one batch, ready to be copied to the device, and what its losses count."""
+    """What was loaded of one batch, ready to be copied to the device, and what its losses count; `states`: of
+    streams behind it, by task.
+    """
 
     portions: dict[Portion, dict[str, Tensor]]
     counts: Tensor
+    states: dict[str, Any] = field(default_factory=dict)
 
     def joined(self, other: LoadedBatch) -> LoadedBatch:
         """This and other portions of the same batch."""
-        return LoadedBatch({**self.portions, **other.portions}, self.counts + other.counts)
+        return LoadedBatch(
+            {**self.portions, **other.portions},
+            self.counts + other.counts,
+            {**self.states, **other.states},
+        )
 
 
 class Feed:
@@ -82,7 +89,7 @@ class Feed:
 
     def __init__(
         self,
-        batches: Mapping[str, Batches],
+        batches: Mapping[str, BatchSource],
         wanted: tuple[Portion, ...],
         steps: range,
         device: torch.device,
@@ -113,6 +120,7 @@ class Feed:
         self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
+        self.states: dict[str, Any] = {}  # of streams behind the last batch that was taken, by task
 
     def take(self) -> StepBatch:
         """The next batch, on the device.
@@ -126,6 +134,7 @@ class Feed:
         self._taken += 1
         if isinstance(loaded, BaseException):
             raise loaded
+        self.states.update(loaded.states)
         return StepBatch(
             {
                 portion: {
@@ -202,12 +211,14 @@ class Feed:
 
     def _load_all(self, portions: Sequence[Portion], number: int, *, is_ahead: bool = False) -> LoadedBatch:
         loaded = {portion: self._load(portion, number, is_ahead=is_ahead) for portion in portions}
+        tasks = dict.fromkeys(portion.task for portion in portions)
+        states = {task: state for task in tasks if (state := self._batches[task].state) is not None}
         counts = torch.zeros(0) if self._counting is None else self._counting.count(loaded)
         prepared = {
             portion: {name: self._prepare(tensor) for name, tensor in tensors.items()}
             for portion, tensors in loaded.items()
         }
-        return LoadedBatch(prepared, counts)
+        return LoadedBatch(prepared, counts, states)
 
     def _load(self, portion: Portion, number: int, *, is_ahead: bool) -> dict[str, Tensor]:
         batches = self._batches[portion.task]

@@ -40,6 +40,8 @@ class Batches:
     batch are left out of their epoch (and are shuffled into the next).
     """
 
+    state: dict[str, Any] | None = None  # a stream's; which samples a step takes here follows from the step
+
     def __init__(self, task: Task | FlowTask, seed: int) -> None:
         """Raises WorkloadError: the dataset is not map-style, or holds fewer samples than one batch."""
         self.task = task
@@ -170,12 +172,11 @@ def _only(item: Any, fields: Collection[str] | None) -> Any:
     return {name: value for name, value in item.items() if name in fields}
 
 
-def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
-    """A batch of the first `count` samples, or of all if there are fewer; the process's generators go on as
-    if nothing had been drawn.
+def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
+    """A batch of the first `count` samples, or of all if there are fewer; inside of `generators_kept`.
 
     Raises:
-        WorkloadError: they are no batch, or others when they are read again from the same seed.
+        WorkloadError: they are no batch.
     """
     reads, collates = (SeededCalls(0, task.name, what) for what in ("sample", "batch"))
 
@@ -186,16 +187,19 @@ def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
             raise _of_dataset(task, f"sample {index}", error) from error
         return filled(task.name, task.absent, found)
 
-    def read() -> dict[str, Tensor]:
-        items = [item(index) for index in range(min(count, num_samples(task)))]
-        if not items:
-            raise WorkloadError(
-                f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch."
-            )
-        return collates.call(partial(collate, task, items), 0, 0)
+    items = [item(index) for index in range(min(count, num_samples(task)))]
+    if not items:
+        raise WorkloadError(f"task {task.name!r}: the dataset is empty", hint="Give it at least one batch.")
+    return collates.call(partial(collate, task, items), 0, 0)
 
-    with generators_kept():
-        batch, again = read(), read()
+
+def require_same(task: Task | FlowTask, read: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """What is read, if it is the same the second time.
+
+    Raises:
+        WorkloadError: naming the field that is another.
+    """
+    batch, again = read(), read()
     for name, value in batch.items():
         if name not in again or not _is_same(value, again[name]):
             raise WorkloadError(

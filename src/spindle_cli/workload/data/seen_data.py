@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from spindle_cli.files.request import SeenData
+from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.training.batches import num_samples
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept
 from spindle_cli.workload.types import FlowTask, Task
@@ -28,14 +29,17 @@ class Digest(Protocol):
 
 
 def look_at(task: Task | FlowTask) -> SeenData:
-    """A dataset's length, and digests of its first and last sample and two between.
+    """A dataset's length, and digests of its first and last sample and two between; of a stream, one of its
+    first sample.
 
     What a sample draws it draws here from the same seed each time; the process's generators go on as if
     nothing had been drawn.
 
     Raises:
-        WorkloadError: it is not a map-style dataset.
+        WorkloadError: it cannot be read.
     """
+    if is_stream(task):
+        return _look_at_stream(task)
     count = num_samples(task)
     reads = SeededCalls(0, task.name, "sample")
 
@@ -50,9 +54,23 @@ def look_at(task: Task | FlowTask) -> SeenData:
         return SeenData(num_samples=count, samples={index: digest(index) for index in chosen})
 
 
+def _look_at_stream(task: Task | FlowTask) -> SeenData:
+    reads = SeededCalls(0, task.name, "sample")
+    with generators_kept():
+        try:
+            first = reads.call(lambda: next(iter(task.dataset), None))
+        except Exception:  # anything that code of the user's raises
+            return SeenData(num_samples=None, samples={0: UNREADABLE})
+        return SeenData(num_samples=None, samples={0: digest_of(first)})
+
+
 def changes(before: SeenData, now: SeenData) -> tuple[str, ...]:
     """How a dataset differs from what it was, for people; nothing: in nothing that was looked at."""
-    if before.num_samples != now.num_samples:
+    if before.num_samples is None or now.num_samples is None:
+        if before.num_samples != now.num_samples:
+            was, is_ = ("by index", "as a stream") if now.num_samples is None else ("as a stream", "by index")
+            return (f"it was read {was}, and is {is_} now",)
+    elif before.num_samples != now.num_samples:
         return (f"it had {before.num_samples:,} samples, and has {now.num_samples:,} now",)
     return tuple(
         f"sample {index:,} is another than it was"

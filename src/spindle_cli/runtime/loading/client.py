@@ -1,0 +1,107 @@
+"""A rank's side: samples of batches that another process loads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError
+from spindle_cli.runtime.loading import wire
+from spindle_cli.runtime.loading.failure import Failure
+from spindle_cli.runtime.loading.packed import PackedBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_DIES_WITHIN_S = 2.0  # after its socket is closed
+
+
+class NodeBatches:
+    """A task's batches, as `Batches` gives them, from the process that loads them for this node.
+
+    Steps are asked for in order. `state`: where the dataset is behind the last batch that was asked for.
+    """
+
+    draws = False  # in that process
+
+    def __init__(self, task: str, address: str, child: int | None) -> None:
+        """`child`: the process, if it is this one's own."""
+        self._task = task
+        self._child = child
+        self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connection.connect(address)
+        self._lock = threading.Lock()
+        self._held: tuple[int, PackedBatch] | None = None
+        self._error: SpindleError | None = None
+        self.state: dict[str, Any] | None = None
+
+    def rows(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """Samples [first, last) of a step's batch; only the named fields if given.
+
+        Raises:
+            SpindleError: it could not be loaded, or whoever loads it has died.
+        """
+        with self._lock:
+            if self._held is None or self._held[0] != step:
+                self._ask(step)
+            assert self._held is not None
+            return self._held[1].rows(first, last, fields)
+
+    def rows_without_draws(
+        self, step: int, first: int, last: int, fields: Collection[str] | None = None
+    ) -> dict[str, Tensor]:
+        """The same: nothing is drawn in this process."""
+        return self.rows(step, first, last, fields)
+
+    def close(self) -> None:
+        """Take no more."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def _ask(self, step: int) -> None:
+        if self._held is not None:
+            self._held[1].close()
+            self._held = None
+        if self._error is not None:
+            raise self._error
+        try:
+            wire.ask(self._connection, step)
+            answer = wire.answered(self._connection)
+        except ConnectionError:
+            answer = None
+        if answer is None:
+            self._error = self._lost()
+            raise self._error
+        document, descriptor = answer
+        if descriptor is None:
+            self._error = Failure(**document["failure"]).raised()
+            raise self._error
+        self._held = step, PackedBatch.from_json(descriptor, document["fields"])
+        self.state = document["state"]
+
+    def _lost(self) -> SpindleError:
+        if self._child is None:
+            return PeerLostError(f"lost contact with the process that loads task {self._task!r}")
+        until = time.monotonic() + _DIES_WITHIN_S
+        status = 0
+        while time.monotonic() < until:
+            with suppress(ChildProcessError):
+                ended, status = os.waitpid(self._child, os.WNOHANG)
+                if ended:
+                    break
+            time.sleep(0.01)
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
+        return RunFailedError(
+            f"task {self._task!r}: the process that loads its batches (process {self._child}) {how}",
+            hint="Killed from outside is usually for lack of memory: a smaller `prefetch` in "
+            "`train: {loader: ...}` takes less. Go on from the last checkpoint with --resume.",
+        )

@@ -1,0 +1,342 @@
+"""Batches that another process loads: the same samples in the same order, let go in time, and why not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from helpers import data_toys
+from spindle_cli.errors import InputError, PeerLostError, RunFailedError, WorkloadError
+from spindle_cli.runtime.loading import wire
+from spindle_cli.runtime.loading.client import NodeBatches
+from spindle_cli.runtime.loading.failure import Failure
+from spindle_cli.runtime.loading.packed import PackedBatch
+from spindle_cli.runtime.loading.reader import Reading, start_reader
+from spindle_cli.runtime.loading.shelf import ClosedError, Loaded, Shelf
+from spindle_cli.runtime.loading.start import _listen, _state_of
+from spindle_cli.workload.data.reading import StreamBatches
+from spindle_cli.workload.settings.loader import Loading
+from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.types import Task
+
+SEED = 3
+
+
+def task_of(dataset: Any, **rest: Any) -> Task:
+    return Task("t", nn.Identity(), 4, dataset, **rest)
+
+
+@contextmanager
+def read(
+    task: Task, numbers: range, workers: int = 0, takers: int = 1, **rest: Any
+) -> Iterator[list[NodeBatches]]:
+    """A reader of the task, and its takers."""
+    listener, address = _listen()
+    reading = Reading(task, SEED, Loading(workers, 2), numbers, takers, rest.pop("room", 6), **rest)
+    child = start_reader(reading, listener)
+    listener.close()
+    found = [NodeBatches("t", address, child if taker == 0 else None) for taker in range(takers)]
+    try:
+        yield found
+    finally:
+        for each in found:
+            each.close()
+        with_end(child)
+
+
+def with_end(child: int) -> None:
+    """A process ends by itself, soon."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("the reader did not end")
+
+
+def packed(*values: float) -> Loaded:
+    return Loaded(PackedBatch.of({"x": torch.tensor(values)}), None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.uint8, torch.complex64])
+def test_a_packed_batch_has_every_field_as_it_was(dtype: torch.dtype) -> None:
+    batch = {
+        "a": torch.arange(15).reshape(5, 3).to(dtype),
+        "empty": torch.zeros(5, 0),
+        "b": torch.rand(3, 5).T,
+    }
+    made = PackedBatch.of(batch)
+    for first, last in ((0, 5), (1, 3), (4, 5)):
+        rows = made.rows(first, last)
+        assert rows.keys() == batch.keys()
+        for name, value in batch.items():
+            assert rows[name].dtype == value.dtype
+            assert torch.equal(rows[name], value[first:last])
+    assert made.rows(0, 2, ["b"]).keys() == {"b"}
+    made.close()
+
+
+def test_fields_begin_where_kernels_read_them_at_full_speed() -> None:
+    made = PackedBatch.of(
+        {
+            "a": torch.zeros(65, dtype=torch.uint8),
+            "b": torch.zeros(1),
+            "c": torch.zeros(0),
+            "d": torch.zeros(2),
+        }
+    )
+    assert [field.offset for field in made.fields] == [0, 128, 192, 192]
+    made.close()
+
+
+def test_a_batch_goes_through_a_pickle_of_processes_without_its_values() -> None:
+    value = torch.rand(1000, 100)
+    data = bytes(ForkingPickler.dumps(PackedBatch.of({"x": value})))
+    assert len(data) < 2000
+    assert torch.equal(pickle.loads(data).rows(0, 1000)["x"], value)
+
+
+def test_rows_are_copies() -> None:
+    made = PackedBatch.of({"x": torch.zeros(2)})
+    made.rows(0, 2)["x"] += 1
+    assert made.rows(0, 2)["x"].tolist() == [0, 0]
+    made.close()
+
+
+def test_a_batch_is_let_go_when_all_takers_have_asked_for_a_later_one() -> None:
+    shelf = Shelf(5, 3, range(2))
+    first, second = packed(1), packed(2)
+    shelf.put(first)
+    shelf.put(second)
+    assert shelf.take(0, 5) is first and shelf.take(0, 6) is second
+    assert first.batch.rows(0, 1)["x"].tolist() == [1]  # the other taker has not had it
+    assert shelf.take(1, 5) is first
+    assert shelf.take(1, 6) is second
+    with pytest.raises(OSError):
+        os.fstat(first.batch.descriptor)
+    shelf.leave(0)
+    shelf.leave(1)
+    with pytest.raises(OSError):
+        os.fstat(second.batch.descriptor)
+
+
+def test_a_shelf_holds_as_many_batches_as_it_has_room_for() -> None:
+    shelf = Shelf(0, 2, range(1))
+    shelf.put(packed(0))
+    shelf.put(packed(1))
+    putting = threading.Thread(target=shelf.put, args=(packed(2),), daemon=True)
+    putting.start()
+    shelf.take(0, 0)
+    putting.join(0.2)
+    assert putting.is_alive()
+    shelf.take(0, 1)
+    putting.join(5)
+    assert not putting.is_alive()
+    shelf.leave(0)
+    with pytest.raises(ClosedError):
+        shelf.put(packed(3))
+
+
+def test_a_taker_that_has_gone_holds_nobody_up() -> None:
+    shelf = Shelf(0, 1, range(2))
+    shelf.put(packed(0))
+    shelf.take(0, 0)
+    shelf.leave(1)
+    shelf.take(0, 0)
+    putting = threading.Thread(target=shelf.put, args=(packed(1),), daemon=True)
+    putting.start()
+    assert isinstance(shelf.take(0, 1), Loaded)
+    shelf.leave(0)
+
+
+def test_batches_before_a_failure_are_handed_out() -> None:
+    shelf = Shelf(0, 3, range(1))
+    first, failure = packed(0), Failure("why", None, "RunFailedError")
+    shelf.put(first)
+    shelf.fail(failure)
+    assert shelf.take(0, 0) is first
+    assert shelf.take(0, 1) is failure
+    shelf.leave(0)
+
+
+def test_the_other_side_gone_is_no_answer() -> None:
+    one, other = socket.socketpair()
+    wire.ask(one, 2**40)
+    assert wire.asked(other) == 2**40
+    made = PackedBatch.of({"x": torch.tensor([1.0, 2.0])})
+    wire.answer(other, {"fields": made.to_json()}, made.descriptor)
+    made.close()
+    answer = wire.answered(one)
+    assert answer is not None and answer[1] is not None
+    received = PackedBatch.from_json(answer[1], answer[0]["fields"])
+    assert received.rows(1, 2)["x"].tolist() == [2.0]
+    received.close()
+    wire.answer(other, {"failure": {}}, None)
+    assert wire.answered(one) == ({"failure": {}}, None)
+    other.close()
+    assert wire.answered(one) is None
+    one.close()
+
+
+def test_what_ours_raises_keeps_its_kind_and_what_users_raise_has_its_place(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours = Failure.of("t", WorkloadError("bad items", hint="do so")).raised()
+    assert (type(ours), ours.message, ours.hint) == (WorkloadError, "bad items", "do so")
+    assert type(Failure.of("t", PeerLostError("gone")).raised()) is RunFailedError
+    try:
+        data_toys.ByIndex(fails_at=2)[2]
+    except ValueError as error:
+        error.add_note("at sample 2")
+        theirs = Failure.of("t", error).raised()
+    assert type(theirs) is RunFailedError
+    assert "data_toys.py:" in theirs.message
+    assert theirs.message.endswith(
+        "task 't': its dataset raised ValueError: sample 2 is broken\n  at sample 2"
+    )
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_and_draws_are_those_of_one_process(workers: int) -> None:
+    task = task_of(data_toys.ByIndex())
+    plain = Batches(task, SEED)
+    with read(task, range(3, 9), workers, takers=2) as (one, other):
+        for number in range(3, 9):  # over the end of the first of its epochs of 5
+            expected = plain.rows(number, 0, 4)
+            assert torch.equal(one.rows(number, 1, 3, ["x"])["x"], expected["x"][1:3])
+            assert torch.equal(other.rows(number, 0, 4)["y"], expected["y"])
+            assert torch.equal(one.rows(number, 0, 1)["x"], expected["x"][:1])
+        assert one.state is None and not one.draws
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("dataset", [data_toys.Stream(), data_toys.Stateful()], ids=["stream", "stateful"])
+def test_a_stream_goes_on_where_it_was_with_the_same_draws(dataset: Any, workers: int) -> None:
+    task = task_of(dataset)
+    plain = StreamBatches(task, SEED, Loading(workers, 2))
+    expected = [plain.rows(number, 0, 4) for number in range(9)]
+    with read(task, range(6), workers) as (one,):
+        for number in range(3):
+            assert torch.equal(one.rows(number, 0, 4)["x"], expected[number]["x"])
+        state = one.state
+        one.rows(3, 0, 4)
+    assert state is not None and state["workers"] == workers
+    with read(task, range(3, 9), workers, state=state) as (one,):
+        for number in range(3, 9):  # into the next epoch
+            assert torch.equal(one.rows(number, 0, 4)["x"], expected[number]["x"]), number
+    with read(task, range(3, 9), workers) as (one,):  # without a state: read from its beginning
+        assert torch.equal(one.rows(3, 0, 4)["x"], expected[3]["x"])
+
+
+def test_a_stream_read_by_another_number_of_workers_is_not_gone_on_with() -> None:
+    states = {"t": {"workers": 2}}
+    assert _state_of(task_of([]), states, 2) == {"workers": 2}
+    assert _state_of(task_of([]), {}, 1) is None
+    with pytest.raises(InputError, match=r"read by 2 loader workers .* now says 3"):
+        _state_of(task_of([]), states, 3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_item_that_raises_is_told_to_every_taker_when_its_batch_is_taken(workers: int) -> None:
+    order = Batches(task_of(data_toys.ByIndex()), SEED)
+    task = task_of(data_toys.ByIndex(fails_at=order.indices(2)[1]))
+    with read(task, range(4), workers, takers=2) as takers:
+        for taker in takers:
+            taker.rows(0, 0, 4)
+            taker.rows(1, 0, 4)
+            with pytest.raises(RunFailedError, match=r"data_toys.py:\d+: task 't': its dataset raised Val"):
+                taker.rows(2, 0, 4)
+
+
+def test_a_worker_that_is_killed_is_named_with_the_signal() -> None:
+    order = Batches(task_of(data_toys.ByIndex()), SEED)
+    task = task_of(data_toys.Killed(fails_at=order.indices(1)[0]))
+    with (
+        read(task, range(4), workers=1) as (one,),
+        pytest.raises(
+            RunFailedError, match=r"task 't': its loader worker \(process \d+\) was killed by SIGKILL"
+        ),
+    ):
+        for number in range(4):
+            one.rows(number, 0, 4)
+
+
+def test_a_reader_that_is_killed_is_named_by_its_parent_alone() -> None:
+    with read(task_of(data_toys.ByIndex(decode_s=0.05)), range(4), takers=2) as (one, other):
+        assert one._child is not None
+        os.kill(one._child, signal.SIGKILL)
+        with pytest.raises(RunFailedError, match=r"loads its batches \(process \d+\) was killed by SIGKILL"):
+            one.rows(3, 0, 4)
+        with pytest.raises(PeerLostError, match="lost contact with the process that loads task 't'"):
+            other.rows(3, 0, 4)
+
+
+def test_workers_that_read_the_same_samples_are_refused() -> None:
+    with (
+        read(task_of(data_toys.Stream(sharded=False)), range(4), workers=2) as (one,),
+        pytest.raises(WorkloadError, match="several loader workers read the same samples of the stream"),
+    ):
+        one.rows(0, 0, 4)
+        one.rows(1, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "number", "message"),
+    [
+        (data_toys.Stream(3), 0, "ends before it has given a batch of 4 samples"),
+        (
+            data_toys.Stream(9, once=True),
+            2,
+            r"gives no batch of 4 samples when it is read again \(pass 2\)",
+        ),
+    ],
+)
+def test_a_stream_without_another_batch_is_one_message(dataset: Any, number: int, message: str) -> None:
+    with read(task_of(dataset), range(4)) as (one,), pytest.raises(WorkloadError, match=message):
+        for each in range(number + 1):
+            one.rows(each, 0, 4)
+
+
+def test_workers_end_with_their_reader() -> None:
+    with read(task_of(data_toys.ByIndex(decode_s=0.05)), range(4), workers=2) as (one,):
+        one.rows(0, 0, 4)
+        assert one._child is not None
+        children = children_of(one._child)
+        assert len(children) == 2
+        os.kill(one._child, signal.SIGKILL)
+        until = time.monotonic() + 10
+        while any(map(is_alive, children)) and time.monotonic() < until:
+            time.sleep(0.01)
+        assert not any(map(is_alive, children))
+
+
+def children_of(process: int) -> list[int]:
+    import psutil
+
+    return [child.pid for child in psutil.Process(process).children()]
+
+
+def is_alive(process: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
