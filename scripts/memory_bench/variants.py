@@ -48,6 +48,7 @@ VARIANTS = {
         Variant("bf16-autocast", _AUTOCAST),
         Variant("recomputed", recompute=True),
         Variant("recomputed, bf16-autocast", _AUTOCAST, recompute=True),
+        Variant("loss in chunks", {"loss_chunks": 8}),
         Variant("tp 2", tp=2),
         Variant("tp 2, bf16, accumulate 2", {**_BF16, "accumulate": 2}, tp=2),
         Variant("tp 2, bf16-autocast", _AUTOCAST, tp=2),

@@ -14,7 +14,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.launch.checks import compiled_otherwise
+from spindle_cli.launch.checks import chunked_otherwise, compiled_otherwise
 from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.starting.network import (
@@ -192,6 +192,21 @@ def test_layers_compiled_otherwise_than_measured_are_said() -> None:
     assert "layers as they are, and they run compiled by inductor" in line
     (line,) = compiled_otherwise(compiled, plain)
     assert "layers compiled by inductor, and they run as they are" in line
+
+
+def test_losses_in_other_chunks_than_planned_are_said() -> None:
+    plan = two_towers()[1]
+    auto, four = TrainSettings(), TrainSettings(loss_chunks=4)
+    first = plan.metaops[0].model_copy(update={"loss_chunks": {8: 2}})
+    chunked = plan.model_copy(update={"loss_chunks": "auto", "metaops": (first, *plan.metaops[1:])})
+    small = plan.model_copy(update={"loss_chunks": "auto"})
+    # An earlier plan says nothing, and a small loss is in one go either way.
+    assert chunked_otherwise(plan, auto) == chunked_otherwise(chunked, auto) == ()
+    assert chunked_otherwise(small, TrainSettings(loss_chunks=1)) == ()
+    (line,) = chunked_otherwise(plan, four)
+    assert "for loss_chunks: 1, and the workload has loss_chunks: 4" in line
+    (line,) = chunked_otherwise(chunked, TrainSettings(loss_chunks=1))
+    assert "for loss_chunks: auto, and the workload has loss_chunks: 1" in line
 
 
 def test_workers_get_the_threads_that_the_curves_were_measured_with(monkeypatch: pytest.MonkeyPatch) -> None:

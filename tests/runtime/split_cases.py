@@ -56,6 +56,15 @@ EXACT = (
     Case("recomputed", SPLIT, "split_toys", recompute=RECOMPUTED),
     Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}),
     Case("accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED, "accumulate": 2}),
+    Case("chunks", SPLIT, "split_toys", train={**ADAMW, "loss_chunks": 2}),
+    Case(
+        "chunks-recomputed",
+        SPLIT,
+        "split_toys",
+        args=FROZEN,
+        train={**CLIPPED, "accumulate": 2, "loss_chunks": 5},
+        recompute=RECOMPUTED,
+    ),
     *(Case(f"random-{seed}", split_at_random(seed, 4), "split_toys") for seed in range(4)),
 )
 # A run that is cut short after its second step, and goes on by the same plan and by others.

@@ -16,7 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from bench_memory import Row, rows
 
 # Each word of the variants' names once or twice; scripts/bench_memory.py measures all of them.
-NAMES = ("whole optimizer state", "recomputed, bf16-autocast", "tp 2, bf16, accumulate 2", "tp 2, recomputed")
+NAMES = (
+    "whole optimizer state",
+    "loss in chunks",
+    "tp 2, bf16, accumulate 2",
+    "tp 2, recomputed",
+)
 
 
 @pytest.fixture(scope="module")

@@ -113,6 +113,18 @@ def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def chunked_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
+    """Where losses are not computed in chunks as the plan expects, for people."""
+    has_chunks = any(metaop.loss_chunks for metaop in plan.metaops)
+    may_have = isinstance(train.loss_chunks, int) and train.loss_chunks > 1
+    if plan.loss_chunks == train.loss_chunks or not (has_chunks or may_have):
+        return ()
+    return (
+        f"the plan's times and memory are for loss_chunks: {plan.loss_chunks}, and the workload has "
+        f"loss_chunks: {train.loss_chunks}: predictions may be off; profile and plan again",
+    )
+
+
 def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
     """Buffers that will not be those of one process, for people."""
     from spindle_cli.workload.splitting.shared_statistics import shared_statistics

@@ -24,6 +24,7 @@ from spindle_cli.launch.build import (
 )
 from spindle_cli.launch.checks import (
     FoundWorkload,
+    chunked_otherwise,
     compiled_otherwise,
     find_workload,
     kept_by_device,
@@ -145,6 +146,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     return (
         *missing_devices(prepared.plan, launch.processes),
         *compiled_otherwise(prepared.plan, prepared.workload.train),
+        *chunked_otherwise(prepared.plan, prepared.workload.train),
         *kept_by_device(prepared.workload),
     )
 

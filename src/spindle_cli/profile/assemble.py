@@ -105,6 +105,7 @@ def assemble(
         gradient_bytes_per_param=train.gradient_bytes_per_param,
         clips_gradients=train.clip_norm is not None,
         accumulate=train.accumulate,
+        loss_chunks=train.loss_chunks,
         optimizer_s_per_byte=optimizer_s_per_byte,
         processor=processor or ProcessorCosts(),
         noise=noise,
@@ -172,6 +173,7 @@ class _MetaOpAssembly:
             coupled=metaop.coupled,
             flops_per_op=self._mean(self._times.flops[self._ref(op)] for op in self._ops),
             batch_sums=sums,
+            loss_chunks=self._loss_chunks(valid),
             curve=tuple(
                 sorted(
                     (
@@ -251,6 +253,12 @@ class _MetaOpAssembly:
                     for num_bytes in sorted({each.num_bytes for each in sums})
                 )
         return ()
+
+    def _loss_chunks(self, valid: Sequence[int]) -> dict[int, int]:
+        """By the samples of a share, how many chunks its loss is computed in, where there are several."""
+        found = {self._batch_size // dp: self._timings(dp) for dp in reversed(valid)}
+        chunks = {rows: max(each.loss_chunks for each in ops) for rows, ops in found.items() if ops}
+        return {rows: count for rows, count in chunks.items() if count > 1}
 
     def _with_sums(self, point: CurvePoint, sums: Sequence[BatchSum]) -> CurvePoint:
         """A point of the op's own work with what its shares sum, over neighbours."""

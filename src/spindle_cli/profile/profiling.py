@@ -13,6 +13,7 @@ from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.compiled import require_compiler
+from spindle_cli.operators.heads.chunked import whole_losses
 from spindle_cli.operators.tensor_parallel import kept_whole
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.process.environment import chosen_threads
@@ -119,6 +120,7 @@ def profile_workload(
         precision=train.precision,
         compile=train.compile,
         float32_matmul=train.float32_matmul,
+        loss_chunks=train.loss_chunks,
     )
     profile = measure(
         analysed,
@@ -129,6 +131,7 @@ def profile_workload(
         note=audience.note,
         reused=reused,
     )
+    _say_what_is_in_chunks(profile, audience)
     if cluster_out is not None:
         write_cluster(cluster_out, profile)
     return profile
@@ -189,6 +192,7 @@ def estimate_profile(
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
     analysed = _checked(analysed, CheckSettings(losses_only=True) if check else None, audience)
     profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
+    _say_what_is_in_chunks(profile, audience)
     write_json(out, profile)
     return profile
 
@@ -210,6 +214,18 @@ def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience
     if degrees:
         for line in kept_whole(analysed.graph):
             audience.note(line)
+    for line in whole_losses(analysed.graph, analysed.loaded.train.loss_chunks):
+        audience.note(line)
+
+
+def _say_what_is_in_chunks(profile: Profile, audience: Audience) -> None:
+    for metaop in profile.metaops:
+        if metaop.loss_chunks:
+            rows = max(metaop.loss_chunks)
+            count = metaop.loss_chunks[rows]
+            audience.note(
+                f"{metaop.name}: its loss is computed in {count} chunks of a share of {rows} samples"
+            )
 
 
 def _share_of_cores(device: DeviceType, processes: int, cluster: Cluster | None) -> int:

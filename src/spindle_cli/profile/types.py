@@ -14,8 +14,10 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.fitted import Fit
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
+from spindle_cli.workload.file import LossChunks
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -105,27 +107,6 @@ class OpMemory(Model):
         )
 
 
-class FitSegment(Model):
-    """One segment of the piecewise alpha-beta fit.
-
-    T(n) = alpha_s + beta_s + gamma_s / n for from_n <= n <= to_n.
-    """
-
-    from_n: int
-    to_n: int
-    alpha_s: float
-    beta_s: float
-    gamma_s: float
-
-
-class Fit(Model):
-    """The fitted curve and how far it is off: leave a measured point out, predict it, relative error."""
-
-    segments: tuple[FitSegment, ...]
-    leave_one_out_error: float | None = None  # median over the points; None with too few to leave one out
-    worst_error: float | None = None
-
-
 class MetaOp(Model):
     """What both a profile and a plan say of a MetaOp. Bytes are for the whole batch."""
 
@@ -160,6 +141,8 @@ class MetaOp(Model):
     component: str | None = None
     # what an op sums over its shares inside of its passes, where there are several
     batch_sums: tuple[BatchSum, ...] = ()
+    # {samples of a share: chunks that its loss is computed in}, of those that are not computed in one go
+    loss_chunks: dict[int, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
 
 
 class MetaOpProfile(MetaOp):
@@ -301,13 +284,14 @@ class OpTiming(Model):
     `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
     entry where only one process counts. `activation_bytes`: kept from forward to backward by this share, with
     the fields of the batch. `memory`: what the share takes, where that was looked at. `batch_sums`: what it
-    sums with the other shares.
+    sums with the other shares. `loss_chunks`: how many chunks its loss is computed in.
     """
 
     slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
     activation_bytes: Bytes
     memory: ShareMemory | None = None
     batch_sums: tuple[BatchSum, ...] = ()
+    loss_chunks: Annotated[int, Field(ge=1)] = 1
 
     def on(self, num_devices: int) -> PhaseTimes:
         """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
@@ -347,6 +331,8 @@ class TrainedArtifact(Artifact):
     clips_gradients: bool = False
     # batches of every task in one step, whose gradients are added up
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    # how losses with wide values are computed, as the train settings say: in chunks by size, or in so many
+    loss_chunks: LossChunks = 1
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
     optimizer_s_per_byte: Ratio = 0.0
     processor: ProcessorCosts = Field(default_factory=ProcessorCosts)

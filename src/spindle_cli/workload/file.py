@@ -22,6 +22,7 @@ Precision = Literal["full", "bf16-autocast", "bf16"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Reduce = Literal["float32", "parameters"]
 MatmulPrecision = Literal["highest", "high", "medium"]
+LossChunks = Literal["auto"] | Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class CallbackSettings(Model):
@@ -66,6 +67,9 @@ class TrainSettings(RampSettings):
     `callbacks`: who follows the run. `eval_every`: tasks that have an `eval_dataset` are evaluated after
     every so many steps; None: after the last step alone. Neither changes what is trained.
     `loader`: by how many processes samples are loaded, and how far ahead.
+    `loss_chunks`: how many chunks a share of a loss is computed in, where its widest value (the logits of a
+    large vocabulary) is cut: 'auto': none larger than the parameters that make it, or than 64 MiB; a number:
+    so many, as far as there are samples or tokens to cut; 1: in one go.
     """
 
     optimizer: Annotated[str, Field(min_length=1)] = "AdamW"
@@ -86,6 +90,7 @@ class TrainSettings(RampSettings):
     callbacks: tuple[CallbackSettings, ...] = ()
     eval_every: Annotated[int, Field(ge=1)] | None = None
     loader: LoaderSettings = Field(default_factory=LoaderSettings)
+    loss_chunks: LossChunks = "auto"
 
     @model_validator(mode="before")
     @classmethod

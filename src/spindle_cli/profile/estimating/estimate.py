@@ -70,7 +70,7 @@ def estimate(analysed: Analysed, settings: EstimateSettings, console: Console) -
         for job, work, memory in _count_all(analysed, table, settings.precision, 1):
             steps.start(job.label)
             timings[job.key] = _timing(work, memory, settings)
-            flops[job.key] = work.forward_flops
+            flops[job.key] = _forward_flops(graph, job, work, settings.precision)
             steps.done()
         for degree in degrees_on(settings.cluster):
             works = _count_all(analysed, table, settings.precision, degree)
@@ -116,7 +116,15 @@ def _count_all(
             continue
 
         def count(job: Job, task: TaskGraph = task, op: Op = op, split: LayerSplit | None = split) -> Work:
-            return count_work(task, op, job.rows, precision, split, sums_shares=job.sums_shares)
+            return count_work(
+                task,
+                op,
+                job.rows,
+                precision,
+                split,
+                sums_shares=job.sums_shares,
+                loss_chunks=train.loss_chunks,
+            )
 
         for sums_shares, alike in groupby(sorted(group, key=_sums_shares), _sums_shares):
             jobs = list(alike)
@@ -129,6 +137,14 @@ def _count_all(
                     yield job, many if job is most else few, memory
                 else:
                     yield job, between(few, many, fewest.rows, most.rows, job.rows) or count(job), None
+
+
+def _forward_flops(graph: WorkloadGraph, job: Job, work: Work, precision: Precision) -> float:
+    """Of the forward pass alone; that of a loss in chunks makes gradients too."""
+    if work.loss_chunks == 1:
+        return work.forward_flops
+    task = graph.tasks[job.op.task]
+    return count_work(task, task.ops[job.op.op], job.rows, precision).forward_flops
 
 
 def _sums_shares(job: Job) -> bool:
@@ -152,6 +168,7 @@ def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, 
         activation_bytes=round(work.activation_bytes),
         memory=memory,
         batch_sums=work.batch_sums.as_batch_sums(),
+        loss_chunks=work.loss_chunks,
     )
 
 

@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from spindle_cli.operators.batch_norm import summing_over
+from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
@@ -20,7 +21,6 @@ from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.precision import computing, widen_gradients
 from spindle_cli.workload.unread import Unread
 
@@ -42,9 +42,11 @@ def fake_memory(
     group; with `sums_shares`: of one of several shares, over which batch norms sum their statistics.
     """
     is_cast = train.precision == "bf16-autocast"
-    module = op_module(task, op)
+    timed = timed_op(task, op, rows, train.loss_chunks)
+    module = timed.module
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
+        more = timed.more_arguments(torch.device("cpu"))
         state = fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         inputs = [fake_input(spec, rows) for spec in specs]
@@ -57,7 +59,7 @@ def fake_memory(
             _copying_gradients(module, split),
             summing_over(module, group),
         ):
-            result = functional_call(module, dict(state), tuple(inputs))
+            result = functional_call(module, dict(state), (*inputs, *more))
         return result if isinstance(result, tuple) else (result,)
 
     held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())

@@ -44,6 +44,7 @@ from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.stand_ins import Analysed
 from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits, slowest_of, summarise
 from spindle_cli.profile.types import Device, Measurements, Noise, OpTiming, ProcessorCosts, Profile, Source
+from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.file import Precision as TrainPrecision
 from spindle_cli.workload.graph import WorkloadGraph
 
@@ -78,6 +79,7 @@ class MeasureSettings:
     precision: TrainPrecision = "full"
     compile: str | None = None
     float32_matmul: str | None = None
+    loss_chunks: LossChunks = "auto"
     degrees: tuple[int, ...] = ()
     cluster: Cluster | None = None
     accepts_noise: bool = False
@@ -94,6 +96,7 @@ class MeasureSettings:
             "precision": "float32" if self.precision == "full" else self.precision,
             "time_limit_s": self.limits.max_s,
             "spread_bound": self.limits.spread,
+            "loss_chunks": self.loss_chunks,
         }
         if self.compile is not None:
             found["compile"] = self.compile
@@ -302,6 +305,7 @@ class _Measuring:
             activation_bytes=seen.activation_bytes,
             memory=seen.memory,
             batch_sums=seen.sums.as_batch_sums() if job.sums_shares else (),
+            loss_chunks=seen.loss_chunks,
         )
 
 

@@ -67,13 +67,15 @@ class MeasureOptimizer:
 class Prepared:
     """The op is warm: seconds of one run, bytes kept from forward to backward, all that it takes of memory.
 
-    `sums`: what a part of a split op would have to sum with the others.
+    `sums`: what a part of a split op would have to sum with the others. `loss_chunks`: in how many its loss
+    is computed.
     """
 
     run_s: float
     activation_bytes: int
     memory: ShareMemory
     sums: SplitSums
+    loss_chunks: int = 1
 
 
 @dataclass(frozen=True)

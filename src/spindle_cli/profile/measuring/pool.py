@@ -42,13 +42,14 @@ _GOODBYE_S = 2.0
 @dataclass(frozen=True)
 class JobSamples:
     """What the workers saw of one job: a sample per repeat, by worker; bytes that one share keeps; what one
-    part of a split op has to sum with the others.
+    part of a split op has to sum with the others; in how many chunks a loss is computed.
     """
 
     per_process: tuple[tuple[Sample, ...], ...]
     activation_bytes: int
     memory: ShareMemory
     sums: SplitSums
+    loss_chunks: int = 1
 
 
 class DoesNotFitError(Exception):
@@ -128,7 +129,8 @@ class WorkerPool:
         self._lockstep.num_repeats.value = 0
         measured = self._ask(Measure(runs, limits), Measured)
         samples = tuple(reply.samples for reply in measured)
-        return JobSamples(samples, prepared[0].activation_bytes, prepared[0].memory, prepared[0].sums)
+        first = prepared[0]
+        return JobSamples(samples, first.activation_bytes, first.memory, first.sums, first.loss_chunks)
 
     def measure_link(self) -> MeasuredLink:
         """Time messages between neighbours (0 and 1, 2 and 3, ...), all at once as in training; the first's.

@@ -43,6 +43,7 @@ class Reused:
         """
         before: dict[str, Any] = {
             "device": self.profile.device.model_dump(),
+            "loss_chunks": 1,
             **self.profile.environment,
             "nproc": self.measurements.nproc,
             "the links of --cluster": self.measurements.links,

@@ -21,6 +21,7 @@ from torch import nn
 from spindle_cli.errors import SpindleError
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.profile.machine.link_speed import measure_link
@@ -46,7 +47,6 @@ from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients
 
 # Copies of an op run one after the other until they touch so many bytes, by kind of device: more than caches
@@ -139,7 +139,8 @@ class _Worker:
         ref = request.job.op
         task = self._graph.tasks[ref.task]
         op = task.ops[ref.op]
-        whole = op_module(task, op).to(self._device)
+        timed = timed_op(task, op, request.job.rows, self._train.loss_chunks)
+        whole = timed.module.to(self._device)
         module: nn.Module = whole
         sums = SumCounter((0,), 0, self._device)
         if request.job.tp > 1:
@@ -152,6 +153,7 @@ class _Worker:
             module = self._compiler.compile_layer(whole, op.target)
         if not request.job.sums_shares:
             module = over_shares(module, whole, None)
+        module = timed.called(module)
         widen_gradients(module.parameters(), self._train)
         module = Computing(module, self._train, self._device.type)
         self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
@@ -163,7 +165,7 @@ class _Worker:
         memory = self._run.memory()
         most = min(MOST_COPIES, int(request.limits.copies_s / max(once_s, 1e-9)))
         self._run.spread(WORKING_SET_BYTES[self._device.type], most)
-        return Prepared(self._run.warm_up(request.limits), kept_bytes, memory, counted)
+        return Prepared(self._run.warm_up(request.limits), kept_bytes, memory, counted, timed.loss_chunks)
 
     def _measure_optimizer(self, request: MeasureOptimizer) -> OptimizerMeasured:
         """A device's part of the model is not known yet, so as much of it as fits a limit stands for it."""

@@ -20,14 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from spindle_cli.operators.batch_norm import summing_over
+from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter
 from spindle_cli.profile.op.tensor_parallel import noting_sums
+from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.unread import Unread
 
 _aten = torch.ops.aten
@@ -60,7 +61,8 @@ class Work:
     """One op on one share: kernels of each direction, and bytes kept from forward to backward.
 
     `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
-    `batch_sums`: what batch norms sum over the shares of the op.
+    `batch_sums`: what batch norms sum over the shares of the op. `loss_chunks`: in how many chunks its loss
+    is computed, whose gradients are made in the forward pass.
     """
 
     forward: tuple[Kernel, ...]
@@ -68,10 +70,11 @@ class Work:
     activation_bytes: float
     summed_bytes: tuple[float, ...] = ()
     batch_sums: SplitSums = _NO_SUMS
+    loss_chunks: int = 1
 
     @property
     def forward_flops(self) -> float:
-        """Floating-point operations of the matrix products of the forward pass."""
+        """Floating-point operations of the matrix products of the forward pass, of a loss in one go."""
         return sum(kernel.flops for kernel in self.forward)
 
 
@@ -83,16 +86,20 @@ def count_work(
     split: LayerSplit | None = None,
     *,
     sums_shares: bool = False,
+    loss_chunks: LossChunks = 1,
 ) -> Work:
     """The work of one op on `rows` samples of its task, forward and backward.
 
     Floating-point tensors count with the bytes that they have in `precision` (at most their own). With
     `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`; with
-    `sums_shares` that of one of several shares, over which batch norms sum their statistics.
+    `sums_shares` that of one of several shares, over which batch norms sum their statistics. `loss_chunks`:
+    of the train settings.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    module = op_module(task, op)
+    timed = timed_op(task, op, rows, loss_chunks)
+    module = timed.module
     with mode:
+        more = timed.more_arguments(torch.device("cpu"))
         state = fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         inputs = [fake_input(spec, rows) for spec in specs]
@@ -103,7 +110,7 @@ def count_work(
         counted = SumCounter((0,), 0, torch.device("cpu"))
         group = counted if sums_shares else None
         with saved, noting_sums(module, split) as sums, summing_over(module, group):
-            result = functional_call(module, dict(state), tuple(inputs))
+            result = functional_call(module, dict(state), (*inputs, *more))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
         forward = counter.take()
@@ -119,6 +126,7 @@ def count_work(
         sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
         tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
         counted.take(),
+        timed.loss_chunks,
     )
 
 

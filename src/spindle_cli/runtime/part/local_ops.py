@@ -11,14 +11,15 @@ from torch import fx, nn
 from spindle_cli.errors import InputError
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.shards import Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op
-from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.precision import convert_module, dtype_in
 
@@ -26,13 +27,14 @@ from spindle_cli.workload.training.precision import convert_module, dtype_in
 @dataclass(frozen=True)
 class Place:
     """How a rank's ops are built: which rank, on which device, with which floating-point dtype (None: that of
-    the workload), and by what their layers are compiled, if at all.
+    the workload), by what their layers are compiled, if at all, and in how many chunks losses are computed.
     """
 
     rank: int
     device: torch.device
     dtype: torch.dtype | None
     compiler: LayerCompiler | None = None
+    loss_chunks: LossChunks = 1
 
 
 class LocalOps:
@@ -55,11 +57,18 @@ class LocalOps:
         self._place = place
         self._wired = tuple(wired)
         self._names = {id(parameter): name for name, parameter in table.parameters.items()}
+        # Made while all parameters have their shapes.
+        self._modules = {each.index: self._modules_of(each) for each in self._wired}
         self.leaves = self._take_leaves()
 
     def slices(self) -> dict[int, LocalSlice]:
         """The rank's slices, by index."""
         return {wired.index: self._slice(wired) for wired in self._wired}
+
+    def _modules_of(self, wired: WiredSlice) -> tuple[fx.GraphModule, ...]:
+        first, last = wired.layout.rows_of(self._place.rank)
+        setting = self._place.loss_chunks
+        return tuple(loss_in_chunks(wired.task, op, last - first, setting).module for op in wired.ops)
 
     def _take_leaves(self) -> dict[str, nn.Parameter]:
         """Every leaf of this rank, on its device, in the workload's order."""
@@ -92,7 +101,7 @@ class LocalOps:
         if wired.piece.tp > 1:
             ranks = wired.layout.holders(wired.layout.share_of[rank])
             group = TensorGroup(ranks, wired.layout.member_of(rank), device)
-        modules = tuple(share_module(wired.task, op) for op in wired.ops)
+        modules = self._modules[wired.index]
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(

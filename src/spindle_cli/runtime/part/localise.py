@@ -103,7 +103,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     dtype = dtype_of(request, train)
     wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
     own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
-    ops = LocalOps(table, cuts, splits, own, Place(rank, device, dtype, LayerCompiler.of(train)))
+    place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
+    ops = LocalOps(table, cuts, splits, own, place)
     slices = ops.slices()
     loaded.initial.fill(initial_parts(ops.leaves, cuts))
     return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts, groups)

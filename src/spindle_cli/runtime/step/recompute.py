@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from spindle_cli.operators.batch_norm import OverShares
+from spindle_cli.operators.heads.chunked import values_only
 from spindle_cli.runtime.step.held_state import HeldState
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class ChangedState:
     @contextmanager
     def _first(self) -> Iterator[None]:
         before = HeldState(self._module, _copy_once_written)
-        yield
+        with values_only(self._module):
+            yield
         before.forget_unchanged(_share_memory)  # until the backward pass
         self.before = before
 

@@ -1,0 +1,1 @@
+"""Losses over a large vocabulary: computed in chunks, or with the vocabulary cut."""

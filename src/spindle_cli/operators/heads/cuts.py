@@ -1,0 +1,154 @@
+"""Along what a loss's widest part may be cut, shown by the rules that also say what may be split over a
+batch.
+
+Two ways: rows (samples, or the tokens of all samples where they lie in one dimension), and inside of one row
+its positions. Each is shown on the part as it is, with its inputs cut in this way: what it gives then adds up
+to what it gives for all of them, or is a mean of equal parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from spindle_cli.operators.heads.region import NotInPartsError, Region
+from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
+from spindle_cli.workload.splitting.examine import Inputs, examine
+from spindle_cli.workload.tracing.observe import Observer
+
+_SIZES = (3, 5)  # to try with: without a common divisor, and none that models have for widths
+
+
+@dataclass(frozen=True)
+class Along:
+    """Where a tensor is cut: entries [first * width, last * width) of dimension `dim`."""
+
+    dim: int
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Inputs that are cut together.
+
+    Attributes:
+        size: how many rows or positions there are.
+        inputs: by position, along what each is cut.
+        is_mean: the parts' results are means, to be weighted by the parts' sizes; else they are added up.
+    """
+
+    size: int
+    inputs: Mapping[int, Along]
+    is_mean: bool
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """How a region may be cut; `positions`: inside of one row."""
+
+    rows: Cut
+    positions: Cut | None
+
+
+def find_cuts(
+    region: Region,
+    module: nn.Module,
+    values: Mapping[fx.Node, Any],
+    doubled: Mapping[fx.Node, Any],
+) -> Cuts:
+    """Along what a region may be cut.
+
+    Args:
+        module: the region; takes its inputs in order.
+        values, doubled: what the op's nodes give for a share, and for one of twice the size.
+
+    Raises:
+        NotInPartsError: not even along its rows.
+    """
+    given = [values[node] for node in region.inputs]
+    along = _rows(given, [doubled[node] for node in region.inputs])
+    rows = _shown(module, given, along)
+    if isinstance(rows, Mixed):
+        raise NotInPartsError(f"its rows depend on each other: {rows}")
+    return Cuts(rows, _positions(module, given, rows))
+
+
+def _rows(given: Sequence[Any], doubled: Sequence[Any]) -> dict[int, Along]:
+    """The inputs that have the samples' rows, along their first dimension."""
+    found: dict[int, int] = {}
+    for position, (one, two) in enumerate(zip(given, doubled, strict=True)):
+        if not isinstance(one, Tensor):
+            if one != two:
+                raise NotInPartsError("it takes a number that grows with the batch")
+        elif one.shape != two.shape:
+            if one.dim() != two.dim() or two.shape != (2 * one.shape[0], *one.shape[1:]):
+                raise NotInPartsError("its inputs do not have their rows along the first dimension")
+            found[position] = one.shape[0]
+    rows = math.gcd(*found.values()) if found else 0
+    if not found or rows not in found.values():
+        raise NotInPartsError("its inputs have no rows in common")
+    return {position: Along(0, size // rows) for position, size in found.items()}
+
+
+def _positions(module: nn.Module, given: Sequence[Any], rows: Cut) -> Cut | None:
+    """The cut inside of one row: along dimension 1, or 0 of what has several entries for each row."""
+    one_row = [
+        item.narrow(0, 0, rows.inputs[position].width) if position in rows.inputs else item
+        for position, item in enumerate(given)
+    ]
+    dims = {position: int(along.width == 1) for position, along in rows.inputs.items()}
+    lengths = {
+        position: one_row[position].shape[dim]
+        for position, dim in dims.items()
+        if one_row[position].dim() > dim + 1 and one_row[position].is_floating_point()
+    }
+    if not lengths:
+        return None
+    length = lengths[max(lengths, key=lambda position: one_row[position].numel())]
+    cut = {
+        position: Along(dim)
+        for position, dim in dims.items()
+        if one_row[position].dim() > dim and one_row[position].shape[dim] == length
+    }
+    found = _shown(module, one_row, cut) if length > 1 else None
+    return found if isinstance(found, Cut) else None
+
+
+def _shown(module: nn.Module, given: Sequence[Any], along: Mapping[int, Along]) -> Cut | Mixed:
+    """The cut of these inputs, or why it is none."""
+    first, one = next(iter(along.items()))
+    size = given[first].shape[one.dim] // one.width
+    sizes = (*_SIZES, size if size > 1 and size not in _SIZES else 7, 1)
+
+    def resized(position: int, item: Any, count: int) -> Any:
+        if not isinstance(item, Tensor):
+            return item
+        shape = list(item.shape)
+        if position in along:
+            shape[along[position].dim] = count * along[position].width
+        return torch.empty(shape, dtype=item.dtype, device="meta")
+
+    arguments: list[Inputs] = [
+        (tuple(resized(position, item, count) for position, item in enumerate(given)), {}) for count in sizes
+    ]
+    states: list[State] = [
+        Batch(along[position].dim, 1, along[position].width) if position in along else WHOLE
+        for position, item in enumerate(given)
+        if isinstance(item, Tensor)
+    ]
+    found = examine(module, arguments, states, sizes, Observer(), module)
+    if found.why_not is not None:
+        return found.why_not
+    if found.results is None:
+        return Mixed("it does not run on other numbers of them")
+    (state,) = found.states
+    if isinstance(state, Mixed):
+        return state
+    if not isinstance(state, Reduced) or state.counted or state.degree not in (0, 1):
+        return Mixed("what it gives is neither a sum nor a mean of theirs")
+    return Cut(size, along, is_mean=state.degree == 0)
