@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.batch_sums import BatchSum
-from spindle_cli.profile.fitted import Fit
+from spindle_cli.profile.fitted import Fit as Fit
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.workload.file import LossChunks
