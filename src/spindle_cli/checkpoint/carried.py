@@ -42,7 +42,7 @@ def require_same_optimizer(
         InputError: it is another, or keeps what was not saved.
         WorkloadError: it cannot be made.
     """
-    has_state = bool(optimizer_keys(checkpoint.tensors))
+    has_state = any(set(keys) - {"ema"} for keys in optimizer_keys(checkpoint.tensors).values())
     compared: set[tuple[str, str]] = set()
     for name, saved_as in carried.kept.items():
         before = checkpoint.choice_of(saved_as)

@@ -15,7 +15,7 @@ from spindle_cli.errors import ExitCode
 from spindle_cli.files.artifact import Artifact, Model
 
 STOP_FILE = "stop"
-CaptureStage = Literal["initial", "gradients", "final", "initial-buffers", "final-buffers"]
+CaptureStage = Literal["initial", "gradients", "final", "average", "initial-buffers", "final-buffers"]
 # Of a run that is not traced: enough to take one that is like the others.
 TIMELINE_STEPS = 3
 
@@ -179,6 +179,7 @@ def capture_path(capture_dir: Path, stage: CaptureStage, rank: int) -> Path:
 
     Not only of those that it is the first to hold: every copy is written, so that a stale one can be told.
     Stages: 'initial' before the first step; 'gradients' of the first step after the gradient sums (parameters
-    that have none are left out); 'final' after the last step; buffers before the first and after the last.
+    that have none are left out); 'final' after the last step, and 'average' of the weights then, where the
+    run keeps one; buffers before the first and after the last.
     """
     return capture_dir / f"rank-{rank:05d}.{stage}.safetensors"

@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
+from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.learning_rates import LearningRates
@@ -142,6 +143,22 @@ class Training:
         self.pool.await_all_parameters()
         self._capture("final", self.model.parameters)
         self._capture("final-buffers", self.model.all_buffers)
+        if self.request.capture_dir is not None and self.optimizers.average is not None:
+            with self.averaged(self.optimizers.average):
+                self._capture("average", self.model.parameters)
+
+    @contextmanager
+    def averaged(self, average: WeightAverage) -> Iterator[None]:
+        """Inside, the parameters are the averages; collective, at its beginning and at its end."""
+        self._exchange(average)
+        yield
+        self._exchange(average)
+
+    def _exchange(self, average: WeightAverage) -> None:
+        average.exchange()
+        if self.masters is not None:
+            self.masters.hand_back()
+        self.pool.hand_on_parameters()
 
     def settle(self) -> None:
         """Look at all steps that are done, and wait until their parameters are in place.

@@ -61,11 +61,12 @@ class CapturedRun:
     final: Captured
     initial_buffers: Captured
     final_buffers: Captured
+    average: Captured | None = None
 
 
 @contextmanager
-def open_run(capture_dir: Path, workers: int) -> Iterator[CapturedRun]:
-    """A run's files, open inside the block.
+def open_run(capture_dir: Path, workers: int, *, averages: bool = False) -> Iterator[CapturedRun]:
+    """A run's files, open inside the block. `averages`: the run keeps an average of the weights.
 
     Raises:
         RunFailedError: a rank has not written one of them, or it is damaged.
@@ -77,6 +78,7 @@ def open_run(capture_dir: Path, workers: int) -> Iterator[CapturedRun]:
             final=_open(capture_dir, "final", workers, stack),
             initial_buffers=_open(capture_dir, "initial-buffers", workers, stack),
             final_buffers=_open(capture_dir, "final-buffers", workers, stack),
+            average=_open(capture_dir, "average", workers, stack) if averages else None,
         )
 
 

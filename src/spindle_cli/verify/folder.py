@@ -41,16 +41,16 @@ def verify_folder(wanted: Path | None) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def captured_bytes(plan: Plan, buffer_bytes: int) -> int:
+def captured_bytes(plan: Plan, buffer_bytes: int, *, averages: bool = False) -> int:
     """At most this many bytes are captured, of the plain run and of every device: parameters in three stages,
-    and buffers (`buffer_bytes` in all) in two.
+    or with `averages` in four, and buffers (`buffer_bytes` in all) in two.
 
     A device is counted with every slice that it runs, although slices may share parameters, and with all
     buffers.
     """
     once = sum(_param_bytes(plan, metaop.name, (0, metaop.num_ops)) for metaop in plan.metaops)
     held = sum(_param_bytes(plan, piece.metaop, piece.ops) * len(piece.devices) for piece in plan.slices)
-    return 3 * (once + held) + 2 * buffer_bytes * (1 + plan.cluster.num_devices)
+    return (3 + averages) * (once + held) + 2 * buffer_bytes * (1 + plan.cluster.num_devices)
 
 
 def buffer_bytes(graph: WorkloadGraph) -> int:

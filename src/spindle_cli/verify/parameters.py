@@ -10,8 +10,10 @@ from torch import Tensor
 
 from spindle_cli.verify.captured import Captured, CapturedRun
 from spindle_cli.verify.tally import Tally
-from spindle_cli.verify.types import SMALL_ELEMENT, Check, Difference, Noise
+from spindle_cli.verify.types import SMALL_ELEMENT, Check, Difference, Noise, What
 
+FINAL: What = "final parameters"
+AVERAGE: What = "average of the weights"
 # From a name and the plan's and the plain run's tensors, as doubles, to the relative difference.
 Measure = Callable[[str, Tensor, Tensor], float]
 
@@ -47,12 +49,35 @@ def compare_noise(plan: CapturedRun, plain: CapturedRun, noise: Collection[str],
 def compare_final(
     plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float
 ) -> tuple[Check, tuple[Noise, ...]]:
-    """Every parameter after the last step: norm of the difference over the norm.
+    """Every parameter after the last step: see `_compare_trained`."""
+    return _compare_trained(FINAL, plan, plain, (plan.final, plain.final), left_out, tolerance)
+
+
+def compare_average(
+    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float
+) -> tuple[Check, ...]:
+    """The average of every parameter after the last step, where the runs keep one: see `_compare_trained`."""
+    if plan.average is None or plain.average is None:
+        return ()
+    both = (plan.average, plain.average)
+    check, _ = _compare_trained(AVERAGE, plan, plain, both, left_out, tolerance)
+    return (check,)
+
+
+def _compare_trained(
+    what: What,
+    plan: CapturedRun,
+    plain: CapturedRun,
+    stages: tuple[Captured, Captured],
+    left_out: Collection[str],
+    tolerance: float,
+) -> tuple[Check, tuple[Noise, ...]]:
+    """Norm of the difference over the norm, of a stage of both runs.
 
     A tensor that is beyond the tolerance is compared once more without the elements whose gradient was small
     but not zero; where that makes the difference, they are in the second result.
     """
-    tally = Tally("final parameters", tolerance)
+    tally = Tally(what, tolerance)
     noise: dict[str, Noise] = {}
 
     def relative(name: str, ours: Tensor, theirs: Tensor) -> float:
@@ -72,7 +97,7 @@ def compare_final(
         return rest
 
     largest_of_all = largest_gradient(plain)
-    _compare(tally, plan.final, plain.final, left_out, relative)
+    _compare(tally, *stages, left_out, relative)
     return tally.check(), tuple(noise.values())
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
@@ -63,6 +64,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     stepped = float32_copies(parameters) if arithmetic.has_copies else parameters
     optimizers = make_optimizers(loaded, stepped)
     schedules = [make_schedule(loaded.train, optimizer) for optimizer in optimizers]
+    average = Averaging.of(loaded.train, stepped)
     loader = loaded.train.loader
     workers = LoaderWorkers(lambda _: die_with_parent())
     batches = {
@@ -95,9 +97,44 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
             for schedule in schedules:
                 if schedule is not None:
                     schedule.step()
+            if average is not None:
+                average.update(step + 1)
             metrics.write(step_metrics(loaded.workload, step, losses, perf_counter() - began).to_line())
     write_tensors(request.capture_dir, "final", parameters)
+    if average is not None:
+        write_tensors(request.capture_dir, "average", average.values(parameters))
     write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """torch's own moving average of what the optimizer steps, by name."""
+
+    model: nn.ParameterList
+    averaged: AveragedModel
+    names: tuple[str, ...]
+    every: int
+
+    @classmethod
+    def of(cls, train: TrainSettings, stepped: Mapping[str, nn.Parameter]) -> Averaging | None:
+        """None where the train settings ask for none."""
+        if train.ema is None:
+            return None
+        model = nn.ParameterList(stepped.values())
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(train.ema.decay))  # type: ignore[no-untyped-call]
+        return cls(model, averaged, tuple(stepped), train.ema.every)
+
+    def update(self, steps_done: int) -> None:
+        """A step has been made."""
+        if steps_done % self.every == 0:
+            self.averaged.update_parameters(self.model)
+
+    def values(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """The averages in the numbers of the parameters; these themselves before the first."""
+        if self.averaged.n_averaged == 0:
+            return dict(parameters)
+        held = dict(zip(self.names, self.averaged.module.parameters(), strict=True))
+        return {name: held[name].detach().to(parameter.dtype) for name, parameter in parameters.items()}
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ What = Literal[
     "gradients of step 1",
     "gradients near zero",
     "final parameters",
+    "average of the weights",
     "buffers",
 ]
 

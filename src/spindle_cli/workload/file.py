@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.workload.names.init_from import InitSources
+from spindle_cli.workload.settings.average import Average
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.loader import LoaderSettings
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
@@ -51,6 +52,7 @@ class TrainSettings(RampSettings):
     `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm
     where theirs is larger; None: never. `schedule`: of the learning rate; without it, and without warm-up
     and decay, it stays `lr`.
+    `ema`: a moving average of the weights, beside them; None: none.
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
     `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
@@ -81,6 +83,7 @@ class TrainSettings(RampSettings):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     schedule: Schedule | None = None
+    ema: Average | None = None
     shard_optimizer: bool = True
     precision: Precision = "full"
     reduce: Reduce | None = None
@@ -169,15 +172,16 @@ class TrainSettings(RampSettings):
         return self.shard_optimizer and any(choice.treats_elements_alone for choice in self.choices)
 
     def state_per_param(self, state: float) -> float:
-        """Bytes that are kept for the update per byte of trained parameter, masters included.
+        """Bytes that are kept for the update per byte of trained parameter, with masters and average.
 
         AdamW 2, SGD 0, SGD with momentum 1; in bf16 6, 2 and 4.
 
         Args:
             state: of the optimizer alone, per byte of what it steps.
         """
-        # Masters and their state have twice the bytes of the parameters.
-        return 2 * (1 + state) if self.precision == "bf16" else state
+        average = 0.0 if self.ema is None else 1.0
+        # Masters, their state and their average have twice the bytes of the parameters.
+        return 2 * (1 + state + average) if self.precision == "bf16" else state + average
 
     @property
     def update_bytes_per_param(self) -> float:

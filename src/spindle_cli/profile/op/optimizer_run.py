@@ -80,6 +80,8 @@ class OptimizerRun:
             for choice in train.choices
         ]
         self._optimizers = [optimizer for optimizer in made if optimizer is not None]
+        self._weights = [parameter.detach() for parameter in self._parameters]
+        self._averages = [] if train.ema is None else [weight.clone() for weight in self._weights]
         self._clock = clock
 
     def warm_up(self, limits: Limits) -> int:
@@ -97,6 +99,8 @@ class OptimizerRun:
         for _ in range(runs):
             for optimizer in self._optimizers:
                 optimizer.step()
+            if self._averages:
+                torch._foreach_lerp_(self._averages, self._weights, 0.5)
             torch._foreach_zero_(self._gradients)
         after = self._clock.mark()
         self._clock.wait()

@@ -126,6 +126,14 @@ class GradientPool:
             if isinstance(bucket, ShardedBucket):
                 self._note(Passing.GATHER, bucket, bucket.start_gather())
 
+    def hand_on_parameters(self) -> None:
+        """Exchange all parameters that are stepped in ranges, outside of a step, and wait. Collective."""
+        for group in sorted(self._buckets):
+            for bucket in self._buckets[group]:
+                if isinstance(bucket, ShardedBucket):
+                    bucket.start_gather()
+                    bucket.finish_gather()
+
     def awaits(self, piece: int, op: int) -> bool:
         """Whether `await_parameters` has anything to wait for."""
         return any(bucket.is_gathering for bucket in self._users.get((piece, op), ()))

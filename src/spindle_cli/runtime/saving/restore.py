@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from spindle_cli.checkpoint.names import (
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
+from spindle_cli.runtime.update.average import AVERAGE_KEY
 from spindle_cli.runtime.update.masters import MASTER_KEY
 from spindle_cli.runtime.update.optimizers import GroupOptimizer
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -56,7 +57,10 @@ def restore(
     load_parts(CheckpointReader(folder, checkpoint), wish.wanted.by_name(), folder)
     if state.masters is not None:
         state.masters.take_parameters()
-    for group, found in zip(state.optimizers.groups, wish.states, strict=True):
+    both = list(zip(state.optimizers.groups, wish.states, strict=True))
+    if state.optimizers.average is not None:
+        state.optimizers.average.resume(checkpoint.step, _averages(both))
+    for group, found in both:
         _hand_over(group, found)
     for key, generator in wish.generators.items():
         if key == random_key("cpu", rank):
@@ -164,6 +168,8 @@ class _Wish:
         dropped = self._kept_by(before) - self._kept_by(group.choice)
         if self._state.masters is None:
             dropped |= {MASTER_KEY}
+        if self._state.optimizers.average is None:
+            dropped |= {AVERAGE_KEY}
         for key in (key for key in self._keys.get(known, ()) if key not in dropped):
             saved = self._tensors[state_key(known, key)]
             is_like_parameter = saved.shape == shape
@@ -195,6 +201,16 @@ class _Wish:
         for name, generator in found.items():
             self.wanted.add(name, generator)  # whose shape has to be that of what was saved
         return found
+
+
+def _averages(
+    found: Iterable[tuple[GroupOptimizer, list[dict[str, Tensor]]]],
+) -> Iterator[tuple[OwnedRange, Tensor]]:
+    """Take what was saved of the weights' average out of the optimizers' state."""
+    for group, states in found:
+        for owned, values in zip(group.owned_ranges, states, strict=True):
+            if (averaged := values.pop(AVERAGE_KEY, None)) is not None:
+                yield owned, averaged
 
 
 def _hand_over(group: GroupOptimizer, found: list[dict[str, Tensor]]) -> None:

@@ -22,6 +22,7 @@ from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.update.average import AVERAGE_KEY
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -88,6 +89,9 @@ def _state_of(owned: OwnedRange, group: GroupOptimizer, state: TrainState) -> It
     """What the optimizer has for an owned range, by its own keys."""
     if state.masters is not None:
         yield MASTER_KEY, owned.tensor
+    average = state.optimizers.average
+    if average is not None and (averaged := average.of(owned)) is not None:
+        yield AVERAGE_KEY, averaged
     for key, value in group.optimizer.state.get(owned.tensor, {}).items():
         if value is not None:  # SGD without momentum
             yield key, torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
@@ -33,9 +34,10 @@ class GroupOptimizer:
 
 @dataclass(frozen=True)
 class Optimizers:
-    """All of a rank's."""
+    """All of a rank's. `average`: of what they step, if the train settings ask for one."""
 
     groups: tuple[GroupOptimizer, ...]
+    average: WeightAverage | None = None
 
     @classmethod
     def of(
@@ -55,12 +57,17 @@ class Optimizers:
             optimizer = make_optimizer(choice, (owned.tensor for owned in own))
             if optimizer is not None:
                 made.append(GroupOptimizer(choice, own, optimizer, make_schedule(train, optimizer)))
-        return cls(tuple(made))
+        average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
+        return cls(tuple(made), average)
 
     def step(self) -> None:
-        """Update the parameters that have gradients, then move every learning rate to the next step."""
+        """Update the parameters that have gradients and the average of all, then move every learning rate to
+        the next step.
+        """
         for group in self.groups:
             group.optimizer.step()
+        if self.average is not None:
+            self.average.update()
         for group in self.groups:
             if group.schedule is not None:
                 group.schedule.step()

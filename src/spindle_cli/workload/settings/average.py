@@ -1,0 +1,28 @@
+"""The moving average of the weights, as a workload file asks for it. No torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from spindle_cli.files.artifact import Model
+
+
+class Average(Model):
+    """An exponential moving average of all trained parameters, beside them.
+
+    After every `every`-th step it becomes `decay` times itself and the rest of the parameters as they are
+    then; the first time, the parameters themselves.
+    """
+
+    decay: Annotated[float, Field(gt=0, lt=1)]
+    every: Annotated[int, Field(ge=1)] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
+        if unknown:
+            raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
+        return data
