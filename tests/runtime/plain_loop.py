@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers.analysed import analysed
-from spindle_cli.verify.plain import make_optimizers, make_schedule
+from spindle_cli.verify.stepping.update import make_optimizers, make_schedule
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.batches import Batches

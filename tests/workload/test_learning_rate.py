@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.verify import plain
+from spindle_cli.verify.stepping import update as plain
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.learning_rate import advance, make_schedule, resume_schedule
 from spindle_cli.workload.optimizing.optimizer import make_optimizer

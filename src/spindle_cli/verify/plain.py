@@ -7,19 +7,15 @@ follow.
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
@@ -29,12 +25,12 @@ from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
-from spindle_cli.workload.building.load import LoadedWorkload, load
+from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule
+from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.loaders import LoaderWorkers
 from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.optimizing.groups import optimizer_groups
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -104,37 +100,6 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     if average is not None:
         write_tensors(request.capture_dir, "average", average.values(parameters))
     write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
-
-
-@dataclass(frozen=True)
-class Averaging:
-    """torch's own moving average of what the optimizer steps, by name."""
-
-    model: nn.ParameterList
-    averaged: AveragedModel
-    names: tuple[str, ...]
-    every: int
-
-    @classmethod
-    def of(cls, train: TrainSettings, stepped: Mapping[str, nn.Parameter]) -> Averaging | None:
-        """None where the train settings ask for none."""
-        if train.ema is None:
-            return None
-        model = nn.ParameterList(stepped.values())
-        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(train.ema.decay))  # type: ignore[no-untyped-call]
-        return cls(model, averaged, tuple(stepped), train.ema.every)
-
-    def update(self, steps_done: int) -> None:
-        """A step has been made."""
-        if steps_done % self.every == 0:
-            self.averaged.update_parameters(self.model)
-
-    def values(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """The averages in the numbers of the parameters; these themselves before the first."""
-        if self.averaged.n_averaged == 0:
-            return dict(parameters)
-        held = dict(zip(self.names, self.averaged.module.parameters(), strict=True))
-        return {name: held[name].detach().to(parameter.dtype) for name, parameter in parameters.items()}
 
 
 @dataclass(frozen=True)
@@ -317,69 +282,6 @@ def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]
         name: torch.view_as_real(buffer) if buffer.is_complex() else buffer
         for name, buffer in buffers.items()
     }
-
-
-def make_optimizers(
-    loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
-) -> list[torch.optim.Optimizer]:
-    """The train settings' optimizers, one for each optimizer group, over what is trained of it."""
-    roots = {task.name: root_of(task) for task in loaded.workload.tasks}
-    groups = optimizer_groups(loaded.train, roots)
-    made = []
-    for index, choice in enumerate(groups.choices):
-        of_group = [parameters[name] for name, group in groups.of.items() if group == index]
-        if of_group:
-            made.append(named(choice.optimizer)(of_group, lr=choice.lr, **choice.arguments))
-    return made
-
-
-def make_schedule(
-    train: TrainSettings, optimizer: torch.optim.Optimizer
-) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """The train settings' learning-rate schedule, if they have one."""
-    if train.warmup_steps is not None or train.decay is not None:
-        return torch.optim.lr_scheduler.LambdaLR(optimizer, warmed_up(train, optimizer.defaults["lr"]))
-    return None if train.schedule is None else schedule_of(train.schedule.model_dump(), optimizer)
-
-
-def warmed_up(train: TrainSettings, lr: float) -> Callable[[int], float]:
-    """The factor of `lr` by the number of updates that are done, as docs/training-settings.md has it."""
-    rising = train.warmup_steps or 0
-    falling = (train.decay_steps or train.steps) - rising
-    low = train.min_lr / lr if train.min_lr is not None else train.final_fraction or 0.0
-
-    def factor(done: int) -> float:
-        if done < rising:
-            return (1 + done) / (1 + rising)
-        left = max(0.0, (rising + falling - done) / falling) if falling > 0 else 0.0
-        if train.decay == "linear":
-            return low + left * (1 - low)
-        if train.decay == "cosine":
-            return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * left))
-        return 1.0
-
-    return factor
-
-
-def schedule_of(
-    recipe: Mapping[str, Any], optimizer: torch.optim.Optimizer
-) -> torch.optim.lr_scheduler.LRScheduler:
-    """A schedule of torch's by its name and arguments, which may hold others and functions."""
-    arguments = {key: value for key, value in recipe.items() if key != "name"}
-    if "lr_lambda" in arguments:
-        arguments["lr_lambda"] = named(arguments["lr_lambda"])
-    if "schedulers" in arguments:
-        arguments["schedulers"] = [schedule_of(inner, optimizer) for inner in arguments["schedulers"]]
-    make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(
-        torch.optim.lr_scheduler, recipe["name"]
-    )
-    return make(optimizer=optimizer, **arguments)
-
-
-def named(path: str) -> Any:
-    """What 'package.module:name' names; without a module, of torch.optim."""
-    module, _, name = path.rpartition(":")
-    return getattr(import_module(module or "torch.optim"), name)
 
 
 def step_metrics(

@@ -1,0 +1,1 @@
+"""The update of the plain run."""

@@ -1,0 +1,112 @@
+"""What updates the parameters in plain PyTorch: optimizers, learning rates and the average of the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from spindle_cli.verify.flow import root_of
+from spindle_cli.workload.building.load import LoadedWorkload
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizing.groups import optimizer_groups
+
+
+def make_optimizers(
+    loaded: LoadedWorkload, parameters: Mapping[str, nn.Parameter]
+) -> list[torch.optim.Optimizer]:
+    """The train settings' optimizers, one for each optimizer group, over what is trained of it."""
+    roots = {task.name: root_of(task) for task in loaded.workload.tasks}
+    groups = optimizer_groups(loaded.train, roots)
+    made = []
+    for index, choice in enumerate(groups.choices):
+        of_group = [parameters[name] for name, group in groups.of.items() if group == index]
+        if of_group:
+            made.append(named(choice.optimizer)(of_group, lr=choice.lr, **choice.arguments))
+    return made
+
+
+def make_schedule(
+    train: TrainSettings, optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler | None:
+    """The train settings' learning-rate schedule, if they have one."""
+    if train.warmup_steps is not None or train.decay is not None:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, warmed_up(train, optimizer.defaults["lr"]))
+    return None if train.schedule is None else schedule_of(train.schedule.model_dump(), optimizer)
+
+
+def warmed_up(train: TrainSettings, lr: float) -> Callable[[int], float]:
+    """The factor of `lr` by the number of updates that are done, as docs/training-settings.md has it."""
+    rising = train.warmup_steps or 0
+    falling = (train.decay_steps or train.steps) - rising
+    low = train.min_lr / lr if train.min_lr is not None else train.final_fraction or 0.0
+
+    def factor(done: int) -> float:
+        if done < rising:
+            return (1 + done) / (1 + rising)
+        left = max(0.0, (rising + falling - done) / falling) if falling > 0 else 0.0
+        if train.decay == "linear":
+            return low + left * (1 - low)
+        if train.decay == "cosine":
+            return low + (1 - low) * 0.5 * (1 - math.cos(math.pi * left))
+        return 1.0
+
+    return factor
+
+
+def schedule_of(
+    recipe: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> torch.optim.lr_scheduler.LRScheduler:
+    """A schedule of torch's by its name and arguments, which may hold others and functions."""
+    arguments = {key: value for key, value in recipe.items() if key != "name"}
+    if "lr_lambda" in arguments:
+        arguments["lr_lambda"] = named(arguments["lr_lambda"])
+    if "schedulers" in arguments:
+        arguments["schedulers"] = [schedule_of(inner, optimizer) for inner in arguments["schedulers"]]
+    make: Callable[..., torch.optim.lr_scheduler.LRScheduler] = getattr(
+        torch.optim.lr_scheduler, recipe["name"]
+    )
+    return make(optimizer=optimizer, **arguments)
+
+
+def named(path: str) -> Any:
+    """What 'package.module:name' names; without a module, of torch.optim."""
+    module, _, name = path.rpartition(":")
+    return getattr(import_module(module or "torch.optim"), name)
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """torch's own moving average of what the optimizer steps, by name."""
+
+    model: nn.ParameterList
+    averaged: AveragedModel
+    names: tuple[str, ...]
+    every: int
+
+    @classmethod
+    def of(cls, train: TrainSettings, stepped: Mapping[str, nn.Parameter]) -> Averaging | None:
+        """None where the train settings ask for none."""
+        if train.ema is None:
+            return None
+        model = nn.ParameterList(stepped.values())
+        averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(train.ema.decay))  # type: ignore[no-untyped-call]
+        return cls(model, averaged, tuple(stepped), train.ema.every)
+
+    def update(self, steps_done: int) -> None:
+        """A step has been made."""
+        if steps_done % self.every == 0:
+            self.averaged.update_parameters(self.model)
+
+    def values(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """The averages in the numbers of the parameters; these themselves before the first."""
+        if self.averaged.n_averaged == 0:
+            return dict(parameters)
+        held = dict(zip(self.names, self.averaged.module.parameters(), strict=True))
+        return {name: held[name].detach().to(parameter.dtype) for name, parameter in parameters.items()}
