@@ -29,6 +29,7 @@ from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.data.shapes import require_one_shape
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
@@ -112,6 +113,7 @@ def profile_workload(
         require_trainable(train)
         groups_of_graph(train, analysed.graph)
         require_compiler(train, device)
+    _require_data(source, analysed)
     _say_what_stays_whole(analysed, settings.degrees, audience)
     # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
     analysed = _checked(analysed, CheckSettings(threads=threads) if check else None, audience)
@@ -187,6 +189,7 @@ def estimate_profile(
         )
     peak = device_peak(name)
     analysed = load_analysed(source, Path.cwd())
+    _require_data(source, analysed)
     full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
@@ -208,6 +211,12 @@ def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audie
         for name, why in task.whole.items():
             audience.note(f"{name} is not split over the batch: {why}")
     return replace(analysed, graph=with_whole(analysed.graph, found), check=found)
+
+
+def _require_data(source: str, analysed: Analysed) -> None:
+    train = analysed.loaded.train
+    train.loader.require_known(analysed.graph.tasks, source)
+    require_one_shape(analysed.graph, train.seed)
 
 
 def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:

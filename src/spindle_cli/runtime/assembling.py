@@ -46,6 +46,7 @@ from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
+from spindle_cli.workload.data.shapes import planned_shapes
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.callbacks import find_callbacks
@@ -227,6 +228,7 @@ def make_feed(
     """What loads this rank's part of the steps' batches; collective. `streams`: where they go on."""
     own, per_step, train = model.slices.values(), model.train.accumulate, model.train
     tasks, wanted = model.graph.workload.tasks, portions(own)
+    shapes = {name: planned_shapes(task) for name, task in model.graph.tasks.items()}
     apart = [task for task in tasks if loads_apart(task, train)]
     loaders = start_loaders(
         apart,
@@ -235,8 +237,9 @@ def make_feed(
         range(steps.start * per_step, steps.stop * per_step),
         Place(seat.rank, seat.first_of_node),
         streams,
+        shapes,
     )
-    here = {task.name: Batches(task, train.seed) for task in tasks if task not in apart}
+    here = {task.name: Batches(task, train.seed, shapes[task.name]) for task in tasks if task not in apart}
     counting = None
     if board.layout.size > 0:
         counting = Counting(counted_shares(own, board.layout, per_step), board.layout)

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
+from spindle_cli.workload.training.batches import SampleShapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +31,16 @@ class NodeBatches:
 
     draws = False  # in that process
 
-    def __init__(self, task: str, address: str, child: int | None) -> None:
-        """`child`: the process, if it is this one's own."""
+    def __init__(
+        self,
+        task: str,
+        address: str,
+        child: int | None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> None:
+        """`child`: the process, if it is this one's own. `shapes`: of one sample, as `Batches` has them."""
         self._task = task
+        self._shapes = SampleShapes(task, shapes)
         self._child = child
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(address)
@@ -85,6 +93,7 @@ class NodeBatches:
             self._error = Failure(**document["failure"]).raised()
             raise self._error
         self._held = step, PackedBatch.from_json(descriptor, document["fields"])
+        self._shapes.require({field.name: field.shape[1:] for field in self._held[1].fields})
         self.state = document["state"]
 
     def _lost(self) -> SpindleError:

@@ -48,6 +48,7 @@ def start_loaders(
     numbers: range,
     place: Place,
     states: Mapping[str, Any],
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
 ) -> dict[str, NodeBatches]:
     """Where this rank gets the batches of the tasks that it takes samples of; collective.
 
@@ -56,6 +57,7 @@ def start_loaders(
         wanted: of all tasks, those that this rank takes samples of.
         numbers: of the batches of the run.
         states: of streams, to go on from.
+        shapes: by task, those of one sample of each field.
 
     Raises:
         InputError: a stream was read by another number of workers.
@@ -84,7 +86,7 @@ def start_loaders(
             listener.close()
     told = _gathered((place.first_of_node, addresses))
     return {
-        name: NodeBatches(name, address, children.get(name))
+        name: NodeBatches(name, address, children.get(name), shapes[name])
         for node, found in told
         if node == place.first_of_node
         for name, address in found.items()

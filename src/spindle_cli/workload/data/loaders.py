@@ -5,10 +5,9 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch.utils.data import Dataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.data.state_json import from_json, to_json
@@ -16,6 +15,9 @@ from spindle_cli.workload.data.streams import Make, StreamPass
 from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
+
+if TYPE_CHECKING:
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
 T = TypeVar("T")
 
@@ -121,6 +123,8 @@ def _loader(
     workers: LoaderWorkers | None,
     sampler: Iterable[int] | None = None,
 ) -> StatefulDataLoader:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11, torch 2.13
         return StatefulDataLoader(

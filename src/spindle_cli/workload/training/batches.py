@@ -42,8 +42,20 @@ class Batches:
 
     state: dict[str, Any] | None = None  # a stream's; which samples a step takes here follows from the step
 
-    def __init__(self, task: Task | FlowTask, seed: int) -> None:
-        """Raises WorkloadError: the dataset is not map-style, or holds fewer samples than one batch."""
+    def __init__(
+        self,
+        task: Task | FlowTask,
+        seed: int,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        *,
+        one_shape: bool = True,
+    ) -> None:
+        """`shapes`: of one sample, by field, that batches must have; of others the first batch's, unless
+        `one_shape` is False.
+
+        Raises:
+            WorkloadError: the dataset is not map-style, or holds fewer samples than one batch.
+        """
         self.task = task
         self.seed = seed
         self.num_samples = num_samples(task)
@@ -51,7 +63,7 @@ class Batches:
         self._reads = SeededCalls(seed, task.name, "sample")
         self._collates = SeededCalls(seed, task.name, "batch")
         self._order: tuple[int, list[int]] | None = None  # epoch, and the samples in its order
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of one sample, by field
+        self._shapes = SampleShapes(task.name, shapes) if one_shape else None
         if self.steps_per_epoch == 0:
             raise WorkloadError(
                 f"task {task.name!r}: the dataset has {self.num_samples} samples, "
@@ -114,7 +126,8 @@ class Batches:
                 alone, batch = False, self._collated(step, every, calls)
             if not alone:
                 batch = {name: value[first:last] for name, value in batch.items()}
-        self._check_shapes(batch)
+        if self._shapes is not None:
+            self._shapes.require({name: tuple(value.shape[1:]) for name, value in batch.items()})
         return batch if fields is None else {name: batch[name] for name in fields}
 
     @cached_property
@@ -155,12 +168,25 @@ class Batches:
         items = self._items(step, rows, calls)
         return calls.collate(partial(collate, self.task, items), *divmod(step, self.steps_per_epoch))
 
-    def _check_shapes(self, batch: dict[str, Tensor]) -> None:
-        for name, value in batch.items():
-            shape, known = tuple(value.shape[1:]), self._shapes.setdefault(name, tuple(value.shape[1:]))
-            if shape != known:
+
+class SampleShapes:
+    """The shapes of one sample of a task's fields, which all batches have."""
+
+    def __init__(self, task: str, known: Mapping[str, tuple[int, ...]] | None = None) -> None:
+        """`known`: those that the task was profiled with."""
+        self._task = task
+        self._known = dict(known or {})
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Take a batch's, by field.
+
+        Raises:
+            WorkloadError: one has another shape than those before.
+        """
+        for name, shape in shapes.items():
+            if shape != (known := self._known.setdefault(name, shape)):
                 raise WorkloadError(
-                    f"task {self.task.name!r}: field {name!r} has other shapes from batch to batch: "
+                    f"task {self._task!r}: field {name!r} has other shapes from batch to batch: "
                     f"{known} and {shape} per sample",
                     hint="Pad to one length in the dataset or in `collate`, with a mask for what is padding.",
                 )
