@@ -21,6 +21,7 @@ from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.transfers import Exchange
+from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
 from spindle_cli.runtime.loading.start import Place, loads_apart, start_loaders
@@ -318,6 +319,7 @@ def make_training(
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
         followers=Callbacks(callbacks, seat.rank),
+        evaluator=Evaluator(model, request.workload, seat.rank, device, communicators, computing),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=StepWork.of(model.program.plan, model.graph, model.train),
     )

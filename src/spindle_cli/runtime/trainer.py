@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.request import RunRequest
+from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.plain_errors import show_errors_plainly
@@ -204,6 +206,22 @@ class Trainer:
             )
         self._training.save()
         return checkpoint_folder(self.run_dir, self.steps_done)
+
+    def evaluate(self, task: str, dataset: Any = None) -> Evaluation:
+        """Evaluate a task as it is after all steps that are done, by forward passes of the same placement;
+        collective. What is trained afterwards is what it would be without.
+
+        Args:
+            task: its name.
+            dataset: map-style, items as the task is trained on; its `eval_dataset` if None.
+
+        Raises:
+            UsageError: there is no such task, or no dataset to evaluate it on.
+            WorkloadError: the task takes another way in eval mode, or the dataset does not fit it.
+            RunFailedError: a metric fails, or a loss before was not finite.
+            InputError: the run's folder cannot be written.
+        """
+        return self._training.evaluate(task, dataset)
 
     def __enter__(self) -> Trainer:
         return self

@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import InputError, RunFailedError, StoppedError
 from spindle_cli.files.request import CaptureStage, RunRequest
 from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.files.runs.evaluations import Evaluation, append_evaluation, forget_evaluations_after
 from spindle_cli.process.worker_session import is_lost_peer
 from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import RunInfo
 from spindle_cli.runtime.following.calls import Callbacks
 from spindle_cli.runtime.measuring.metrics import MetricsLog
@@ -77,6 +79,7 @@ class Training:
     log: MetricsLog | None
     clock: StartClock
     followers: Callbacks
+    evaluator: Evaluator
     rates: LearningRates
     work: StepWork
     iterations_s: list[float] = field(default_factory=list)
@@ -84,6 +87,7 @@ class Training:
     done: int = field(init=False)
     _unread: deque[StepOutcome] = field(default_factory=deque)
     _stops: bool = False
+    _evaluated: int | None = None  # after so many steps
     _uncounted: tuple[str, ...] = ()  # tasks of which something counts nothing, in the next step to be read
 
     def __post_init__(self) -> None:
@@ -106,12 +110,15 @@ class Training:
                 self.step(step, is_first=step == self.steps.start)
                 yield self._after(step + 1)
             self._look_back(0)
+            self.evaluate_all()
         except Exception as error:
             self._look_back_after(error)
             raise
         self._capture_end()
 
     def _begin(self) -> None:
+        if self.rank == 0:
+            forget_evaluations_after(self.request.run_dir, self.steps.start)
         self.followers.at_start(
             RunInfo(
                 workload=self.model.graph.workload.name,
@@ -135,9 +142,36 @@ class Training:
         self.checkpoints.check()
         if self.checkpoints.is_due(done):
             self.save()
+        every = self.model.train.eval_every
+        if every is not None and done % every == 0:
+            self.evaluate_all()
         if self._stops and done < self.steps.stop:
             self._stop()
         return step
+
+    def evaluate_all(self) -> None:
+        """Evaluate every task that has a dataset for it, unless that is done after this step; collective."""
+        if self._evaluated != self.done:
+            self._evaluated = self.done
+            for name in self.evaluator.tasks:
+                self.evaluate(name)
+
+    def evaluate(self, name: str, dataset: Any = None) -> Evaluation:
+        """Evaluate a task as it is trained so far, write the result down and tell who follows the run;
+        collective. `dataset`: the task's own if None.
+
+        Raises:
+            UsageError: no such task, or no dataset.
+            WorkloadError: the task or the dataset cannot be evaluated.
+            RunFailedError: a metric fails, or a loss before was not finite.
+            InputError: the disk is full.
+        """
+        self.settle()
+        found = self.evaluator.evaluate(name, dataset, self.done)
+        if self.rank == 0:
+            append_evaluation(self.request.run_dir, found)
+        self.followers.at_evaluation(found)
+        return found
 
     def _capture_end(self) -> None:
         self.pool.await_all_parameters()

@@ -69,9 +69,14 @@ def _analyse(workload: Workload, observer: Observer, independence: Independence)
 
 
 def analyse_task(
-    task: Task | FlowTask, workload: Workload, observer: Observer, independence: Independence
+    task: Task | FlowTask,
+    workload: Workload,
+    observer: Observer,
+    independence: Independence,
+    *,
+    keeps_results: bool = False,
 ) -> TaskGraph:
-    """One task's ops and values.
+    """One task's ops and values; `keeps_results`: also of what forward returns beside the loss.
 
     Raises:
         WorkloadError: it cannot be traced or run as it is written.
@@ -80,15 +85,42 @@ def analyse_task(
     samples = first_samples(task, _SAMPLES)
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
-        return make_ops(task, flows.root, flows.graph, samples, workload, observer, independence)
+        return make_ops(
+            task,
+            flows.root,
+            flows.graph,
+            samples,
+            workload,
+            observer,
+            independence,
+            keeps_results=keeps_results,
+        )
     traced = trace_task(task, workload, samples, observer)
-    made = make_ops(task, task.module, traced.graph, samples, workload, observer, independence)
+    made = make_ops(
+        task,
+        task.module,
+        traced.graph,
+        samples,
+        workload,
+        observer,
+        independence,
+        keeps_results=keeps_results,
+    )
     made = replace(made, decided=traced.decided)
     if not _is_better_opened(made, samples):
         return made
     try:
         traced = trace_task(task, workload, samples, observer, made.loss_inside)
-        opened = make_ops(task, task.module, traced.graph, samples, workload, observer, independence)
+        opened = make_ops(
+            task,
+            task.module,
+            traced.graph,
+            samples,
+            workload,
+            observer,
+            independence,
+            keeps_results=keeps_results,
+        )
     except WorkloadError:
         return made
     if opened.ops[-1].coupled or opened.loss_shares.all_must_count:

@@ -6,7 +6,7 @@ tensor that one op hands to another. Everything here but the graphs themselves i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -90,6 +90,8 @@ class Op:
             what one of the several batches of a step has of it.
         batch_norms: dotted names inside the task's module of the batch norms whose statistics are summed over
             the op's shares, each once.
+        results: keys of forward's dict that it gives, in an evaluation: its graph then gives them behind its
+            outputs, and a loss's graph behind the loss.
     """
 
     index: int
@@ -107,6 +109,7 @@ class Op:
     coupled_because: str | None = None
     shares: LossShares | None = None
     batch_norms: tuple[str, ...] = ()
+    results: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,8 @@ class TaskGraph:
         loss_inside: an operator that gives a loss itself, if the last one does; by its dotted name.
         opened: such an operator that was traced into, as the loss in it can then be split.
         decided: places where forward decides by the size of the batch, as the whole batch has it.
+        results: specs of what forward returns in its dict beside the loss, where they are kept; `left_out`:
+            the keys of what has no row for each sample.
     """
 
     task: Task | FlowTask
@@ -129,6 +134,8 @@ class TaskGraph:
     loss_inside: str | None = None
     opened: str | None = None
     decided: tuple[str, ...] = ()
+    results: dict[str, ValueSpec] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @cached_property
     def producer(self) -> dict[str, int]:

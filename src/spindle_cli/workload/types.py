@@ -9,6 +9,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 Reduction = Literal["mean", "sum"]
+Metric = Callable[[dict[str, Tensor]], float]
 
 
 @dataclass(eq=False)
@@ -27,6 +28,10 @@ class Task:
             dimension is the sample.
         absent: by field, what stands in its place in items that lack it (an image that is not there). Every
             item then has a field `has_<field>` as well, a bool, which forward has to take.
+        eval_dataset: what the task is evaluated on while it is trained (`train.eval_every`) and at the end;
+            None: it is not.
+        metrics: by name, functions for that: each is given what forward returns in its dict beside the loss,
+            {key: tensor of all samples, in the dataset's order}, and gives a number.
     """
 
     name: str
@@ -37,6 +42,8 @@ class Task:
     reduction: Reduction = "mean"
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
     absent: Mapping[str, Tensor] = field(default_factory=dict)
+    eval_dataset: Any = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
 @dataclass(eq=False)
@@ -74,6 +81,8 @@ class FlowTask:
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
     flows: list[Flow] = field(default_factory=list)
     absent: Mapping[str, Tensor] = field(default_factory=dict)
+    eval_dataset: Any = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
     def add_flow(
         self, producer: nn.Module | str, consumer: nn.Module, argument: str | None = None

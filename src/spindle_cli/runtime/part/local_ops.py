@@ -63,7 +63,13 @@ class LocalOps:
 
     def slices(self) -> dict[int, LocalSlice]:
         """The rank's slices, by index."""
-        return {wired.index: self._slice(wired) for wired in self._wired}
+        return {wired.index: self._slice(wired, trains=True) for wired in self._wired}
+
+    def evaluated(self, wired: WiredSlice) -> LocalSlice:
+        """One of the rank's slices as it is evaluated, over the same leaves: nothing is compiled, and no
+        batch norm sums anything.
+        """
+        return self._slice(wired, trains=False)
 
     def _modules_of(self, wired: WiredSlice) -> tuple[fx.GraphModule, ...]:
         first, last = wired.layout.rows_of(self._place.rank)
@@ -94,10 +100,10 @@ class LocalOps:
             return range(cut.count)
         return cut.of_member(wired.layout.member_of(self._place.rank), split.degree)
 
-    def _slice(self, wired: WiredSlice) -> LocalSlice:
+    def _slice(self, wired: WiredSlice, *, trains: bool) -> LocalSlice:
         rank, device = self._place.rank, self._place.device
         group = None
-        shares = _shares(wired, rank, device)
+        shares = _shares(wired, rank, device) if trains else None
         if wired.piece.tp > 1:
             ranks = wired.layout.holders(wired.layout.share_of[rank])
             group = TensorGroup(ranks, wired.layout.member_of(rank), device)
@@ -105,7 +111,7 @@ class LocalOps:
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(
-            self._runnable(wired, position, op, module, group, shares)
+            self._runnable(wired, position, op, module, group, shares, trains=trains)
             for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)
         )
         return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group, shares)
@@ -118,6 +124,8 @@ class LocalOps:
         module: fx.GraphModule,
         group: TensorGroup | None,
         shares: TensorGroup | None,
+        *,
+        trains: bool,
     ) -> nn.Module:
         """The op's module, over views of leaves where it does not use whole parameters of this rank's own;
         else compiled, if that is asked for and nothing is summed inside of it.
@@ -137,6 +145,8 @@ class LocalOps:
             view = View(leaves, cut.dim, counts=first or is_own, is_zero=is_zero)
             views[dotted] = known.setdefault((name, view.counts, is_zero, len(leaves)), view)
         if split is None or group is None:
+            if not trains:
+                return PartialOp(module, views, None) if views else module
             summing = over_shares(PartialOp(module, views, None) if views else module, module, shares)
             compiler = self._place.compiler
             if views or compiler is None or summing is not module:

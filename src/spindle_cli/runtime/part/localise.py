@@ -46,6 +46,7 @@ class LocalModel:
             fragments, by the keys of files/fragments.py. `trained`: those of them that take a gradient.
         table: of the names of all parameters and buffers.
         cuts: into which parts all parameters of the workload are cut.
+        ops: what the slices are built by. `dtype`: of everything floating-point; None: that of the workload.
         groups: which optimizer settings each trained parameter has.
     """
 
@@ -57,6 +58,8 @@ class LocalModel:
     parameters: dict[str, nn.Parameter]
     table: ParameterTable
     cuts: Cuts
+    ops: LocalOps
+    dtype: torch.dtype | None
     groups: OptimizerGroups
 
     @property
@@ -107,7 +110,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     ops = LocalOps(table, cuts, splits, own, place)
     slices = ops.slices()
     loaded.initial.fill(initial_parts(ops.leaves, cuts))
-    return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts, groups)
+    return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts, ops, dtype, groups)
 
 
 def initial_parts(

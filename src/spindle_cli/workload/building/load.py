@@ -126,5 +126,12 @@ def _check_task(task: Any, where: str) -> None:
             f"{where}: absent is {task.absent!r:.80}, expected a tensor of one sample by field",
             hint="Such as absent={'image': torch.zeros(3, 224, 224)}.",
         )
+    if not isinstance(task.metrics, Mapping) or not all(
+        isinstance(name, str) and callable(metric) for name, metric in task.metrics.items()
+    ):
+        raise WorkloadError(
+            f"{where}: metrics is {task.metrics!r:.80}, expected a function by name",
+            hint="Such as metrics={'mean_score': lambda out: out['score'].mean()}.",
+        )
     if task.reduction not in ("mean", "sum"):
         raise WorkloadError(f"{where}: reduction is {task.reduction!r}, expected 'mean' or 'sum'")

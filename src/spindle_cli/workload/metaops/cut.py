@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,13 @@ from spindle_cli.workload.tracing.questions import ask, can_answer, question_of
 class Cutter:
     """Copies each op's nodes into a graph of its own."""
 
-    def __init__(self, trace: Trace, homes: Homes, kinds: Kinds) -> None:
+    def __init__(
+        self, trace: Trace, homes: Homes, kinds: Kinds, results: Mapping[str, fx.Node] | None = None
+    ) -> None:
+        """`results`: what ops give beside what they hand on, by key. What belongs to no op is the last's."""
+        self._results: dict[int, dict[str, fx.Node]] = {}
+        for key, node in (results or {}).items():
+            self._results.setdefault(homes.op.get(node, homes.num_ops - 1), {})[key] = node
         self._trace = trace
         self._homes = homes
         self._kinds = kinds
@@ -77,6 +83,7 @@ class Cutter:
         pending = [node for node, home in self._homes.op.items() if home == op]
         if self._is_loss(op):
             pending.append(self._trace.loss)
+        pending.extend(self._results.get(op, {}).values())
         while pending:
             node = pending.pop()
             if node in own or node in taken:
@@ -114,13 +121,14 @@ class Cutter:
         fields = [node for node in own if node.op == "placeholder"]
         graph, copies = self._copied(own, fields, taken)
         outputs = [] if self._is_loss(index) else self._handed_on.get(index, [])
-        result: Any = (
-            copies[self._trace.loss] if self._is_loss(index) else tuple(copies[node] for node in outputs)
-        )
+        given = tuple(copies[node] for node in self._results.get(index, {}).values())
+        result: Any = tuple(copies[node] for node in outputs) + given
+        if self._is_loss(index):
+            result = (copies[self._trace.loss], *given) if given else copies[self._trace.loss]
         graph.output(result)
         operators = self._trace.operators
         target = str(operators[index].target) if index < len(operators) else None
-        shares = self._loss_shares(own, fields, taken) if self._is_loss(index) else None
+        shares = self._loss_shares(index, own, fields, taken) if self._is_loss(index) else None
         return self._describe(index, target, graph, fields, taken, outputs, shares)
 
     def _copied(
@@ -149,7 +157,7 @@ class Cutter:
         return graph, copies
 
     def _loss_shares(
-        self, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
+        self, index: int, own: Sequence[fx.Node], fields: Sequence[fx.Node], taken: Sequence[fx.Node]
     ) -> LossShares:
         """The loss op as its shares compute it."""
         loss = self._homes.loss
@@ -158,7 +166,9 @@ class Cutter:
         names = {index: f"spindle_count_{index}" for index in used}
         graph, copies = self._copied(own, fields, taken, SHARE, *names.values())
         counts = {index: copies[name] for index, name in names.items()}
-        graph.output(Writer(graph, copies.__getitem__, copies[SHARE], counts).write(loss.part))
+        part: Any = Writer(graph, copies.__getitem__, copies[SHARE], counts).write(loss.part)
+        given = tuple(copies[node] for node in self._results.get(index, {}).values())
+        graph.output((part, *given) if given else part)
         graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
         trusted = self._labels_inside(own, fields)
         if not used:
@@ -206,6 +216,7 @@ class Cutter:
             is_loss=self._is_loss(index),
             shares=shares,
             batch_norms=() if reason is not None else norms_used(root, graph),
+            results=tuple(self._results.get(index, {})),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
@@ -15,8 +16,10 @@ from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.prepare import (
+    NO_RESULTS,
     cut_gradients,
     find_loss,
+    find_results,
     inline_constants,
     name_squeezed_dims,
     split_container,
@@ -35,6 +38,8 @@ def make_ops(
     workload: Workload,
     observer: Observer,
     independence: Independence,
+    *,
+    keeps_results: bool = False,
 ) -> TaskGraph:
     """Cut a task's trace into ops.
 
@@ -42,6 +47,7 @@ def make_ops(
         root: module that the trace's names are relative to.
         samples: a small collated batch, for the shapes of the fields.
         observer, independence: of the whole workload.
+        keeps_results: ops also give what forward returns beside the loss.
 
     Raises:
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the
@@ -54,7 +60,8 @@ def make_ops(
         shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     inline_constants(graph, shapes)
     name_squeezed_dims(graph, shapes)
-    loss = find_loss(task, graph, shapes)
+    results = find_results(graph, shapes) if keeps_results else NO_RESULTS
+    loss = find_loss(task, graph, shapes, results)
     changes.check(task.name, root, loss, shapes, observer)
     check_rows(task.name, graph)
     operators = _operators(task, root, graph, workload)
@@ -65,10 +72,12 @@ def make_ops(
     trace = Trace(task, root, graph, shapes, loss, independence, samples_of, operators)
     homes = find_homes(trace, workload)
     check_homes(task.name, root, graph, homes.op)
-    cutter = Cutter(trace, homes, observer.kinds)
+    cutter = Cutter(trace, homes, observer.kinds, results.nodes)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
-    return TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace))
+    made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace))
+    specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
+    return replace(made, results=specs, left_out=results.left_out)
 
 
 def _loss_inside(trace: Trace) -> str | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import builtins
 import operator
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -90,8 +91,47 @@ def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:
     return fx.node.map_aggregate(arguments, lambda item: value if item is node else item)
 
 
-def find_loss(task: Task | FlowTask, graph: fx.Graph, shapes: Shapes) -> fx.Node:
-    """Make the scalar loss the graph's only output, and drop what only other outputs needed."""
+@dataclass(frozen=True)
+class Results:
+    """What forward returns beside the loss: nodes with a row for each sample, by key; and the keys of what
+    has none.
+    """
+
+    nodes: dict[str, fx.Node]
+    left_out: tuple[str, ...] = ()
+
+
+NO_RESULTS = Results({})
+
+
+def find_results(graph: fx.Graph, shapes: Shapes) -> Results:
+    """What forward returns in its dict beside the loss, before all but the loss is dropped."""
+    result = next(node for node in graph.nodes if node.op == "output").args[0]
+    found: dict[str, Any] = {}
+    if isinstance(result, fx.Node) and isinstance(shapes.values[result], Mapping):
+        tensors = {key: value for key, value in shapes.values[result].items() if isinstance(value, Tensor)}
+        found = {
+            str(key): _project(graph, result, operator.getitem, key, shapes)
+            for key in tensors
+            if key != "loss"
+        }
+    elif isinstance(result, Mapping):
+        found = {str(key): node for key, node in result.items() if key != "loss"}
+    nodes = {key: node for key, node in found.items() if _has_rows(node, shapes)}
+    return Results(nodes, tuple(key for key in found if key not in nodes))
+
+
+def _has_rows(node: Any, shapes: Shapes) -> bool:
+    if not isinstance(node, fx.Node) or not shapes.is_tensor(node):
+        return False
+    batch = shapes.batch_dim(node)
+    return batch.dim == 0 and batch.rows == 1 and not batch.mixes
+
+
+def find_loss(
+    task: Task | FlowTask, graph: fx.Graph, shapes: Shapes, results: Results = NO_RESULTS
+) -> fx.Node:
+    """Make the scalar loss the graph's only output (beside `results`), and drop what only others needed."""
     output = next(node for node in graph.nodes if node.op == "output")
     result = output.args[0]
     place = output.meta.get("place")
@@ -119,7 +159,7 @@ def find_loss(task: Task | FlowTask, graph: fx.Graph, shapes: Shapes) -> fx.Node
     if not value.requires_grad:
         hint = "Let some parameter on its path require a gradient, or leave the task out."
         raise refusal(task.name, "the loss depends on no parameter that is trained", place, hint)
-    output.args = (result,)
+    output.args = ((result, *results.nodes.values()),) if results.nodes else (result,)
     graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
     return result
 

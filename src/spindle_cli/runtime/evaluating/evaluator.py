@@ -1,0 +1,254 @@
+"""Evaluate tasks of a run on this rank, together with the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from spindle_cli.errors import UsageError, WorkloadError
+from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.program.forward import forward_only
+from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.rows import Samples
+from spindle_cli.runtime.communication.transfers import Exchange
+from spindle_cli.runtime.communication.wiring import Wiring, wire
+from spindle_cli.runtime.evaluating.gathering import Results
+from spindle_cli.runtime.evaluating.measures import measured
+from spindle_cli.runtime.evaluating.passes import Fields, Passes, present
+from spindle_cli.runtime.evaluating.untouched import untouched
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.evaluating import analyse_evaluation
+from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
+from spindle_cli.workload.training.in_order import InOrder
+from spindle_cli.workload.training.precision import computing, in_dtype
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A task as it is evaluated: its graph, and this rank's passes of it."""
+
+    graph: TaskGraph
+    wiring: Wiring
+    slices: dict[int, LocalSlice]
+    passes: Passes
+    counter: LossCounter | None
+
+
+class Evaluator:
+    """One rank's side of all evaluations of a run. A task is prepared when it is first evaluated."""
+
+    def __init__(
+        self,
+        model: LocalModel,
+        source: str,
+        rank: int,
+        device: torch.device,
+        communicators: Communicators,
+        around: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """`source`: of the workload. `around`: what passes run in besides autocast."""
+        self._model = model
+        self._source = source
+        self._rank = rank
+        self._device = device
+        self._communicators = communicators
+        self._around = around
+        self._prepared: dict[str, _Prepared] = {}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Those that have a dataset to be evaluated on."""
+        return tuple(task.name for task in self._model.graph.workload.tasks if task.eval_dataset is not None)
+
+    def evaluate(self, name: str, dataset: Any, step: int) -> Evaluation:
+        """Evaluate a task, after so many steps, whose parameters are in place; collective.
+
+        Args:
+            dataset: map-style; None: the task's own.
+
+        Raises:
+            UsageError: there is no such task, or it has no dataset to be evaluated on.
+            WorkloadError: the task cannot be traced in eval mode, or its plan cannot evaluate it; the dataset
+                does not fit.
+            RunFailedError: a metric fails.
+        """
+        task = self._task(name)
+        chosen = task.eval_dataset if dataset is None else dataset
+        if chosen is None:
+            raise UsageError(
+                f"task {name!r}: there is no dataset to evaluate it on",
+                hint="Give the task an eval_dataset, or evaluate() a dataset.",
+            )
+        began_s = time.perf_counter()
+        roots = [graph.root for graph in self._model.graph.tasks.values()]
+        with untouched(roots, self._device):
+            prepared = self._prepare(name)
+            fields = self._model.graph.tasks[name].fields
+            data = InOrder(dataclasses.replace(task, dataset=chosen), chosen, self._model.train.seed, fields)
+            loss, gathered = self._run(prepared, data)
+        return Evaluation(
+            step=step,
+            task=name,
+            num_samples=data.num_samples,
+            loss=loss,
+            metrics=measured(prepared.graph, gathered),
+            seconds=time.perf_counter() - began_s,
+        )
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        """What passes run in."""
+        with self._around(), computing(self._model.train, self._device.type):
+            yield
+
+    def _task(self, name: str) -> Any:
+        for task in self._model.graph.workload.tasks:
+            if task.name == name:
+                return task
+        known = ", ".join(self._model.graph.tasks)
+        raise UsageError(f"there is no task {name!r} to evaluate", hint=f"The tasks are {known}.")
+
+    def _run(self, prepared: _Prepared, data: InOrder) -> tuple[float, dict[str, Tensor] | None]:
+        """The loss, on every rank, and on rank 0 what was gathered of all samples."""
+        graph, is_mean = prepared.graph, prepared.graph.task.reduction == "mean"
+        if graph.decided and data.num_samples % graph.task.batch_size:
+            raise WorkloadError(
+                f"task {graph.task.name!r}: its forward decides by the size of the batch ({graph.decided[0]})"
+                f", and the last batch of {data.num_samples} samples is not full",
+                hint=f"Evaluate it on a multiple of {graph.task.batch_size} samples.",
+            )
+        results = Results(graph, prepared.wiring, self._rank, self._device, self._model.dtype)
+        total = torch.zeros(1, dtype=torch.float64, device=self._device)
+        for number in range(data.num_batches):
+            size = data.size(number)
+            loaded = self._load(prepared, data, number)
+            counts = self._counts(prepared, loaded, size)
+            arguments = partial(_loss_arguments, size, counts)
+            batch = prepared.passes.run(size, self._fields_of(loaded), arguments)
+            if batch.loss is not None:
+                total += batch.loss * (size if is_mean else 1)
+            results.gather(batch, size)
+        dist.all_reduce(total)
+        loss = total.item() / (data.num_samples if is_mean else 1)
+        return loss, results.whole() if self._rank == 0 else None
+
+    def _load(self, prepared: _Prepared, data: InOrder, number: int) -> dict[Samples, dict[str, Tensor]]:
+        """What this rank's slices read of a batch, by samples, on the host."""
+        size = data.size(number)
+        wanted: dict[Samples, dict[str, None]] = {}
+        for local in prepared.slices.values():
+            there = present(local.samples, size)
+            if local.wired.fields and there[0] < there[1]:
+                wanted.setdefault(there, {}).update(dict.fromkeys(local.wired.fields))
+        return {there: data.rows(number, *there, tuple(names)) for there, names in wanted.items()}
+
+    def _fields_of(self, loaded: dict[Samples, dict[str, Tensor]]) -> Fields:
+        dtype = self._model.dtype
+
+        def fields(samples: Samples, names: Sequence[str]) -> dict[str, Tensor]:
+            held = loaded.get(samples, {})
+            return {
+                name: held[name].to(
+                    self._device, dtype if dtype is not None and held[name].is_floating_point() else None
+                )
+                for name in names
+            }
+
+        return fields
+
+    def _counts(
+        self, prepared: _Prepared, loaded: dict[Samples, dict[str, Tensor]], size: int
+    ) -> Sequence[Tensor]:
+        """What the loss counts of a batch, over all ranks."""
+        shares = prepared.graph.loss_shares
+        if shares.num_counts == 0:
+            return ()
+        total = torch.zeros(shares.num_counts, dtype=torch.float64)
+        for local in prepared.slices.values():
+            there = present(local.samples, size)
+            if prepared.counter is not None and _speaks(local) and there[0] < there[1]:
+                share = share_of_samples(there[1] - there[0], size, 1)
+                total += prepared.counter.count(loaded[there], share)
+        total = total.to(self._device)
+        dist.all_reduce(total)
+        return total.unbind()
+
+    def _prepare(self, name: str) -> _Prepared:
+        if name not in self._prepared:
+            self._prepared[name] = self._made(name)
+        return self._prepared[name]
+
+    def _made(self, name: str) -> _Prepared:
+        model = self._model
+        graph = analyse_evaluation(self._source, model.graph, name)
+        tasks = {**model.graph.tasks, name: graph}
+        whole = dataclasses.replace(model.graph, tasks=tasks)
+        whole = whole if model.dtype is None else in_dtype(whole, model.dtype)
+        forward = forward_only(model.program, name)
+        prove_forward(forward, model.program, name)
+        wiring = wire(whole, model.program)
+        slices = {
+            wired.index: model.ops.evaluated(wired)
+            for wired in wiring.slices
+            if self._rank in wired.layout.share_of and wired.task.task.name == name
+        }
+        for wired in wiring.slices:
+            if wired.task.task.name == name and wired.layout.dp > 1:
+                _require_splittable(wired.piece.label, wired.ops)
+        self._join(slices)
+        passes = Passes(
+            forward.actions[self._rank],
+            slices,
+            Exchange(wiring, self._rank, self._device, self._communicators),
+            self._device,
+            self._computing,
+        )
+        shares = graph.loss_shares
+        counter = LossCounter(graph.root, shares) if shares.num_counts and slices else None
+        return _Prepared(whole.tasks[name], wiring, slices, passes, counter)
+
+    def _join(self, slices: dict[int, LocalSlice]) -> None:
+        for local in slices.values():
+            layout = local.wired.layout
+            if local.group is not None:
+                local.group.join(self._communicators.inside(layout, layout.share_of[self._rank]))
+
+
+def _speaks(local: LocalSlice) -> bool:
+    return local.wired.loss_shares is not None and local.is_first
+
+
+def _loss_arguments(size: int, counts: Sequence[Tensor], there: Samples) -> Sequence[Any]:
+    return (share_of_samples(there[1] - there[0], size, 1), *counts)
+
+
+def _require_splittable(label: str, ops: Sequence[Any]) -> None:
+    """Refuse to evaluate by shares what needs the whole batch in eval mode.
+
+    Raises:
+        WorkloadError: an op does.
+    """
+    for op in ops:
+        if op.coupled or op.batch_norms:
+            why = op.coupled_because or "a batch norm without running statistics normalises over the batch"
+            raise WorkloadError(
+                f"{label}: in eval mode its samples depend on each other, and the plan splits its batch: "
+                f"{why}",
+                hint="List its class in the workload's `coupled`, then profile and plan again.",
+            )

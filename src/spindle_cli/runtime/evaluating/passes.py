@@ -1,0 +1,164 @@
+"""Run the forward passes of one task on one batch, of which the last samples may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from spindle_cli.program.types import Action, Kind, Transfer
+from spindle_cli.runtime.communication.rows import Samples, share_shape, take_rows
+from spindle_cli.runtime.communication.transfers import Exchange, Held
+from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.graph import ValueSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# (samples, names) -> a batch's fields
+Fields = Callable[[Samples, Sequence[str]], Mapping[str, "Tensor"]]
+
+
+@dataclass
+class BatchRun:
+    """What came of a batch on this rank.
+
+    `loss`: what its shares have of the batch's; None: it has none of it. `results`: of its shares, by key and
+    samples.
+    """
+
+    loss: Tensor | None = None
+    results: dict[tuple[str, Samples], Tensor] = field(default_factory=dict)
+
+
+def present(samples: Samples, size: int) -> Samples:
+    """Those of a share's samples that are there, in a batch of so many."""
+    return min(samples[0], size), min(samples[1], size)
+
+
+class Passes:
+    """One rank's forward passes of a task.
+
+    A batch with fewer samples than the plan's is cut, not filled up: modules run on the samples that are
+    there, a share without any runs nothing. Only messages keep their sizes; what is behind the samples in
+    them is zeros, and is cut away before anything takes it.
+    """
+
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        slices: Mapping[int, LocalSlice],
+        exchange: Exchange,
+        device: torch.device,
+        computing: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self._actions = tuple(actions)
+        self._slices = slices
+        self._exchange = exchange
+        self._device = device
+        self._computing = computing
+
+    def run(self, size: int, fields: Fields, loss_arguments: Callable[[Samples], Sequence[Any]]) -> BatchRun:
+        """Run a batch of `size` samples; every rank at the same time.
+
+        Args:
+            fields: of the batch, by samples and names.
+            loss_arguments: what a share of the loss takes, by its samples that are there.
+        """
+        outputs: dict[int, dict[str, Tensor]] = {}
+        batch = BatchRun()
+        for action in self._actions:
+            if action.piece is not None:
+                local = self._slices[action.piece]
+                outputs[action.piece] = self._forward(local, size, fields, loss_arguments, outputs, batch)
+                continue
+            assert action.transfer is not None and action.communicator is not None, "else it is a message"
+            if action.kind is Kind.RECV:
+                self._exchange.post_receives((action.transfer,), action.communicator)
+            else:
+                self._exchange.post_sends(
+                    (action.transfer,),
+                    lambda transfer: self._held_for(transfer, outputs),
+                    action.communicator,
+                )
+        self._exchange.finish()
+        return batch
+
+    def _held_for(self, transfer: Transfer, outputs: Mapping[int, Mapping[str, Tensor]]) -> Held:
+        return self._held(transfer.producer, outputs)
+
+    def _held(self, producer: int, outputs: Mapping[int, Mapping[str, Tensor]]) -> Held:
+        def held(spec: ValueSpec, samples: Samples) -> Tensor:
+            return take_rows(
+                outputs[producer][spec.name], spec, self._slices[producer].samples, samples
+            ).contiguous()
+
+        return held
+
+    def _forward(
+        self,
+        local: LocalSlice,
+        size: int,
+        fields: Fields,
+        loss_arguments: Callable[[Samples], Sequence[Any]],
+        outputs: Mapping[int, Mapping[str, Tensor]],
+        batch: BatchRun,
+    ) -> dict[str, Tensor]:
+        """Run a slice on the samples that are there; what it hands on, with room for all."""
+        wired, own = local.wired, local.samples
+        there = present(own, size)
+        values: dict[str, Tensor] = {}
+        for edge in wired.incoming:
+            arrived = self._exchange.complete(
+                edge, self._held(edge.edge.producer, outputs), is_gradient=False
+            )
+            for spec in edge.values:
+                values[spec.name] = take_rows(arrived[spec.name], spec, own, there)
+        if there[0] < there[1]:
+            with torch.no_grad(), self._computing():
+                self._run_ops(local, there, fields, loss_arguments, values, batch)
+        return {
+            spec.name: _with_room(values.get(spec.name), spec, own, there, self._device)
+            for spec in wired.outputs
+        }
+
+    def _run_ops(
+        self,
+        local: LocalSlice,
+        there: Samples,
+        fields: Fields,
+        loss_arguments: Callable[[Samples], Sequence[Any]],
+        values: dict[str, Tensor],
+        batch: BatchRun,
+    ) -> None:
+        taken = fields(there, local.wired.fields)
+        for op, module in zip(local.wired.ops, local.runnable, strict=True):
+            more = loss_arguments(there) if op.shares is not None else ()
+            arguments = [*(taken[name] for name in op.fields), *(values[name] for name in op.inputs), *more]
+            given = module(*arguments)
+            if op.is_loss:
+                loss, *results = given if op.results else (given,)
+                if local.is_first:
+                    part = loss.detach().double().reshape(())
+                    batch.loss = part if batch.loss is None else batch.loss + part
+            else:
+                values.update(zip(op.outputs, given, strict=False))
+                results = list(given[len(op.outputs) :])
+            batch.results.update(
+                ((key, there), result) for key, result in zip(op.results, results, strict=True)
+            )
+
+
+def _with_room(
+    value: Tensor | None, spec: ValueSpec, own: Samples, there: Samples, device: torch.device
+) -> Tensor:
+    """A share of a value with rows for all of its samples, of which some may not be there."""
+    if value is not None and (own == there or spec.batch_dim is None):
+        return value
+    room = torch.zeros(share_shape(spec, own), dtype=spec.dtype, device=device)
+    if value is not None:
+        take_rows(room, spec, own, there).copy_(value)
+    return room

@@ -1,0 +1,207 @@
+"""Evaluation by the placement of training: what plain PyTorch finds, and nothing of it is left in training."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import eval_toys
+import pytest
+import torch
+from alone import run_case, world_of_one
+from case_runs import ADAMW, Case, captured, run_cases
+from safetensors.torch import load_file
+from split_cases import SPLIT
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from spindle_cli.errors import RunFailedError, WorkloadError
+from spindle_cli.files.run_files import model_path, read_metrics
+from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
+from spindle_cli.workload.building.load import load
+from spindle_cli.workload.types import Task
+
+EVERY_TWO = {**ADAMW, "eval_every": 2, "seed": 3}
+ALONE = Case("alone", (0,), "eval_toys", train=EVERY_TWO, steps=3)
+UNWATCHED = Case("unwatched", (0,), "eval_toys", args={"evaluates": False}, train=EVERY_TWO, steps=3)
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    with world_of_one():
+        yield
+
+
+def by_plain_torch(source: Path, run_dir: Path, steps: int, num_workers: int) -> dict[str, Evaluation]:
+    """What the user's own modules give, with the parameters and buffers that a run has ended with."""
+    workload = load(str(source)).workload
+    values = load_file(model_path(run_dir, steps))
+    for rank in reversed(range(num_workers)):
+        values.update(captured(run_dir, "final-buffers", num_workers)[rank])
+    found = {}
+    for task in workload.tasks:
+        assert isinstance(task, Task)
+        task.module.double()
+        _put(task, values)
+        if task.eval_dataset is not None:
+            found[task.name] = _plainly(task, steps)
+    return found
+
+
+def _put(task: Task, values: Mapping[str, Tensor]) -> None:
+    named = (*task.module.named_parameters(), *task.module.named_buffers())
+    with torch.no_grad():
+        for name, tensor in named:
+            if f"{task.name}.{name}" in values:  # else another task, which shares it, comes first
+                tensor.copy_(values[f"{task.name}.{name}"])
+
+
+def _plainly(task: Task, steps: int) -> Evaluation:
+    task.module.eval()
+    dataset, loss, parts = task.eval_dataset, 0.0, []
+    with torch.no_grad():
+        for first in range(0, len(dataset), task.batch_size):
+            items = [dataset[index] for index in range(first, min(first + task.batch_size, len(dataset)))]
+            batch = {
+                name: field.double() if field.is_floating_point() else field
+                for name, field in default_collate(items).items()
+            }
+            before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
+            out: Any = task.module(**batch)
+            del before
+            out = out if isinstance(out, dict) else {"loss": out}
+            loss += out["loss"].item() * len(items)
+            parts.append({key: value for key, value in out.items() if key != "loss" and value.dim() > 0})
+    gathered = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    metrics = {name: float(metric(gathered)) for name, metric in task.metrics.items()}
+    return Evaluation(
+        step=steps,
+        task=task.name,
+        num_samples=len(dataset),
+        loss=loss / len(dataset),
+        metrics=metrics,
+        seconds=0,
+    )
+
+
+def check_equal(found: Evaluation, expected: Evaluation) -> None:
+    assert (found.step, found.num_samples) == (expected.step, expected.num_samples)
+    assert found.loss == pytest.approx(expected.loss, rel=1e-12, abs=1e-12)
+    assert found.metrics == pytest.approx(expected.metrics, rel=1e-12, abs=1e-12)
+
+
+def test_one_worker_evaluates_as_plain_torch(world: None, tmp_path: Path) -> None:
+    request = run_case(ALONE, tmp_path / "alone")
+    lines = list(read_evaluations(request.run_dir))
+    assert [(line.step, line.task) for line in lines] == [
+        (2, "classify"),
+        (2, "pairs"),
+        (3, "classify"),
+        (3, "pairs"),
+    ]
+    expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 3, 1)
+    for line in lines[2:]:
+        check_equal(line, expected[line.task])
+
+
+def same_training(one: Path, other: Path, num_workers: int) -> None:
+    for stage in ("final", "final-buffers"):
+        for rank in range(num_workers):
+            first, second = (captured(folder, stage, num_workers)[rank] for folder in (one, other))
+            assert first.keys() == second.keys()
+            assert all(torch.equal(first[name], second[name]) for name in first), stage
+    losses = [[line.task_losses for line in read_metrics(folder)] for folder in (one, other)]
+    assert losses[0] == losses[1]
+
+
+def test_training_is_bit_for_bit_what_it_is_without_evaluations(world: None, tmp_path: Path) -> None:
+    watched, unwatched = (run_case(case, tmp_path / case.name) for case in (ALONE, UNWATCHED))
+    assert not list(read_evaluations(unwatched.run_dir))
+    same_training(watched.run_dir, unwatched.run_dir, 1)
+
+
+@pytest.mark.parametrize("count", [1, 4, 5])
+def test_any_number_of_samples_is_evaluated(world: None, tmp_path: Path, count: int) -> None:
+    case = Case("some", (0,), "eval_toys", args={"held_out": count}, train=ADAMW, steps=1)
+    request = run_case(case, tmp_path / "some")
+    expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 1, 1)
+    for line in read_evaluations(request.run_dir):
+        assert line.num_samples == count
+        check_equal(line, expected[line.task])
+
+
+def test_an_empty_dataset_is_refused(world: None, tmp_path: Path) -> None:
+    case = Case("none", (0,), "eval_toys", args={"held_out": 0}, train=ADAMW, steps=1)
+    with pytest.raises(WorkloadError, match="task 'classify': the dataset to evaluate it on is empty"):
+        run_case(case, tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            "build_failing",
+            r"the metric 'broken' of task 'classify' failed: KeyError: 'nothing', at .*eval_toys",
+        ),
+        ("build_tensor", r"the metric 'rows' of task 'classify' gave a Tensor, expected one number"),
+    ],
+)
+def test_a_metric_that_fails_ends_the_run_with_one_message(
+    world: None, tmp_path: Path, function: str, message: str
+) -> None:
+    case = Case("broken", (0,), "eval_toys", function, train=ADAMW, steps=1)
+    with pytest.raises(RunFailedError, match=message) as caught:
+        run_case(case, tmp_path / "broken")
+    if function == "build_failing":
+        assert re.search(
+            r"gives logits, best, label beside its loss; left out, .*: scale", caught.value.message
+        )
+
+
+# Every share cut by the last batch, one of them to nothing; slices on other devices than their inputs.
+SCATTERED = (
+    ("classify/layers", (0, 1), (0, 2, 1, 3)),
+    ("classify/layers", (1, 3), (3, 1)),
+    ("classify/head", (0, 1), (0, 1, 2, 3)),
+    ("pairs/counting", (0, 1), (2,)),
+    ("pairs/layers", (0, 2), (1, 0)),
+    ("pairs/other", (0, 1), (3, 2, 1, 0)),
+    ("pairs/other-2", (0, 1), (2, 3)),
+    ("pairs/loss", (0, 1), (1,)),
+)
+TRAIN = {**EVERY_TWO, "clip_norm": 0.5}
+ON_FOUR = (
+    Case("watched", SCATTERED, "eval_toys", train=TRAIN),
+    Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
+    Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
+)
+
+
+@pytest.fixture(scope="module")
+def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("evaluated")
+    run_cases(forker, ON_FOUR, 4, folder, fails=False)
+    return folder
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", ["watched", "tensor-split"])
+def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
+    folder = four / name
+    lines = {line.task: line for line in read_evaluations(folder) if line.step == 3}
+    expected = by_plain_torch(folder / "workload.yaml", folder, 3, 4)
+    assert lines.keys() == expected.keys()
+    for task, line in lines.items():
+        check_equal(line, expected[task])
+
+
+@pytest.mark.processes
+def test_four_workers_train_bit_for_bit_as_without_evaluations(four: Path) -> None:
+    same_training(four / "watched", four / "unwatched", 4)
+
+
+def test_the_last_batch_leaves_a_share_without_samples() -> None:
+    assert eval_toys.HELD_OUT % eval_toys.BATCH == 3
