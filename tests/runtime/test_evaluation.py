@@ -1,4 +1,4 @@
-"""Evaluation by the placement of training: what plain PyTorch finds, and nothing of it is left in training."""
+"""Evaluation by the placement of training: what plain PyTorch finds, and no trace of it in training."""
 
 from __future__ import annotations
 
@@ -69,9 +69,7 @@ def _plainly(task: Task, steps: int) -> Evaluation:
                 name: field.double() if field.is_floating_point() else field
                 for name, field in default_collate(items).items()
             }
-            before = {name: buffer.clone() for name, buffer in task.module.named_buffers()}
             out: Any = task.module(**batch)
-            del before
             out = out if isinstance(out, dict) else {"loss": out}
             loss += out["loss"].item() * len(items)
             parts.append({key: value for key, value in out.items() if key != "loss" and value.dim() > 0})
