@@ -27,10 +27,10 @@ from spindle_cli.runtime.evaluating.passes import Fields, Passes, present
 from spindle_cli.runtime.evaluating.untouched import untouched
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
-from spindle_cli.workload.evaluating import analyse_evaluation
+from spindle_cli.workload.evaluated.in_order import InOrder
+from spindle_cli.workload.evaluated.trace import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
-from spindle_cli.workload.training.in_order import InOrder
 from spindle_cli.workload.training.precision import computing, in_dtype
 
 if TYPE_CHECKING:

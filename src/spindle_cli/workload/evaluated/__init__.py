@@ -1,0 +1,1 @@
+"""Tasks as they are evaluated, and the data for it."""
