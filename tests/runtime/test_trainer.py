@@ -58,10 +58,7 @@ class Seen(Callback):
 
 
 def trainer_of(folder: Path, case: Case = CASE, callbacks: Any = (), **changes: object) -> Trainer:
-    if folder.exists():
-        request = RunRequest.read(folder / "request.json")
-    else:
-        request = prepare(case, 1, folder)
+    request = RunRequest.read(folder / "request.json") if folder.exists() else prepare(case, 1, folder)
     request = request.model_copy(update={"capture_dir": None, "checkpoint_every": None, **changes})
     return Trainer.of_connected(request, ALONE, CPU, callbacks=callbacks)
 
@@ -142,7 +139,7 @@ class Raises(Callback):
 
 
 def test_a_callback_that_raises_ends_the_run_with_its_name_and_place(tmp_path: Path) -> None:
-    message = r"the callback Raises failed in after_step \(step 2\): KeyError: 'gone', at .*test_trainer\.py:\d+"
+    message = r"callback Raises failed in after_step \(step 2\): KeyError: 'gone', at .*test_trainer\.py:\d+"
     with (
         pytest.raises(RunFailedError, match=message),
         trainer_of(tmp_path / "run", callbacks=[Raises()], checkpoint_every=1) as trainer,
@@ -240,13 +237,25 @@ def test_tensorboard_gets_every_step_and_evaluation(tmp_path: Path) -> None:
         trainer.train()
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
     events.Reload()
-    written = {(event.step, event.value) for event in events.Scalars("train/loss")}
-    assert written == {
-        (line.step, pytest.approx(line.loss, rel=1e-6)) for line in read_metrics(tmp_path / "run")
-    }
+    written = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    lines = list(read_metrics(tmp_path / "run"))
+    assert written == [(line.step, pytest.approx(line.loss, rel=1e-6)) for line in lines]
     (evaluated,) = events.Scalars("evaluation/classify/accuracy")
     found = {line.task: line for line in read_evaluations(tmp_path / "run")}
     assert (evaluated.step, evaluated.value) == (2, pytest.approx(found["classify"].metrics["accuracy"]))
+
+
+@pytest.mark.timeout(120)
+def test_wandb_logs_offline_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wandb", reason="spindle-cli[wandb] is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    case = Case("toy", (0,), "eval_toys", train={**ADAMW, "callbacks": ["wandb"]}, steps=2)
+    with trainer_of(tmp_path / "run", case) as trainer:
+        trainer.train()
+    (file,) = (tmp_path / "run" / "wandb").glob("offline-run-*/run-*.wandb")
+    content = file.read_bytes()
+    assert b"train/loss" in content
+    assert b"evaluation/classify/accuracy" in content
 
 
 def test_evaluations_have_their_own_names() -> None:

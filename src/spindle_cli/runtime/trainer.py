@@ -102,10 +102,11 @@ class Trainer:
         device: torch.device,
         stop: StopRequest | None = None,
         clock: StartClock | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Trainer:
         """The same, of a worker that has joined the others already."""
         trainer = cls.__new__(cls)
-        trainer._assemble(request, environment, device, ExitStack(), stop, clock)
+        trainer._assemble(request, environment, device, ExitStack(), stop, clock, callbacks)
         return trainer
 
     def _connect(
