@@ -80,6 +80,30 @@ def weighted(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return (each.mean(1) * weights).sum() / weights.sum()
 
 
+def rooted(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """A root of what a sample's tokens add up to: they are not apart, samples are."""
+    each = functional.cross_entropy(model.head(x).transpose(1, 2), labels, reduction="none")
+    return each.sum(1).add(1).sqrt().mean()
+
+
+def running(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """A token's logits are those of all before it too."""
+    logits = model.head(x).cumsum(1)
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def counted_inside(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """A mean over labels that all count, as they come from an argmax."""
+    wanted = (x[..., :3] * labels[..., None].clamp(min=1)).argmax(-1)
+    return functional.cross_entropy(model.head(x).transpose(1, 2), wanted)
+
+
+def twice(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """One weight by two names, by a module and as it is."""
+    logits = model.head(x) + x.tanh() @ model.embed.weight.T
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
 def shifted(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     """The logits are shifted: their positions are not cut."""
     return functional.cross_entropy(model.head(x)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from spindle_cli.operators.heads import chunked as in_chunks
 from spindle_cli.operators.heads.chunked import LossInChunks, loss_in_chunks, timed_op
 from spindle_cli.operators.heads.chunks import Chunk, choose_chunks
 from spindle_cli.profile.op.live_bytes import LiveBytes
@@ -23,7 +24,7 @@ from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.metaops.ops import share_module
 
 EXACT = 1e-12
-LOSSES = ("causal", "smoothed", "squared", "weighted", "shifted")
+LOSSES = ("causal", "smoothed", "squared", "weighted", "shifted", "rooted", "running", "twice")
 SHARE = 3  # samples of the share that is run, of the batch's four
 SEED = 0.7  # the gradient of the total loss with regard to the share's
 
@@ -51,7 +52,9 @@ def passed(run: Callable[..., Tensor], module: nn.Module, arguments: list[Any]) 
     loss = run(*arguments)
     loss.backward(torch.tensor(SEED, dtype=loss.dtype))
     (hidden,) = (each for each in arguments if isinstance(each, Tensor) and each.requires_grad)
-    found = {name: parameter.grad for name, parameter in module.named_parameters()}
+    # Of a tied parameter's names the last.
+    names = {id(tensor): name for name, tensor in sorted(module.named_parameters(remove_duplicate=False))}
+    found = {names[id(parameter)]: parameter.grad for parameter in module.parameters()}
     return {**found, "loss": loss.detach(), "hidden": hidden.grad}
 
 
@@ -85,6 +88,8 @@ def test_a_loss_in_chunks_has_the_value_and_the_gradients_of_one_in_one_go(name:
         ("smoothed", 1000, SHARE * TOKENS),
         ("weighted", 1000, SHARE),  # a mean over a sample's own tokens is its own
         ("shifted", 1000, SHARE),
+        ("rooted", 1000, SHARE),
+        ("running", 1000, SHARE),
     ],
 )
 def test_samples_are_cut_first_and_tokens_where_they_are_apart(name: str, setting: int, count: int) -> None:
@@ -157,7 +162,11 @@ def test_bfloat16_parameters_get_float32_gradients_where_these_are_asked_for() -
 
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("dropped", "draws random numbers"), ("two_results", "leads to 2 results")],
+    [
+        ("dropped", "draws random numbers"),
+        ("two_results", "leads to 2 results"),
+        ("counted_inside", "neither a sum nor a mean"),
+    ],
 )
 def test_what_cannot_be_cut_stays_whole_and_says_why(name: str, why: str) -> None:
     found = chunked(task_of(getattr(head_toys, name)), 3)
@@ -173,6 +182,33 @@ def test_a_head_with_a_hook_stays_whole() -> None:
 def test_by_default_a_small_loss_is_computed_in_one_go() -> None:
     found = chunked(task_of(head_toys.causal), "auto")
     assert found.count == 1 and found.why_whole is None
+
+
+def test_by_default_no_chunk_is_larger_than_the_parameters_that_make_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """41 x 6 parameters: 6 of a sample's 7 tokens have as many logits, so each is cut in two."""
+    monkeypatch.setattr(in_chunks, "_FEWEST_ELEMENTS", 10)
+    assert chunked(task_of(head_toys.causal), "auto").count == 2 * SHARE
+    monkeypatch.setattr(in_chunks, "_FEWEST_ELEMENTS", 2 * TOKENS * WORDS)
+    assert chunked(task_of(head_toys.causal), "auto").count == 2
+
+
+def test_in_bfloat16_gradients_are_no_farther_from_the_exact_ones_than_in_one_go() -> None:
+    exact_task, task = task_of(head_toys.causal), task_of(head_toys.causal)
+    task.root.bfloat16()
+    exact_task.root.load_state_dict(task.root.state_dict())
+    exact_task.root.double()
+    whole = share_module(exact_task, exact_task.ops[-1])
+    hidden = arguments_of(task, torch.bfloat16)[-3].detach().double().requires_grad_()
+    arguments = arguments_of(exact_task)
+    arguments[-3] = hidden
+    exact = passed(whole, whole, arguments)["head.weight"]
+    errors = []
+    for module in (share_module(task, task.ops[-1]), chunked(task, 1000).module):
+        found = passed(module, module, arguments_of(task, torch.bfloat16))
+        errors.append((found["head.weight"].double() - exact).abs().mean())
+    assert errors[1] <= 1.2 * errors[0]
 
 
 def test_a_second_backward_pass_is_refused() -> None:

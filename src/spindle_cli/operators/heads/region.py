@@ -227,8 +227,6 @@ def _require_repeatable(node: fx.Node, members: Collection[fx.Node], root: nn.Mo
         for part in module.modules():
             if any(getattr(part, hooks) for hooks in _HOOKS):
                 raise NotInPartsError(f"{name} has hooks, which would see parts of its output")
-            if isinstance(part, nn.modules.batchnorm._BatchNorm):
-                raise NotInPartsError(f"{name} normalises over the batch")
 
 
 def elements_of(tensors: Iterable[Tensor]) -> int:
