@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers.analysed import analysed
-from spindle_cli.verify.stepping.update import make_optimizers, make_schedule
+from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.batches import Batches
@@ -49,13 +49,14 @@ class PlainTraining:
             parameter.grad = None
         losses: dict[str, float] = {}
         count = self.train.accumulate
+        weights = weights_at(self.train, self.tasks, step)
         for task, index in ((task, count * step + i) for task in self.tasks for i in range(count)):
             batch = self._batches[task.name].rows(index, 0, task.batch_size)
             batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}
             result = task.module(**batch)
             loss = result["loss"] if isinstance(result, dict) else result
             loss = loss / (count if task.reduction == "mean" else 1)
-            (task.weight * loss).backward()
+            (weights[task.name] * loss).backward()
             losses[task.name] = losses.get(task.name, 0.0) + loss.item()
         gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
         if self.train.clip_norm is not None:

@@ -107,6 +107,7 @@ GROUPED = {
         {"name": "others", "rest": True, "optimizer": "Adafactor", "lr": 1e-3},
     ],
 }
+FADING = {"pairs": [[0, 2.0], [2, 0.5]], "caption": [[1, 1.0], [2, 3.0]]}
 SAVED_GROUPED = Case("saved-grouped", SCATTERED, train=GROUPED, steps=2, checkpoint_every=1)
 GONE_ON_ELSEWHERE = (
     Case("gone-on-grouped", (3, 0), train=GROUPED, goes_on_with=SAVED_GROUPED.name),
@@ -154,7 +155,7 @@ EXACT_ON_FOUR = (
     Case("clipped", SCATTERED, args=FROZEN, train=CLIPPED),
     Case("replicated", SCATTERED, args=FROZEN, train={**CLIPPED, "shard_optimizer": False}),
     Case("in-pieces", (2, 0, 3, 1), train={"optimizer": "NAdam", "lr": 1e-3, "clip_norm": 0.5}),
-    Case("grouped", SCATTERED, train={**GROUPED, "accumulate": 2}),
+    Case("grouped", SCATTERED, train={**GROUPED, "accumulate": 2, "task_weights": FADING}),
     Case("not-elementwise", SCATTERED, train={"optimizer": "Adafactor", "lr": 1e-2}),
     Case("accumulated", SCATTERED, args=FROZEN, train={**CLIPPED, "accumulate": 3}),
     Case("accumulated-sum", (1, 2), args={"reduction": "sum"}, train={**ADAMW, "accumulate": 2}),

@@ -71,7 +71,7 @@ def test_what_shares_have_of_a_loss_adds_up_and_counts_by_the_tasks_weight() -> 
     assert board.seed("t") == 0.5
     board.add("t", torch.tensor([0.25]))
     board.add("t", torch.tensor(2.0))
-    assert board.total(board.read(board._sums).losses) == 1.125
+    assert board.total(board.read(board._sums).losses, 0) == 1.125
 
 
 def test_a_loss_that_is_no_number_is_named_with_its_step() -> None:

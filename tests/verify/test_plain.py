@@ -67,7 +67,7 @@ def test_shared_parameters_are_named_once_and_take_the_gradients_of_weighted_los
     move_to(workload, torch.device("cpu"), torch.float64)
     batches = {task.name: [Batches(task, 0).rows(0, 0, task.batch_size)] for task in tasks}
     arithmetic = Arithmetic(torch.device("cpu"), torch.float64)
-    losses = {task.name: backward(task, batches[task.name], arithmetic, None) for task in tasks}
+    losses = {task.name: backward(task, batches[task.name], arithmetic, None, task.weight) for task in tasks}
     assert losses == {"plain": 35.0, "flow": 27.0}
     assert shared.by.grad is not None
     assert shared.by.grad.dtype == torch.float64

@@ -76,6 +76,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         from spindle_cli.workload.building.abstract import load_abstract
         from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
         from spindle_cli.workload.optimizing.learning_rate import require_trainable
+        from spindle_cli.workload.optimizing.task_weights import TaskWeights
         from spindle_cli.workload.parameters import ParameterTable
         from spindle_cli.workload.training.callbacks import find_callbacks
 
@@ -93,6 +94,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         require_trainable(loaded.train)
         find_callbacks(loaded.train, source)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
+        TaskWeights(loaded.train, loaded.workload.tasks).at(0)
         groups = groups_of_graph(loaded.train, found)
         splits = plan_splits(plan, found, str(plan_path))
         require_elementwise(groups, splits.split_parameters(plan, found, ParameterTable.of(found)))

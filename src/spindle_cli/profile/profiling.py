@@ -33,6 +33,7 @@ from spindle_cli.workload.data.shapes import require_one_shape
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
+from spindle_cli.workload.optimizing.task_weights import TaskWeights
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -112,6 +113,7 @@ def profile_workload(
     with naming_the_file(source):
         require_trainable(train)
         groups_of_graph(train, analysed.graph)
+        TaskWeights(train, analysed.loaded.workload.tasks).at(0)
         require_compiler(train, device)
     _require_data(source, analysed)
     _say_what_stays_whole(analysed, settings.degrees, audience)

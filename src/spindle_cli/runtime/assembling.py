@@ -49,6 +49,7 @@ from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.workload.data.shapes import planned_shapes
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizing.task_weights import TaskWeights
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.callbacks import find_callbacks
 from spindle_cli.workload.training.no_randomness import computing_as_asked
@@ -220,7 +221,8 @@ def make_board(seat: Seat, model: LocalModel) -> LossBoard:
     """The board of all tasks' losses."""
     shares = {name: task.loss_shares for name, task in model.graph.tasks.items()}
     tasks, batches = model.graph.workload.tasks, model.train.accumulate
-    return LossBoard(tasks, seat.device, batches, shares, seat.rank, dist.get_world_size())
+    weights = TaskWeights(model.train, tasks)
+    return LossBoard(tasks, seat.device, batches, shares, seat.rank, dist.get_world_size(), weights)
 
 
 def make_feed(

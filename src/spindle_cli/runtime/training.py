@@ -227,6 +227,7 @@ class Training:
         begin = take_mark(self.stopwatch.device)
         if self.stop.asked():
             self.board.ask_to_stop()
+        self.board.weigh_for(step)
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step()
@@ -340,12 +341,12 @@ class Training:
         read, seconds, work = self.board.read(outcome.losses), outcome.seconds, self.work
         return StepMetrics(
             step=outcome.step + 1,
-            loss=self.board.total(read.losses),
+            loss=self.board.total(read.losses, outcome.step),
             task_losses=read.losses,
             iteration_s=seconds,
             samples_per_s=work.samples / seconds,
             uncounted_tasks=uncounted,
-            task_weights=self.board.weights,
+            task_weights=self.board.weights_at(outcome.step),
             learning_rates=outcome.learning_rates,
             gradient_norm=outcome.norm_value,
             tokens_per_s=None if work.tokens is None else work.tokens / seconds,

@@ -25,7 +25,7 @@ from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
-from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule
+from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.loaders import LoaderWorkers
 from spindle_cli.workload.data.reading import open_batches
@@ -77,11 +77,14 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
             began = perf_counter()
             before = torch.get_rng_state()
             losses: dict[str, float] = {}
+            weights = weights_at(loaded.train, loaded.workload.tasks, step)
             for task in loaded.workload.tasks:
                 rows = (0, task.batch_size)
                 taken = [batches[task.name].rows(step * count + number, *rows) for number in range(count)]
                 with computing_as_asked(asked, no_randomness=request.no_randomness):
-                    losses[task.name] = backward(task, taken, arithmetic, counted.get(task.name))
+                    losses[task.name] = backward(
+                        task, taken, arithmetic, counted.get(task.name), weights[task.name]
+                    )
             if not request.no_randomness:
                 require_no_chance(loaded.workload, before)
             if step == 0:
@@ -95,7 +98,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
                     schedule.step()
             if average is not None:
                 average.update(step + 1)
-            metrics.write(step_metrics(loaded.workload, step, losses, perf_counter() - began).to_line())
+            metrics.write(step_metrics(weights, step, losses, perf_counter() - began).to_line())
     write_tensors(request.capture_dir, "final", parameters)
     if average is not None:
         write_tensors(request.capture_dir, "average", average.values(parameters))
@@ -136,11 +139,13 @@ def backward(
     batches: Sequence[Mapping[str, Tensor]],
     arithmetic: Arithmetic,
     counted: CountedLoss | None,
+    weight: float,
 ) -> float:
     """Add the gradients of a task's weighted loss on a step's batches.
 
     Args:
         batches: as the dataset gives them.
+        weight: of the loss in the step's total.
         counted: where the loss is a mean over what counts, which is one mean for all of these.
 
     Returns:
@@ -161,7 +166,7 @@ def backward(
         if counted is None and task.reduction == "mean":
             loss = loss / len(batches)
         total += float(loss.detach())
-        (loss * task.weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        (loss * weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return total
 
 
@@ -285,10 +290,10 @@ def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]
 
 
 def step_metrics(
-    workload: Workload, step: int, losses: Mapping[str, float], iteration_s: float
+    weights: Mapping[str, float], step: int, losses: Mapping[str, float], iteration_s: float
 ) -> StepMetrics:
     """A line of metrics.jsonl; `step` counted from 0."""
-    total = sum(task.weight * losses[task.name] for task in workload.tasks)
+    total = sum(weight * losses[name] for name, weight in weights.items())
     return StepMetrics(step=step + 1, loss=total, task_losses=dict(losses), iteration_s=iteration_s)
 
 

@@ -18,6 +18,7 @@ from spindle_cli.workload.settings.loader import LoaderSettings
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
 from spindle_cli.workload.settings.schedule import Ramp, RampSettings
 from spindle_cli.workload.settings.schedule import Schedule as Schedule
+from spindle_cli.workload.settings.task_weights import TaskWeightSettings
 
 Precision = Literal["full", "bf16-autocast", "bf16"]
 CompileBackend = Literal["inductor", "aot_eager"]
@@ -53,6 +54,9 @@ class TrainSettings(RampSettings):
     where theirs is larger; None: never. `schedule`: of the learning rate; without it, and without warm-up
     and decay, it stays `lr`.
     `ema`: a moving average of the weights, beside them; None: none.
+    `task_weights`: of tasks' losses where they change: [[step, weight], ...] by task, steps counted from 0,
+    linear between two; or 'package.module:function', function(step) -> weights by task. Other tasks, and
+    all without it, keep `Task.weight`.
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
     `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
@@ -84,6 +88,7 @@ class TrainSettings(RampSettings):
     clip_norm: Annotated[float, Field(gt=0)] | None = None
     schedule: Schedule | None = None
     ema: Average | None = None
+    task_weights: TaskWeightSettings | None = None
     shard_optimizer: bool = True
     precision: Precision = "full"
     reduce: Reduce | None = None

@@ -18,8 +18,10 @@ from spindle_cli.account.collectives import NUMBERS_OF_A_RANK
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import LossShares
 from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.optimizing.task_weights import TaskWeights
 from spindle_cli.workload.types import FlowTask, Task
 
 if TYPE_CHECKING:
@@ -80,8 +82,13 @@ class LossBoard:
         shares: Mapping[str, LossShares],
         rank: int = 0,
         num_ranks: int = 1,
+        weights: TaskWeights | None = None,
     ) -> None:
-        """`shares`: by task, how its loss is computed by shares."""
+        """`shares`: by task, how its loss is computed by shares. `weights`: where they are not always those
+        of the tasks.
+        """
+        self._weights = weights or TaskWeights(TrainSettings(), tasks)
+        self._seeds = self._weights.at(0)
         self._rank = rank
         self._batches_per_step = batches_per_step
         self._tasks = {task.name: task for task in tasks}
@@ -130,10 +137,17 @@ class LossBoard:
         """Of the collectives that every rank takes part in."""
         return self._sums.device
 
-    @property
-    def weights(self) -> dict[str, float]:
-        """Of the tasks' losses in the total."""
-        return {name: float(task.weight) for name, task in self._tasks.items()}
+    def weights_at(self, step: int) -> dict[str, float]:
+        """Of the tasks' losses in the total of a step, counted from 0.
+
+        Raises:
+            WorkloadError: a function of the user's gives none.
+        """
+        return self._weights.at(step)
+
+    def weigh_for(self, step: int) -> None:
+        """From here on backward passes are those of this step; raises what `weights_at` raises."""
+        self._seeds = self._weights.at(step)
 
     def add(self, task: str, loss: Tensor) -> None:
         """Add what a share of one of a task's batches has of the loss."""
@@ -141,7 +155,7 @@ class LossBoard:
 
     def seed(self, task: str) -> float:
         """d(total loss) / d(what a share has of the task's): where its backward pass starts."""
-        return self._tasks[task].weight
+        return self._seeds[task]
 
     def arguments(self, task: str, samples: Samples) -> tuple[Any, ...]:
         """What a loss takes that is computed by shares: the share of the samples, and this step's counts,
@@ -180,9 +194,10 @@ class LossBoard:
             tuple(told[1::NUMBERS_OF_A_RANK]),
         )
 
-    def total(self, losses: dict[str, float]) -> float:
-        """The weighted total."""
-        return sum(self._tasks[name].weight * loss for name, loss in losses.items())
+    def total(self, losses: dict[str, float], step: int) -> float:
+        """The weighted total of a step, counted from 0."""
+        weights = self._weights.at(step)
+        return sum(weights[name] * loss for name, loss in losses.items())
 
 
 def step_failure(losses: dict[str, float], norm: float | None, step: int) -> RunFailedError | None:

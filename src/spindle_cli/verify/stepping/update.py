@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -16,6 +17,7 @@ from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import optimizer_groups
+from spindle_cli.workload.types import FlowTask, Task
 
 
 def make_optimizers(
@@ -79,6 +81,19 @@ def named(path: str) -> Any:
     """What 'package.module:name' names; without a module, of torch.optim."""
     module, _, name = path.rpartition(":")
     return getattr(import_module(module or "torch.optim"), name)
+
+
+def weights_at(train: TrainSettings, tasks: Sequence[Task | FlowTask], step: int) -> dict[str, float]:
+    """Of each task's loss in the total of a step, counted from 0."""
+    found = {task.name: float(task.weight) for task in tasks}
+    asked = train.task_weights
+    if isinstance(asked, str):
+        found.update(named(asked)(step))
+    else:
+        for name, points in (asked or {}).items():
+            steps, weights = zip(*points, strict=True)
+            found[name] = float(numpy.interp(step, steps, weights))
+    return found
 
 
 @dataclass(frozen=True)
