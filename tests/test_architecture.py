@@ -23,7 +23,7 @@ FOR_ALL = {"errors", "units", "packages", "files"}
 MAY_IMPORT = {
     "files": set(),
     "process": set(),
-    "workload": set(),
+    "workload": {"process"},  # streams are read as by a process without others
     "operators": {"workload"},
     "costs": set(),
     "account": {"costs"},

@@ -8,66 +8,23 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from helpers import data_toys
+from helpers.loading import SEED, read, task_of
 from spindle_cli.errors import InputError, PeerLostError, RunFailedError, WorkloadError
 from spindle_cli.runtime.loading import wire
-from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
-from spindle_cli.runtime.loading.reader import Reading, start_reader
 from spindle_cli.runtime.loading.shelf import ClosedError, Loaded, Shelf
-from spindle_cli.runtime.loading.start import _listen, _state_of
+from spindle_cli.runtime.loading.start import _state_of
 from spindle_cli.workload.data.reading import StreamBatches
 from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.training.batches import Batches
-from spindle_cli.workload.types import Task
-
-SEED = 3
-
-
-def task_of(dataset: Any, **rest: Any) -> Task:
-    return Task("t", nn.Identity(), 4, dataset, **rest)
-
-
-@contextmanager
-def read(
-    task: Task, numbers: range, workers: int = 0, takers: int = 1, **rest: Any
-) -> Iterator[list[NodeBatches]]:
-    """A reader of the task, and its takers."""
-    listener, address = _listen()
-    reading = Reading(task, SEED, Loading(workers, 2), numbers, takers, rest.pop("room", 6), **rest)
-    child = start_reader(reading, listener)
-    listener.close()
-    found = [NodeBatches("t", address, child if taker == 0 else None) for taker in range(takers)]
-    try:
-        yield found
-    finally:
-        for each in found:
-            each.close()
-        with_end(child)
-
-
-def with_end(child: int) -> None:
-    """A process ends by itself, soon."""
-    until = time.monotonic() + 20
-    while time.monotonic() < until:
-        try:
-            if os.waitpid(child, os.WNOHANG)[0]:
-                return
-        except ChildProcessError:
-            return
-        time.sleep(0.01)
-    os.kill(child, signal.SIGKILL)
-    raise AssertionError("the reader did not end")
 
 
 def packed(*values: float) -> Loaded:

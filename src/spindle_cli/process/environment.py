@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,6 +56,16 @@ class WorkerEnvironment:
 
 
 _TORCHRUN_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def without_ranks() -> Iterator[None]:
+    """Inside, this process does not know what torchrun has said of its place among others."""
+    hidden = {name: os.environ.pop(name) for name in _TORCHRUN_VARIABLES if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(hidden)
 
 
 def child_environment(additions: Mapping[str, str]) -> dict[str, str]:

@@ -7,14 +7,19 @@ seed, the task, the epoch, the loader's worker, and how many samples this one ha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils.data import IterableDataset, get_worker_info
 
+from spindle_cli.process.environment import without_ranks
+from spindle_cli.units import format_seconds
 from spindle_cli.workload.data.seen_data import digest_of
 from spindle_cli.workload.data.state_json import from_json, to_json
 from spindle_cli.workload.training.absent import filled
@@ -73,7 +78,7 @@ class StreamPass(IterableDataset[Piece[T]]):
 
         def load() -> Batch | None:
             nonlocal samples, asked, digest
-            with generators_kept():
+            with generators_kept(), _alone():
                 if samples is None:
                     samples, asked = self._begun(worker, begins_at)
                 first = asked
@@ -102,10 +107,16 @@ class StreamPass(IterableDataset[Piece[T]]):
         samples: Any = iter(dataset)
         if place["iterator"] is not None:
             samples.load_state_dict(from_json(place["iterator"]))
-        elif place["dataset"] is None:
-            for asked in range(place["samples"]):
-                self._next(samples, worker, asked)
+        elif place["dataset"] is None and place["samples"]:
+            self._read_again(samples, worker, place["samples"])
         return samples, place["samples"]
+
+    def _read_again(self, samples: Any, worker: int, count: int) -> None:
+        began = time.monotonic()
+        for asked in range(count):
+            self._next(samples, worker, asked)
+        seconds = format_seconds(time.monotonic() - began)
+        print(f"task {self._task.name!r}: {count} samples of its stream were read again, to go on: {seconds}")
 
     def _next(self, samples: Iterator[Any], worker: int, asked: int) -> Any:
         try:
@@ -126,5 +137,36 @@ class StreamPass(IterableDataset[Piece[T]]):
         return {"samples": asked, "dataset": inner, "iterator": iterator}
 
 
+@contextmanager
+def _alone() -> Iterator[None]:
+    """As in a process without others: libraries would read a rank's part of a stream, and each node is to
+    read all of it.
+    """
+    world = dist.GroupMember.WORLD
+    dist.GroupMember.WORLD = None
+    try:
+        with without_ranks():
+            yield
+    finally:
+        dist.GroupMember.WORLD = world
+
+
 def _keeps_state(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    """Whether it goes on by a state of its own, exactly."""
+    return (
+        hasattr(value, "state_dict") and hasattr(value, "load_state_dict") and not _leaves_out_buffer(value)
+    )
+
+
+def _leaves_out_buffer(dataset: Any) -> bool:
+    """Whether it is one of Hugging Face that shuffles in a buffer: its state has not what is in the buffer,
+    so that these samples would be lost.
+    """
+    parts = [getattr(dataset, "_ex_iterable", None)]
+    while parts:
+        part = parts.pop()
+        if "BufferShuffled" in type(part).__name__:
+            return True
+        if part is not None:
+            parts += [getattr(part, "ex_iterable", None), *getattr(part, "ex_iterables", ())]
+    return False

@@ -1,0 +1,56 @@
+"""A process that loads batches, and its takers, without a run around them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from spindle_cli.runtime.loading.client import NodeBatches
+from spindle_cli.runtime.loading.reader import Reading, start_reader
+from spindle_cli.runtime.loading.start import _listen
+from spindle_cli.workload.settings.loader import Loading
+from spindle_cli.workload.types import Task
+
+SEED = 3
+
+
+def task_of(dataset: Any, **rest: Any) -> Task:
+    return Task("t", nn.Identity(), 4, dataset, **rest)
+
+
+@contextmanager
+def read(
+    task: Task, numbers: range, workers: int = 0, takers: int = 1, **rest: Any
+) -> Iterator[list[NodeBatches]]:
+    """A reader of the task, and its takers."""
+    listener, address = _listen()
+    reading = Reading(task, SEED, Loading(workers, 2), numbers, takers, rest.pop("room", 6), **rest)
+    child = start_reader(reading, listener)
+    listener.close()
+    found = [NodeBatches("t", address, child if taker == 0 else None) for taker in range(takers)]
+    try:
+        yield found
+    finally:
+        for each in found:
+            each.close()
+        with_end(child)
+
+
+def with_end(child: int) -> None:
+    """A process ends by itself, soon."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            if os.waitpid(child, os.WNOHANG)[0]:
+                return
+        except ChildProcessError:
+            return
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("the reader did not end")
