@@ -92,9 +92,9 @@ def test_callbacks_are_called_in_order_one_step_behind(tmp_path: Path) -> None:
         ("step", 3),
         ("checkpoint", 3, "step-000003"),
         ("step", 4),
+        ("checkpoint", 4, "step-000004"),
         ("evaluation", 4, "classify"),
         ("evaluation", 4, "pairs"),
-        ("checkpoint", 4, "step-000004"),
         ("end",),
     ]
 

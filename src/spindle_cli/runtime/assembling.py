@@ -107,6 +107,7 @@ def assemble(
         seat, state, pool, communicators, steps, computing, clock, followers, start.streams
     )
     training.stop = stop or StopRequest(request.run_dir)
+    training.evaluator.prepare()
     clock.ends("set-up")
     return training
 

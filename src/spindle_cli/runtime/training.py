@@ -110,7 +110,7 @@ class Training:
                 self.step(step, is_first=step == self.steps.start)
                 yield self._after(step + 1)
             self._look_back(0)
-            self.evaluate_all()
+            self._evaluate_at_end()
         except Exception as error:
             self._look_back_after(error)
             raise
@@ -148,6 +148,12 @@ class Training:
         if self._stops and done < self.steps.stop:
             self._stop()
         return step
+
+    def _evaluate_at_end(self) -> None:
+        """Behind the last checkpoint: a metric that fails costs nothing of what was trained."""
+        if self.evaluator.tasks and self.request.capture_dir is None and self.checkpoints.possible:
+            self.save()
+        self.evaluate_all()
 
     def evaluate_all(self) -> None:
         """Evaluate every task that has a dataset for it, unless that is done after this step; collective."""

@@ -76,6 +76,23 @@ class Evaluator:
         """Those that have a dataset to be evaluated on."""
         return tuple(task.name for task in self._model.graph.workload.tasks if task.eval_dataset is not None)
 
+    def prepare(self) -> None:
+        """Make ready what will be evaluated, so that what cannot be is known before anything is trained;
+        collective. Raises what `evaluate` raises of tasks and datasets.
+        """
+        roots = [graph.root for graph in self._model.graph.tasks.values()]
+        with untouched(roots, self._device):
+            for name in self.tasks:
+                self._prepare(name)
+                task = self._task(name)
+                data = self._data(task, task.eval_dataset)
+                data.rows(0, 0, 1, tuple(self._model.graph.tasks[name].fields))
+
+    def _data(self, task: Any, dataset: Any) -> InOrder:
+        fields = self._model.graph.tasks[task.name].fields
+        taken = dataclasses.replace(task, dataset=dataset)
+        return InOrder(taken, dataset, self._model.train.seed, fields)
+
     def evaluate(self, name: str, dataset: Any, step: int) -> Evaluation:
         """Evaluate a task, after so many steps, whose parameters are in place; collective.
 
@@ -99,8 +116,7 @@ class Evaluator:
         roots = [graph.root for graph in self._model.graph.tasks.values()]
         with untouched(roots, self._device):
             prepared = self._prepare(name)
-            fields = self._model.graph.tasks[name].fields
-            data = InOrder(dataclasses.replace(task, dataset=chosen), chosen, self._model.train.seed, fields)
+            data = self._data(task, chosen)
             loss, gathered = self._run(prepared, data)
         return Evaluation(
             step=step,
