@@ -20,6 +20,7 @@ from spindle_cli.runtime.part.shards import Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op
+from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.training.precision import convert_module, dtype_in
 
@@ -107,7 +108,10 @@ class LocalOps:
         if wired.piece.tp > 1:
             ranks = wired.layout.holders(wired.layout.share_of[rank])
             group = TensorGroup(ranks, wired.layout.member_of(rank), device)
-        modules = self._modules[wired.index]
+        # An evaluation has ops of its own: traced in eval mode, with no loss in chunks.
+        modules = (
+            self._modules[wired.index] if trains else tuple(share_module(wired.task, op) for op in wired.ops)
+        )
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(
