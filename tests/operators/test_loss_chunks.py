@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import head_toys
@@ -16,9 +18,13 @@ from torch import Tensor, nn
 from spindle_cli.operators.heads import chunked as in_chunks
 from spindle_cli.operators.heads.chunked import LossInChunks, loss_in_chunks, timed_op
 from spindle_cli.operators.heads.chunks import Chunk, choose_chunks
+from spindle_cli.profile.estimating import fake_memory as fake_memories
+from spindle_cli.profile.estimating.fake_memory import fake_memory
+from spindle_cli.profile.op import counting
+from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime.step.recompute import run_recomputed
-from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.file import LossChunks, TrainSettings
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.metaops.ops import share_module
@@ -248,6 +254,28 @@ def test_recomputed_no_gradient_is_kept_from_forward_to_backward() -> None:
     gradients = 4 * (WORDS * WIDTH + SHARE * TOKENS * WIDTH)
     assert kept[0] >= gradients
     assert kept[1] < gradients / 2
+
+
+def test_chunks_that_are_alike_are_counted_as_if_each_were_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three samples of 7 tokens in parts of 3 and 4: one of each size, and the first, stand for all six."""
+    task = task_of(head_toys.causal)
+    op, train = task.ops[-1], TrainSettings(loss_chunks=4)
+    sampled = (
+        count_work(task, op, SHARE, "float32", loss_chunks=4),
+        fake_memory(task, op, SHARE, "float32", train),
+    )
+    for module in (counting, fake_memories):
+        monkeypatch.setattr(module, "sampled", lambda *_: nullcontext())
+    each = (
+        count_work(task, op, SHARE, "float32", loss_chunks=4),
+        fake_memory(task, op, SHARE, "float32", train),
+    )
+    assert sampled[0].loss_chunks == 6
+    # But for the sum of the scalars, a number of 4 bytes or two.
+    found, expected = sampled[1].model_dump(), each[1].model_dump()
+    assert all(abs(found[key] - expected[key]) <= 8 for key in expected), (found, expected)
+    assert Counter(sampled[0].forward) == Counter(each[0].forward)
+    assert sampled[0].backward == each[0].backward
 
 
 def test_an_op_that_is_timed_runs_as_a_whole_batch_would() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from spindle_cli.operators.heads.chunks import InChunks
+from spindle_cli.operators.heads.chunks import InChunks, Repeated
 from spindle_cli.operators.heads.cuts import find_cuts
 from spindle_cli.operators.heads.region import (
     NotInPartsError,
@@ -141,12 +141,23 @@ def whole_losses(graph: WorkloadGraph, setting: LossChunks) -> tuple[str, ...]:
 def values_only(module: nn.Module) -> Iterator[None]:
     """Run a module, inside of it ops with losses in chunks, that is run again before its backward pass."""
     with ExitStack() as stack:
-        for part in module.modules():
-            if isinstance(part, fx.GraphModule):
-                for node in part.graph.nodes:
-                    if isinstance(node.target, InChunks):
-                        stack.enter_context(node.target.values_only())
+        for part in _parts_in_chunks(module):
+            stack.enter_context(part.values_only())
         yield
+
+
+@contextmanager
+def sampled(module: nn.Module, repeated: Repeated) -> Iterator[None]:
+    """Run a module on tensors without data; see `InChunks.sampled`."""
+    with ExitStack() as stack:
+        for part in _parts_in_chunks(module):
+            stack.enter_context(part.sampled(repeated))
+        yield
+
+
+def _parts_in_chunks(module: nn.Module) -> list[InChunks]:
+    graphs = (part.graph for part in module.modules() if isinstance(part, fx.GraphModule))
+    return [node.target for graph in graphs for node in graph.nodes if isinstance(node.target, InChunks)]
 
 
 def _limit(region: Region, values: dict[fx.Node, Any], module: fx.GraphModule, setting: LossChunks) -> int:

@@ -9,8 +9,8 @@ sum or a mean over its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from spindle_cli.operators.heads.cuts import Cut, Cuts
 from spindle_cli.workload.training.precision import gradient_dtype
 
 Range = tuple[int, int]
+Repeated = Callable[[int], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,12 @@ class Chunk:
 
     rows: Range
     positions: Range | None = None
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Rows, and positions of each; 0: all of them."""
+        first, last = self.positions or (0, 0)
+        return self.rows[1] - self.rows[0], last - first
 
 
 def choose_chunks(elements: int, rows: int, positions: int | None, limit: int) -> tuple[Chunk, ...]:
@@ -71,6 +78,7 @@ class InChunks:
         self._row = elements // cuts.rows.size
         self._limit = limit
         self.is_values_only = False
+        self._repeated: Repeated | None = None
         # torch.fx writes a call under these names.
         self.__name__ = "loss_in_chunks"
         self.__module__ = __name__
@@ -96,6 +104,17 @@ class InChunks:
         finally:
             self.is_values_only = False
 
+    @contextmanager
+    def sampled(self, repeated: Repeated) -> Iterator[None]:
+        """Inside, of the chunks of one size the first alone is run, in the context `repeated(how many)`: on
+        tensors without data, where the others do the same. The very first chunk is run by itself.
+        """
+        self._repeated = repeated
+        try:
+            yield
+        finally:
+            self._repeated = None
+
     def chunks(self, values: Sequence[Any]) -> tuple[Chunk, ...]:
         """What a run is cut into."""
         rows = self._num_rows(values)
@@ -107,7 +126,7 @@ class InChunks:
         with torch.no_grad():
             return _sum(
                 self._part([self._cut(*item, chunk) for item in enumerate(values)], chunk, values)
-                for chunk in self.chunks(values)
+                for chunk in self._run_chunks(values)
             )
 
     def run_with_gradients(
@@ -119,28 +138,38 @@ class InChunks:
         whole = {position: _leaf(values[position]) for position in wanted if position not in rows}
         sums: dict[int, Tensor] = {}
 
-        def parts() -> Iterator[Tensor]:
-            for chunk in self.chunks(values):
-                cut = [self._cut(*item, chunk) for item in enumerate(values)]
-                leaves = {p: whole[p] if p in whole else _leaf(cut[p]) for p in wanted}
-                by_id = {id(values[position]): leaf for position, leaf in leaves.items()}
-                given = [by_id.get(id(value), part) for value, part in zip(values, cut, strict=True)]
-                part = self._part(given, chunk, values)
-                for position, gradient in _gradients(part, leaves):
-                    if position in whole:
-                        _add(sums, position, gradient, values[position])
-                    else:
-                        if position not in sums:
-                            sums[position] = torch.empty_like(
-                                values[position], memory_format=torch.contiguous_format
-                            )
-                        self._cut(position, sums[position], chunk).copy_(gradient)
-                yield part.detach()
+        def one(chunk: Chunk) -> Tensor:  # all of a chunk is gone when it returns
+            cut = [self._cut(*item, chunk) for item in enumerate(values)]
+            leaves = {p: whole[p] if p in whole else _leaf(cut[p]) for p in wanted}
+            by_id = {id(values[position]): leaf for position, leaf in leaves.items()}
+            given = [by_id.get(id(value), part) for value, part in zip(values, cut, strict=True)]
+            part = self._part(given, chunk, values)
+            for position, gradient in _gradients(part, leaves):
+                if position in whole:
+                    _add(sums, position, gradient, values[position])
+                else:
+                    if position not in sums:
+                        sums[position] = _empty_like(values[position])
+                    self._cut(position, sums[position], chunk).copy_(gradient)
+            return part.detach()
 
         # What autograd saves in here is used in here: hooks of whoever is outside have nothing to see.
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(_same, _same):
-            loss = _sum(parts())
+            loss = _sum(map(one, self._run_chunks(values)))
         return loss, {position: total.to(_dtype(values[position])) for position, total in sums.items()}
+
+    def _run_chunks(self, values: Sequence[Any]) -> Iterator[Chunk]:
+        first, *others = self.chunks(values)
+        yield first
+        if self._repeated is None:
+            yield from others
+            return
+        kinds: dict[tuple[int, int], list[Chunk]] = {}
+        for chunk in others:
+            kinds.setdefault(chunk.size, []).append(chunk)
+        for alike in kinds.values():
+            with self._repeated(len(alike)):
+                yield alike[0]
 
     def _cut(self, position: int, value: Any, chunk: Chunk) -> Any:
         """What a chunk takes of a value: a view of it."""
@@ -177,6 +206,10 @@ def _first_positions(values: Sequence[Any], needed: Sequence[bool]) -> list[int]
     """The positions of values that need a gradient, each value once."""
     first = {id(value): position for position, value in reversed(list(enumerate(values)))}
     return sorted(first[id(value)] for value, need in zip(values, needed, strict=True) if need)
+
+
+def _empty_like(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from spindle_cli.operators.batch_norm import summing_over
-from spindle_cli.operators.heads.chunked import timed_op
+from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
@@ -58,6 +58,7 @@ def fake_memory(
             computing(train, "cpu"),
             _copying_gradients(module, split),
             summing_over(module, group),
+            sampled(module, lambda _: nullcontext()),
         ):
             result = functional_call(module, dict(state), (*inputs, *more))
         return result if isinstance(result, tuple) else (result,)

@@ -7,7 +7,8 @@ The op runs on fake tensors, which have shapes and no data, so a model of any si
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from spindle_cli.operators.batch_norm import summing_over
-from spindle_cli.operators.heads.chunked import timed_op
+from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
@@ -109,7 +110,12 @@ def count_work(
     with torch.random.fork_rng(devices=[]), mode, counter, Unread(), torch.enable_grad():
         counted = SumCounter((0,), 0, torch.device("cpu"))
         group = counted if sums_shares else None
-        with saved, noting_sums(module, split) as sums, summing_over(module, group):
+        with (
+            saved,
+            noting_sums(module, split) as sums,
+            summing_over(module, group),
+            sampled(module, counter.repeated),
+        ):
             result = functional_call(module, dict(state), (*inputs, *more))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
@@ -173,6 +179,13 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         """The kernels since the last call."""
         kernels, self._kernels = tuple(self._kernels), []
         return kernels
+
+    @contextmanager
+    def repeated(self, times: int) -> Iterator[None]:
+        """Count what is run inside so many times."""
+        first = len(self._kernels)
+        yield
+        self._kernels.extend(self._kernels[first:] * (times - 1))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
