@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from spindle_cli.checkpoint.index import Checkpoint, SavedTensor, Shard, checksum
+from spindle_cli.checkpoint.index import Checkpoint, FrozenFile, SavedTensor, Shard, checksum
 from spindle_cli.checkpoint.regions import Region, parse_region
 from spindle_cli.errors import InputError
 from spindle_cli.files.dtypes import DTYPES
@@ -18,6 +18,7 @@ from spindle_cli.files.parsing import parse_json, shown
 MAX_READERS = 8
 MAX_HEADER_BYTES = 100_000_000  # what the safetensors library reads
 _LENGTH_BYTES = 8
+_WITH_FROZEN = ", with the weights that the run does not train"
 
 
 def damage(folder: Path, checkpoint: Checkpoint, *, reads_all: bool) -> str | None:
@@ -44,26 +45,26 @@ def place_of_key(key: str, tensors: Mapping[str, SavedTensor]) -> tuple[str, Reg
 
 
 def _problems(folder: Path, checkpoint: Checkpoint, *, reads_all: bool) -> Iterator[str]:
-    for shard in checkpoint.shards:
+    for shard in checkpoint.files:
         if (problem := _wrong_file(folder, shard)) is not None:
             yield problem
     yield from _wrong_coverage(checkpoint)
-    for shard in checkpoint.shards:
+    for shard in checkpoint.files:
         if (problem := _wrong_header(folder, shard, checkpoint.tensors)) is not None:
             yield problem
     if reads_all:
         # One thread each: hashing lets others run meanwhile.
         with ThreadPoolExecutor(max_workers=MAX_READERS) as readers:
-            found = readers.map(partial(_wrong_checksum, folder), checkpoint.shards)
+            found = readers.map(partial(_wrong_checksum, folder), checkpoint.files)
             yield from (problem for problem in found if problem is not None)
 
 
-def _wrong_file(folder: Path, shard: Shard) -> str | None:
+def _wrong_file(folder: Path, shard: Shard | FrozenFile) -> str | None:
     path = folder / shard.file
     try:
         if not path.is_file():
-            return f"{shard.file} is missing"
-        if path.resolve().parent != folder.resolve():
+            return f"{shard.file} is missing{_WITH_FROZEN if isinstance(shard, FrozenFile) else ''}"
+        if path.resolve().parent != path.parent.resolve():
             return f"{shard.file} is a link out of the checkpoint's folder"
         size = path.stat().st_size
     except (OSError, RuntimeError) as error:  # links in a circle
@@ -77,7 +78,7 @@ def _wrong_coverage(checkpoint: Checkpoint) -> Iterator[str]:
     """Keys that are of no tensor, or given twice; tensors of which elements are missing."""
     elements = dict.fromkeys(checkpoint.tensors, 0)
     seen: set[str] = set()
-    for shard in checkpoint.shards:
+    for shard in checkpoint.files:
         for key in shard.keys:
             place = place_of_key(key, checkpoint.tensors)
             if place is None:
@@ -92,7 +93,7 @@ def _wrong_coverage(checkpoint: Checkpoint) -> Iterator[str]:
             yield f"its shards have {count} elements of {shown(name)}, which has {whole}"
 
 
-def _wrong_header(folder: Path, shard: Shard, tensors: Mapping[str, SavedTensor]) -> str | None:
+def _wrong_header(folder: Path, shard: Shard | FrozenFile, tensors: Mapping[str, SavedTensor]) -> str | None:
     """Whether a shard says of its tensors what the index says, and is as long as they are."""
     try:
         header, begin = _read_header(folder / shard.file)
@@ -135,7 +136,7 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     return header, _LENGTH_BYTES + length
 
 
-def _wrong_checksum(folder: Path, shard: Shard) -> str | None:
+def _wrong_checksum(folder: Path, shard: Shard | FrozenFile) -> str | None:
     try:
         found = checksum(folder / shard.file)
     except OSError as error:

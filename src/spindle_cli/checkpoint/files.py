@@ -1,8 +1,9 @@
 """A run's checkpoints as files: which are whole, and which are kept. No torch.
 
 `<run>/checkpoints/step-NNNNNN/` holds a shard per worker, `rank-NNNNN.safetensors`, and the index (index.py),
-which says what is in which. It is written beside its place and renamed, so that a folder with this name is
-whole unless something has damaged it since.
+which says what is in which; weights that are not trained are in one file beside these folders. A folder is
+written beside its place and renamed, so that one with this name is whole unless something has damaged it
+since.
 
 Tensors have the names of names.py; a shard has all of one or boxes of it, by the keys of
 regions.py.
@@ -11,7 +12,7 @@ regions.py.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,14 +47,14 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
     Raises:
         InputError: there is none; says what is wrong with those that are there.
     """
-    skipped: list[str] = []
+    skipped: dict[str, list[str]] = {}  # what is wrong -> where: with what all of them share, once
     for number, folder in reversed(_folders(run_dir)):
         if step is not None and number != step:
             continue
         try:
             checkpoint = read_index(folder)
         except InputError as error:
-            skipped.append(f"{folder.name} cannot be used: {error.message}")
+            skipped.setdefault(error.message, []).append(folder.name)
             continue
         problem = (
             damage(folder, checkpoint, reads_all=reads_all)
@@ -61,12 +62,16 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
             else f"its index is of step {checkpoint.step}"
         )
         if problem is None:
-            return FoundCheckpoint(folder, checkpoint, tuple(skipped))
-        skipped.append(f"{folder.name} cannot be used: {problem}")
+            return FoundCheckpoint(folder, checkpoint, _said(skipped))
+        skipped.setdefault(problem, []).append(folder.name)
     raise InputError(
-        "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *skipped)),
+        "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *_said(skipped))),
         hint="Start the run anew; with --checkpoint-every it saves one every so many steps.",
     )
+
+
+def _said(skipped: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    return tuple(f"{', '.join(names)} cannot be used: {problem}" for problem, names in skipped.items())
 
 
 def require_steps_left(found: FoundCheckpoint, total_steps: int) -> None:

@@ -1,7 +1,8 @@
 """A checkpoint's index: what is in which of its files, and the checksums of all of them. No torch.
 
-`checkpoint.json` says it, and has the SHA-256 of every shard. `SHA256SUMS` has that of the index itself, and
-those of the shards once more, so that `sha256sum -c SHA256SUMS` looks at all of it without Spindle.
+`checkpoint.json` says it, and has the SHA-256 of every shard, and of the one file of weights that are not
+trained, which all of a run's checkpoints share. `SHA256SUMS` has that of the index itself, and those of the
+others once more, so that `sha256sum -c SHA256SUMS` looks at all of it without Spindle.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -23,6 +24,7 @@ from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
 INDEX_FILE = "checkpoint.json"
 SUMS_FILE = "SHA256SUMS"
+FROZEN_FILE: Final = "../frozen.safetensors"  # from a checkpoint's folder: beside all of them
 EARLIER_SCHEMAS = ("spindle.checkpoint/1", "spindle.checkpoint/2")
 MAX_SIZE = 2**48  # of a tensor's dimension: beyond any memory, and far from where sizes overflow
 
@@ -46,6 +48,17 @@ class Shard(Model):
     """
 
     file: Annotated[str, Field(pattern=r"^rank-[0-9]{5,}\.safetensors$")]  # in the folder, and nowhere else
+    num_bytes: Annotated[int, Field(ge=0)]
+    keys: tuple[str, ...]
+    sha256: str
+
+
+class FrozenFile(Model):
+    """The weights that a run does not train, whole, under the keys of a checkpoint: one file for all of its
+    checkpoints.
+    """
+
+    file: Literal["../frozen.safetensors"] = FROZEN_FILE
     num_bytes: Annotated[int, Field(ge=0)]
     keys: tuple[str, ...]
     sha256: str
@@ -79,7 +92,8 @@ class Checkpoint(Artifact):
         dtype: what everything was converted to, if anything.
         train: how it was trained.
         tensors: by name.
-        shards: by rank; together they have every element of every tensor once.
+        shards: by rank. `frozen`: what is in none of them; None: nothing. Together they have every element of
+            every tensor once.
         hyperparameters: of the optimizer as the schedule has left them (the learning rate, a momentum).
         schedule: the schedule's own numbers.
         groups: by name, what each optimizer group had, where `train` has groups; the two above are then
@@ -101,6 +115,7 @@ class Checkpoint(Artifact):
     train: TrainSettings
     tensors: dict[str, SavedTensor] = Field(default_factory=dict)
     shards: tuple[Shard, ...] = ()
+    frozen: FrozenFile | None = None
     hyperparameters: dict[str, Any] = Field(default_factory=dict)
     schedule: dict[str, Any] = Field(default_factory=dict)
     groups: dict[str, SavedGroup] = Field(default_factory=dict)
@@ -115,15 +130,20 @@ class Checkpoint(Artifact):
         of = {name: choices[group] for group, saved in self.groups.items() for name in saved.parameters}
         return of.get
 
+    @property
+    def files(self) -> tuple[Shard | FrozenFile, ...]:
+        """All that have tensors of it; names are relative to its folder."""
+        return self.shards if self.frozen is None else (*self.shards, self.frozen)
+
 
 def shard_name(rank: int) -> str:
     """A worker's file in every checkpoint."""
     return f"rank-{rank:05d}.safetensors"
 
 
-def sums_text(index_sha256: str, shards: Iterable[Shard]) -> str:
+def sums_text(index_sha256: str, files: Iterable[Shard | FrozenFile]) -> str:
     """The content of SHA256SUMS, as `sha256sum` writes it."""
-    sums = [(index_sha256, INDEX_FILE), *((shard.sha256, shard.file) for shard in shards)]
+    sums = [(index_sha256, INDEX_FILE), *((each.sha256, each.file) for each in files)]
     return "".join(f"{sha256}  {file}\n" for sha256, file in sums)
 
 
@@ -152,7 +172,7 @@ def read_index(folder: Path) -> Checkpoint:
     if not written.startswith(sums_text(index_sha256, ()).encode()):
         raise InputError(f"{path}: not what was written: its checksum in {SUMS_FILE} differs")
     checkpoint = Checkpoint.from_data(data, where=str(path))
-    if written != sums_text(index_sha256, checkpoint.shards).encode():
+    if written != sums_text(index_sha256, checkpoint.files).encode():
         raise InputError(f"{sums}: not what was written: it differs from {INDEX_FILE}")
     return checkpoint
 

@@ -68,7 +68,7 @@ class CheckpointReader(StorageReader):
             )
             for name, saved in self._checkpoint.tensors.items()
         }
-        for shard in self._checkpoint.shards:
+        for shard in self._checkpoint.files:
             for key in shard.keys:
                 name, region = self._parse(key)
                 chunk = ChunkStorageMetadata(torch.Size(region.offsets), torch.Size(region.sizes))

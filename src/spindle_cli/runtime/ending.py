@@ -25,7 +25,8 @@ def end(training: Training) -> None:
     training.checkpoints.finish()
     training.tell_checkpoints()
     device = training.stopwatch.device
-    save_model(run_dir, training.done, tuple(model.cuts.by_name), model.parameters, device)
+    names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
+    save_model(run_dir, training.done, names, model.trained, device)
     hand_in(training)
     training.followers.at_end()
 

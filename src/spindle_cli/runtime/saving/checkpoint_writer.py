@@ -141,7 +141,8 @@ class ShardWriter(StorageWriter):
         own: frozenset[int] = frozenset(),
         began: int = 0,
     ) -> None:
-        """`draft`: the index, without what writing finds out; called on the first rank alone. `keep`: how
+        """`draft`: the index, without what writing finds out; called on the first rank alone;
+        its tensors are those that are in no shard. `keep`: how
         many checkpoints are kept. `own`, `began`: see `forget_old`.
         """
         self._target = target
@@ -210,14 +211,14 @@ class ShardWriter(StorageWriter):
         numbers: NumbersOfGroups
         numbers, streams = metadata.planner_data
         only = numbers.get(None, Numbers({}, {}))
-        tensors = {
+        draft = self._draft()
+        tensors = draft.tensors | {
             name: SavedTensor(
                 shape=tuple(saved.size), dtype=str(saved.properties.dtype).removeprefix("torch.")
             )
             for name, saved in metadata.state_dict_metadata.items()
             if isinstance(saved, TensorStorageMetadata)  # nothing else is offered
         }
-        draft = self._draft()
         checkpoint = draft.model_copy(
             update={
                 "tensors": tensors,
@@ -240,7 +241,7 @@ class ShardWriter(StorageWriter):
         index = to_compact_json(checkpoint)
         write_text(self._aside / INDEX_FILE, index)
         index_sha256 = hashlib.sha256(index.encode()).hexdigest()
-        write_text(self._aside / SUMS_FILE, sums_text(index_sha256, checkpoint.shards))
+        write_text(self._aside / SUMS_FILE, sums_text(index_sha256, checkpoint.files))
         try:
             if self._target.exists():  # one that could not be gone on from, or a run's end that is trained on
                 shutil.rmtree(self._target)

@@ -21,6 +21,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.saving.background import BackgroundSaves
+from spindle_cli.runtime.saving.frozen import FrozenWeights, find_frozen
 from spindle_cli.runtime.saving.train_state import TrainState, held_by, numbers_of
 from spindle_cli.workload.parameters import ParameterTable
 
@@ -67,6 +68,7 @@ class Checkpoints:
             )
 
         in_background = request.async_checkpoints and self.possible
+        self._frozen: FrozenWeights | None = None  # known from the first save on
         self._background = BackgroundSaves(request.timeout_s) if in_background else None
 
     def is_due(self, step: int) -> bool:
@@ -86,6 +88,10 @@ class Checkpoints:
         self.finish()
         if not self.possible or step in self._saved:
             return
+        if self._frozen is None:
+            request, state = self._request, self._state
+            own_step = self._began if request.resume else 0
+            self._frozen = find_frozen(request.run_dir, own_step, state.model, state.device)
         # Its import takes most of a second, which a run that saves nothing need not wait for.
         from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 
@@ -131,7 +137,8 @@ class Checkpoints:
             error.add_note(str(second))
 
     def _draft(self, step: int) -> Checkpoint:
-        model, graph = self._state.model, self._state.model.graph
+        model, graph, frozen = self._state.model, self._state.model.graph, self._frozen
+        assert frozen is not None, "known before anything is saved"
         return Checkpoint(
             step=step,
             plan_sha256=model.program.plan.sha256(),
@@ -149,6 +156,8 @@ class Checkpoints:
             dtype=self._request.dtype,
             train=model.train,
             groups={name: SavedGroup(parameters=names) for name, names in model.groups.names().items()},
+            tensors=frozen.tensors,
+            frozen=frozen.file,
         )
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spindle_cli.checkpoint.tensor_file import TensorSpec, file_order, put_tensors
+from spindle_cli.checkpoint.tensor_file import Digest, TensorSpec, file_order, put_tensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import Fragment, fragment_key, fragments_by_name
 from spindle_cli.files.joining import joined
@@ -34,6 +34,26 @@ def save_model(
     Raises:
         InputError: the folder is not writable, or the disk is full.
     """
+    save_tensors(model_path(run_dir, step), names, held, device)
+
+
+def save_tensors(
+    path: Path,
+    names: Sequence[str],
+    held: Mapping[str, Tensor],
+    device: torch.device,
+    key_of: Callable[[str], str] = str,
+    digest: Digest | None = None,
+) -> dict[str, TensorSpec]:
+    """What `save_model` does with any tensors and any file. Collective.
+
+    Args:
+        key_of: from a name to its key in the file.
+        digest: on rank 0, takes in the file's bytes.
+
+    Returns:
+        What is in the file, by key.
+    """
     offered = _gather_specs(held)
     fragments = fragments_by_name(key for specs in offered for key in specs)
     owners = {key: rank for rank, specs in reversed(list(enumerate(offered))) for key in specs}
@@ -49,14 +69,17 @@ def save_model(
             )
         return joined(taken)
 
+    by_key = {key_of(name): spec for name, spec in whole.items()}
+    name_of = {key_of(name): name for name in whole}
     if dist.get_rank() == 0:
-        write_model(model_path(run_dir, step), whole, receive)
-        return
-    for name in file_order(whole):
+        write_model(path, by_key, lambda key: receive(name_of[key]), digest)
+        return by_key
+    for name in (name_of[key] for key in file_order(by_key)):
         for fragment in fragments[name]:
             key = fragment_key(name, fragment)
             if owners[key] == dist.get_rank():
                 dist.send(held[key].detach().to(device).contiguous(), 0)
+    return by_key
 
 
 def _gather_specs(held: Mapping[str, Tensor]) -> list[dict[str, TensorSpec]]:
@@ -92,7 +115,12 @@ def _make_folder(folder: Path) -> None:
         ) from error
 
 
-def write_model(path: Path, specs: Mapping[str, TensorSpec], tensor_of: Callable[[str], Tensor]) -> None:
+def write_model(
+    path: Path,
+    specs: Mapping[str, TensorSpec],
+    tensor_of: Callable[[str], Tensor],
+    digest: Digest | None = None,
+) -> None:
     """Write a safetensors file, whole or not at all, and its folder if need be.
 
     Raises:
@@ -100,4 +128,4 @@ def write_model(path: Path, specs: Mapping[str, TensorSpec], tensor_of: Callable
     """
     _make_folder(path.parent)
     with written_whole(path) as file:
-        put_tensors(file, specs, tensor_of)
+        put_tensors(file, specs, tensor_of, digest)

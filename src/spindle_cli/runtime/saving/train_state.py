@@ -55,12 +55,13 @@ NumbersOfGroups = dict[str | None, Numbers]
 
 
 def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
-    """What a rank can save: parameters, its owned ranges' optimizer state, its own buffers and random state.
+    """What a rank can save: parameters that are trained, its owned ranges' optimizer state, its own buffers
+    and random state. What is not trained is saved once a run (frozen.py).
 
     Buffers and random states are copies; all else changes with the next update.
     """
     held = HeldTensors()
-    for key, parameter in state.model.parameters.items():
+    for key, parameter in state.model.trained.items():
         name, shape, region = place_of(key, state.model)
         held.add_part(model_key(name), shape, region, parameter)
     for group in state.optimizers.groups:
