@@ -5,6 +5,8 @@ GB is 10**9 bytes and GiB is 2**30 bytes, always.
 
 from __future__ import annotations
 
+import re
+
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
@@ -37,6 +39,17 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
     return f"{count:.0f} B"
+
+
+def parse_bytes(text: str) -> int | None:
+    """A size as people write it: '5GB', '500 MB', '1.5GiB', '4096'; None where it is none, or below 1."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKMGT]i?)?[bB]?\s*", text)
+    if found is None:
+        return None
+    unit = (found[2] or "").upper()
+    base = 1024 if unit.endswith("I") else 1000
+    count = int(float(found[1]) * base ** " KMGT".index(unit[:1] or " "))
+    return count if count >= 1 else None
 
 
 def counted(count: int, noun: str) -> str:

@@ -158,7 +158,7 @@ def test_another_run_takes_them_over_whether_it_trains_them_or_not(trained: Path
 
 def test_an_export_has_them(trained: Path, tmp_path: Path) -> None:
     frozen, _ = plain(trained)
-    export_run(trained, tmp_path / "model.safetensors", task=None, workload=None)
+    export_run(trained, tmp_path / "model.safetensors")
     found = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(found[name.removeprefix("model.")], value) for name, value in frozen.items())
 

@@ -88,8 +88,9 @@ def put_tensors(
     specs: Mapping[str, TensorSpec],
     tensor_of: Callable[[str], Tensor],
     digest: Digest | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> int:
-    """What `write_tensors` does with a file that is open."""
+    """What `write_tensors` does with a file that is open. `metadata`: texts in its header."""
     keys, num_bytes = file_order(specs), 0
 
     def put(content: bytes | memoryview) -> None:
@@ -99,14 +100,16 @@ def put_tensors(
             digest.update(content)
         num_bytes += len(content)
 
-    put(_header(keys, specs))
+    put(_header(keys, specs, metadata))
     for key in keys:
         put(_bytes_of(key, tensor_of(key), specs[key]))
     return num_bytes
 
 
-def _header(keys: list[str], specs: Mapping[str, TensorSpec]) -> bytes:
-    entries: dict[str, object] = {}
+def _header(
+    keys: list[str], specs: Mapping[str, TensorSpec], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    entries: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
     first = 0
     for key in keys:
         spec = specs[key]

@@ -3,37 +3,83 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from spindle_cli.cli import output as printed
-from spindle_cli.cli.options import JsonOption, OutputOption, WorkloadOption
+from spindle_cli.cli.options import JsonOption, WorkloadOption
+
+
+class Peft(StrEnum):
+    """What is written of a PEFT model."""
+
+    ADAPTERS = "adapters"
+    MERGED = "merged"
 
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)],
-    output: OutputOption,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o", "--output", metavar="PATH", help="The file, or the folder, to write.", show_default=False
+        ),
+    ],
     task: Annotated[
         str | None,
         typer.Option(
             "--task", metavar="TASK", help="One task alone, its names without the task's.", show_default=False
         ),
     ] = None,
+    module: Annotated[
+        str | None,
+        typer.Option(
+            "--module", metavar="NAME", help="Of the task's module, this one alone.", show_default=False
+        ),
+    ] = None,
+    shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-size",
+            metavar="SIZE",
+            help="A folder with shards of at most this size (5GB) and their index, for from_pretrained.",
+            show_default=False,
+        ),
+    ] = None,
+    peft: Annotated[
+        Peft | None,
+        typer.Option(
+            "--peft",
+            help="Of a PEFT model: a folder with its adapters, or with the model they are merged into.",
+            show_default=False,
+        ),
+    ] = None,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            "--like",
+            metavar="PATH",
+            help="What init_from has taken from this path, under its names there, in a folder.",
+            show_default=False,
+        ),
+    ] = None,
     workload: WorkloadOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a run's trained model as one safetensors file.
+    """Write a run's trained model as safetensors.
 
-    From the run's newest checkpoint. Plain PyTorch loads it: the keys are those of each task module's
-    state_dict(), behind the task's name. To know them, this runs the code of the workload that the checkpoint
-    names (or --workload): export runs that you trust.
+    From the run's newest checkpoint, tensor by tensor. Plain PyTorch loads it: the keys are those of each
+    task module's state_dict(), behind the task's name. To know them, this runs the code of the workload that
+    the checkpoint names (or --workload): export runs that you trust.
     """
     from spindle_cli.errors import UsageError
     from spindle_cli.export.run import export_run
+    from spindle_cli.export.types import ExportOptions
     from spindle_cli.files.run_files import CHECKPOINTS_DIR
-    from spindle_cli.units import format_bytes
+    from spindle_cli.units import counted, format_bytes, parse_bytes
 
     # Not Path.resolve, for which links in a circle are an error of its own.
     target, read = (Path(os.path.realpath(path)) for path in (output, run / CHECKPOINTS_DIR))
@@ -42,9 +88,21 @@ def export(
             f"-o {output}: this command reads the checkpoints in {run}, and would write among them",
             hint="Give -o another name.",
         )
-    exported = export_run(run, output, task=task, workload=workload)
+    shard_bytes = None if shard_size is None else parse_bytes(shard_size)
+    if shard_size is not None and shard_bytes is None:
+        raise UsageError(f"--shard-size {shard_size}: expected a size such as 5GB, 500MB or 2GiB")
+    asked = ExportOptions(
+        task=task,
+        module=module,
+        peft=None if peft is None else peft.value,
+        like=like,
+        shard_bytes=shard_bytes,
+        workload=workload,
+    )
+    exported = export_run(run, output, asked)
     for skipped in exported.skipped:
         printed.note(f"warning: {skipped}")
     size = format_bytes(exported.num_bytes)
-    text = f"{exported.file}: {exported.tensors} tensors, {size}, after step {exported.step}"
+    files = f" in {counted(len(exported.files), 'file')}" if exported.files else ""
+    text = f"{exported.file}: {exported.tensors} tensors, {size}{files}, after step {exported.step}"
     printed.report(as_json, exported, text)

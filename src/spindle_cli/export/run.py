@@ -1,88 +1,74 @@
-"""`spindle export`: a run's newest checkpoint as one safetensors file that the user's own modules load.
+"""`spindle export`: a run's newest checkpoint as files that the user's own modules load.
 
-The workload is built as plain PyTorch would build it, the checkpoint's tensors are put into it by name, and
-the tasks' state dicts are written.
+The workload is built without its parameters, to know the names; the tensors then go from the checkpoint into
+the files one by one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from torch import Tensor, nn
-
-from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
-from spindle_cli.checkpoint.names import every_name, model_key
-from spindle_cli.checkpoint.reader import CheckpointReader, load_parts
-from spindle_cli.checkpoint.tensor_file import TensorSpec
-from spindle_cli.checkpoint.tensors import HeldTensors
+from spindle_cli.checkpoint.files import find_checkpoint
 from spindle_cli.errors import UsageError
-from spindle_cli.export.types import Exported
+from spindle_cli.export.folder import write_folder
+from spindle_cli.export.selection import select
+from spindle_cli.export.trained import trained_model
+from spindle_cli.export.types import DEFAULT_SHARD_BYTES, Exported, ExportOptions
 from spindle_cli.runtime.saving.save import write_model
-from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.building.load import load
-from spindle_cli.workload.parameters import ParameterTable
 
 
-def export_run(run_dir: Path, output: Path, *, task: str | None, workload: str | None) -> Exported:
+def export_run(run_dir: Path, output: Path, options: ExportOptions | None = None) -> Exported:
     """Write a run's model.
 
     Args:
         run_dir: the run's folder.
-        output: the file. Its keys are those of the tasks' `state_dict()`: `<task>.<dotted name>`, a shared
-            parameter under each of its names; with `task`, that task's alone and without its name.
-        workload: where the workload is, if not where the run found it.
+        output: the file, or the folder where the options ask for one. Its keys are those of the tasks'
+            `state_dict()`: `<task>.<dotted name>`, a shared parameter under each of its names; with a task,
+            that task's alone and without its name.
+        options: what is written; everything if None.
 
     Raises:
-        InputError: the run has no whole checkpoint, or it is not of this workload; the file cannot be
+        InputError: the run has no whole checkpoint, or it is not of this workload; the files cannot be
             written.
         WorkloadError: the workload cannot be built.
-        UsageError: there is no such task.
+        UsageError: there is no such task, or an option does not go with another or with the model.
     """
+    asked = options or ExportOptions()
+    require_consistent(asked)
     found = find_checkpoint(run_dir, reads_all=True)
-    modules = trained_modules(found, workload or found.checkpoint.workload)
-    if task is not None and task not in modules:
-        raise UsageError(f"--task {task}: the tasks are {', '.join(modules)}")
-    tensors = (
-        dict(_state(modules[task]))
-        if task is not None
-        else {f"{name}.{key}": value for name, root in modules.items() for key, value in _state(root).items()}
-    )
-    write_model(output, {key: TensorSpec.of(tensor) for key, tensor in tensors.items()}, tensors.__getitem__)
+    with trained_model(found, asked.workload or found.checkpoint.workload) as model:
+        selection = select(model, asked)
+        if asked.is_folder:
+            files = write_folder(output, selection, asked.shard_bytes or DEFAULT_SHARD_BYTES)
+        else:
+            write_model(output, selection.specs, selection.read)
+            files = {}
+        tasks = tuple(model.roots)
     return Exported(
         file=str(output),
+        files=tuple(files),
         run_dir=str(run_dir),
         step=found.checkpoint.step,
-        tasks=(task,) if task is not None else tuple(modules),
-        tensors=len(tensors),
-        num_bytes=output.stat().st_size,
+        tasks=(asked.task,) if asked.task is not None else tasks,
+        tensors=len(selection.specs),
+        num_bytes=sum(files.values()) if files else output.stat().st_size,
         skipped=found.skipped,
     )
 
 
-def trained_modules(found: FoundCheckpoint, workload: str) -> dict[str, nn.Module]:
-    """Each task's module with the checkpoint's parameters and buffers.
-
-    What no operator uses is in no checkpoint; it keeps its initial value, as in the run.
+def require_consistent(options: ExportOptions) -> None:
+    """Refuse options that do not go together.
 
     Raises:
-        InputError: the checkpoint lacks something that the workload uses, or has it in another shape.
-        WorkloadError: the workload cannot be built or traced.
+        UsageError: naming both.
     """
-    graph = analyse(load(workload).workload)
-    table = ParameterTable.of(graph)
-    wanted = HeldTensors()
-    for name, parameter in table.parameters.items():
-        if table.users[name]:
-            wanted.add(model_key(name), parameter)
-    saved = every_name(found.checkpoint.tensors, found.checkpoint.aliases)
-    for name, buffer in table.buffers.items():
-        if model_key(name) in saved:
-            wanted.add(model_key(name), buffer)
-    load_parts(CheckpointReader(found.folder, found.checkpoint), wanted.by_name(), found.folder)
-    return {name: task.root for name, task in graph.tasks.items()}
-
-
-def _state(root: nn.Module) -> Mapping[str, Tensor]:
-    """A module's state dict; no copy."""
-    return {key: value.detach() for key, value in root.state_dict().items() if isinstance(value, Tensor)}
+    if options.like is not None and (options.task is not None or options.module is not None):
+        raise UsageError("--like takes what a source of init_from has, of whichever task: leave out --task")
+    if options.like is not None and options.peft == "adapters":
+        raise UsageError(
+            "--like has the names of before, where adapters have none: --peft merged, or none"
+        )
+    if options.module is not None and options.task is None:
+        raise UsageError("--module names a module of a task: give --task, too")
+    if options.peft is not None and options.task is None and options.like is None:
+        raise UsageError("--peft is of one task's model: give --task, too")

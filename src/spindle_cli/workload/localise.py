@@ -47,6 +47,7 @@ def load_local(
     *,
     relative_to: Path | None = None,
     memo: AnalysisMemo | None = None,
+    unused: bool = False,
 ) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
     the meta device. Parameters whose values are in files (`initial`) still have those of the build, so that
@@ -57,6 +58,7 @@ def load_local(
         wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
         relative_to: folder that relative paths start from; the current one if None.
         memo: see `analyse`.
+        unused: the parameters that no op uses are real, too, with their values from files.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not
     wanted is dropped.
@@ -66,17 +68,26 @@ def load_local(
     """
     found = resolve(source, relative_to=relative_to)
     try:
-        graph = _build_in_part(found, wanted, memo)
+        graph = _build_in_part(found, wanted, memo, unused=unused)
     except _UnlocalisableError:
         graph = analyse(build(found), memo)
-        _keep_only(graph, wanted)
+        _keep_only(graph, wanted, unused=unused)
     initial = find_initial(found.init_from, graph.workload)
-    fill_whole(initial, graph.workload, where=lambda tensor: not isinstance(tensor, nn.Parameter))
+    filled = _unused(graph) if unused else {}
+    fill_whole(
+        initial,
+        graph.workload,
+        where=lambda tensor: not isinstance(tensor, nn.Parameter) or id(tensor) in filled,
+    )
     return LocalWorkload(graph.workload, found.train, source, graph, initial=initial)
 
 
 def _build_in_part(
-    source: Source, wanted: Wanted | Callable[[WorkloadGraph], Wanted], memo: AnalysisMemo | None
+    source: Source,
+    wanted: Wanted | Callable[[WorkloadGraph], Wanted],
+    memo: AnalysisMemo | None,
+    *,
+    unused: bool,
 ) -> WorkloadGraph:
     first = Births()
     try:
@@ -85,7 +96,7 @@ def _build_in_part(
     except SpindleError as error:
         raise _UnlocalisableError from error
     graph = analyse(abstract, memo)
-    used = _used(graph, wanted)
+    used = _used(graph, wanted) | (_unused(graph) if unused else {})
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
     kept = {first.numbers[id(parameter)] for parameter in used.values()}
@@ -125,11 +136,24 @@ def _used(
     }
 
 
+def _unused(graph: WorkloadGraph) -> dict[int, nn.Parameter]:
+    """Parameters that no op uses, by id."""
+    used = _used(graph, {name: range(len(task.ops)) for name, task in graph.tasks.items()})
+    return {
+        id(parameter): parameter
+        for task in graph.tasks.values()
+        for parameter in task.root.parameters()
+        if id(parameter) not in used
+    }
+
+
 def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
     return [task.root.get_parameter(name) for name in task.ops[index].parameters]
 
 
-def _keep_only(graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted]) -> None:
-    used = _used(graph, wanted)
+def _keep_only(
+    graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted], *, unused: bool
+) -> None:
+    used = _used(graph, wanted) | (_unused(graph) if unused else {})
     for task_graph in graph.tasks.values():
         drop(parameter for parameter in task_graph.root.parameters() if id(parameter) not in used)

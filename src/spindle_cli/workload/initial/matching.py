@@ -28,7 +28,7 @@ class InitialValues:
         sources: of each of these the index of its source.
         dtypes: those that the workload's own build has given them.
         new: what keeps the values of the build, in the workload's order.
-        paths: of the sources.
+        paths: of the sources; `given`: as the workload file has them.
     """
 
     places: Mapping[str, TensorPlace] = field(default_factory=dict)
@@ -36,6 +36,7 @@ class InitialValues:
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     new: tuple[str, ...] = ()
     paths: tuple[Path, ...] = ()
+    given: tuple[str, ...] = ()
 
     def fill(self, parts: Mapping[str, tuple[str, Tensor, Ranges]]) -> None:
         """Put initial values into parts of parameters and buffers; of what has none nothing is changed.
@@ -106,6 +107,7 @@ def find_initial(init_from: InitFrom, workload: Workload) -> InitialValues:
         {name: holders.tensors[name].dtype for name in found},
         new,
         tuple(init_from.path(index) for index in range(len(init_from.sources))),
+        tuple(source.path for source in init_from.sources),
     )
 
 

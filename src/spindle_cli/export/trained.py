@@ -1,0 +1,74 @@
+"""A run's model without its memory: names, shapes, and each tensor on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from spindle_cli.checkpoint.files import FoundCheckpoint
+from spindle_cli.checkpoint.names import model_key
+from spindle_cli.checkpoint.whole import WholeTensors
+from spindle_cli.errors import InputError
+from spindle_cli.workload.initial.matching import InitialValues
+from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.parameters import ParameterTable
+
+
+class TrainedModel:
+    """The tasks' modules, on the meta device where the checkpoint has the values, and these one by one.
+
+    Attributes:
+        roots: of the tasks; what no operator uses is in no checkpoint, and is real in them.
+        table: of the names of all parameters and buffers.
+        initial: what the run began with from files.
+    """
+
+    def __init__(self, workload: str, saved: WholeTensors) -> None:
+        """Raises what `trained_model` raises."""
+        loaded = load_local(workload, {}, unused=True)
+        self.roots: dict[str, nn.Module] = {name: task.root for name, task in loaded.graph.tasks.items()}
+        self.table = ParameterTable.of(loaded.graph)
+        self.initial: InitialValues = loaded.initial
+        self._saved = saved
+        self._names = {
+            id(tensor): name
+            for tensors in (self.table.parameters, self.table.buffers)
+            for name, tensor in tensors.items()
+        }
+        for name, parameter in self.table.parameters.items():
+            if self.table.users[name]:
+                saved.require(model_key(name), tuple(parameter.shape))
+        for name, buffer in self.table.buffers.items():
+            if saved.has(model_key(name)):
+                saved.require(model_key(name), tuple(buffer.shape))
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """The canonical name of a parameter or buffer of the modules."""
+        return self._names.get(id(tensor))
+
+    def value_of(self, tensor: Tensor) -> Tensor:
+        """The trained values of one of the modules' parameters or buffers, in its own dtype.
+
+        Raises:
+            InputError: the checkpoint cannot be read.
+        """
+        name = self.name_of(tensor)
+        if name is None or not self._saved.has(model_key(name)):
+            if tensor.is_meta:
+                raise InputError(f"{name}: neither the checkpoint nor the workload's build has its values")
+            return tensor.detach()
+        return self._saved.read(model_key(name)).to(tensor.dtype)
+
+
+@contextmanager
+def trained_model(found: FoundCheckpoint, workload: str) -> Iterator[TrainedModel]:
+    """What a checkpoint holds of a workload.
+
+    Raises:
+        InputError: the checkpoint lacks something that the workload uses, or has it in another shape.
+        WorkloadError: the workload cannot be built or traced.
+    """
+    with WholeTensors(found.folder, found.checkpoint) as saved:
+        yield TrainedModel(workload, saved)
