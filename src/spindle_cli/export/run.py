@@ -65,9 +65,7 @@ def require_consistent(options: ExportOptions) -> None:
     if options.like is not None and (options.task is not None or options.module is not None):
         raise UsageError("--like takes what a source of init_from has, of whichever task: leave out --task")
     if options.like is not None and options.peft == "adapters":
-        raise UsageError(
-            "--like has the names of before, where adapters have none: --peft merged, or none"
-        )
+        raise UsageError("--like has the names of before, where adapters have none: --peft merged, or none")
     if options.module is not None and options.task is None:
         raise UsageError("--module names a module of a task: give --task, too")
     if options.peft is not None and options.task is None and options.like is None:
