@@ -49,7 +49,7 @@ COMMANDS: dict[str, str] = {
     "report": "Write a plan as a web page: one file that works offline.",
     "verify": "Prove that a plan trains the same model.",
     "launch": "Train by a plan.",
-    "export": "Write a run's trained model as one safetensors file.",
+    "export": "Write a run's trained model as safetensors.",
 }
 
 # Commands that say themselves from where on they have begun something that Ctrl-C must not leave behind.
