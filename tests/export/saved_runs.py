@@ -65,5 +65,5 @@ def save_run(
     )
     writer = ShardWriter(checkpoint_folder(folder / "run", 1), 0, lambda: draft, 1)
     with plain_errors():
-        dcp.save({}, storage_writer=writer, planner=PartsSavePlanner(held.by_name(), None))
+        dcp.save({}, storage_writer=writer, planner=PartsSavePlanner(held.by_name(), {}))
     return folder / "run"
