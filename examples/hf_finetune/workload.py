@@ -1,7 +1,7 @@
 """A Llama that is fine-tuned by LoRA beside a second task, from a checkpoint on disk.
 
-* `chat`: the Llama of `base/`, which `save_pretrained` has written in shards; its own weights stay as they are,
-  and adapters of its queries and values are trained.
+* `chat`: the Llama of `base/`, which `save_pretrained` has written in shards; its own weights stay as they
+  are, and adapters of its queries and values are trained.
 * `topic`: a small encoder that is trained whole, from nothing.
 
 `make_base.py` writes a toy for `base/`; a downloaded one works the same.
