@@ -1,9 +1,10 @@
 """The planner's benchmark: every workload x devices x strategy, and random workloads.
 
-    python scripts/bench_plan.py [--quick]
+    python scripts/bench_plan.py [--quick] [--only WORKLOAD ... [--devices N ...]]
 
 Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers). `--quick` leaves out
-256 and 1,024 devices and writes nothing.
+256 and 1,024 devices and writes nothing. `--only` plans these of the paper's workloads again, on so many
+devices, and keeps what was written of the others.
 """
 
 from __future__ import annotations
@@ -53,9 +54,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD")
+    parser.add_argument("--devices", nargs="+", type=int, choices=DEVICES, default=DEVICES, metavar="N")
     arguments = parser.parse_args()
     devices = [n for n in DEVICES if n <= 64] if arguments.quick else list(DEVICES)
-    rows = [*_shown(paper_rows(devices)), *_shown(random_rows(devices))]
+    if arguments.only:
+        rows = _replaced(_shown(paper_rows(arguments.devices, arguments.only)))
+    else:
+        rows = [*_shown(paper_rows(devices)), *_shown(random_rows(devices))]
     _summarise(rows)
     if not arguments.quick:
         data = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
@@ -63,9 +69,17 @@ def main() -> None:
         write_page(ROOT / "docs" / "benchmarks.md", rows)
 
 
-def paper_rows(devices: Sequence[int]) -> Iterator[Row]:
+def _replaced(made: Iterable[Row]) -> list[Row]:
+    """The rows that were written, with these in the place of their own."""
+    new = {(row.workload, row.num_devices, row.strategy): row for row in made}
+    kept = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
+    old = [Row(**{**row, "notes": tuple(row["notes"])}) for row in kept]
+    return [new.get((row.workload, row.num_devices, row.strategy), row) for row in old]
+
+
+def paper_rows(devices: Sequence[int], workloads: Sequence[str] = WORKLOADS) -> Iterator[Row]:
     """The paper's workloads by every strategy."""
-    for workload in WORKLOADS:
+    for workload in workloads:
         for num_devices in devices:
             path = profile_path(workload, num_devices)
             for strategy in STRATEGIES:

@@ -30,7 +30,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from spindle_cli.operators.split_op import PartialOp, Region, TensorGroup, View
+from spindle_cli.operators.split_op import PartialOp, Region, View
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.zoo.layers import EncoderLayer

@@ -21,7 +21,7 @@ from spindle_cli.operators.batch_norm import (
     over_shares,
     update_running,
 )
-from spindle_cli.operators.split_op import TensorGroup
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.runtime.step.recompute import run_recomputed
 

@@ -57,7 +57,7 @@ def whole(graph: WorkloadGraph, devices: tuple[int, ...]) -> list[Placement]:
 def _profile_of(metaop: MetaOp, graph: WorkloadGraph) -> MetaOpProfile:
     batch_size = graph.tasks[metaop.task].task.batch_size
     ops = [graph.tasks[metaop.task].ops[index] for index in metaop.ops]
-    sums = (BatchSum(num_bytes=72, forward=1, backward=1),) if any(op.batch_norms for op in ops) else ()
+    sums = (BatchSum(num_bytes=72, forward=1, backward=1),) if any(op.talks for op in ops) else ()
     found = metaop_of(
         metaop.name,
         len(metaop.ops),

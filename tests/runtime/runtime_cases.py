@@ -7,6 +7,7 @@ from functools import cache
 
 import runtime_toys
 from case_runs import ADAMW, SGD, Case
+from contrast_cases import CONTRASTED
 from hand_plans import Placement, whole
 from norm_cases import NORMED
 
@@ -162,6 +163,7 @@ EXACT_ON_FOUR = (
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
     *NORMED,
+    *CONTRASTED,
 )
 ON_FOUR = (
     *EXACT_ON_FOUR,

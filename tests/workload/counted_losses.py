@@ -191,7 +191,6 @@ CASES: Mapping[str, Case] = {
         "it is a sum over",
     ),
     "turned classes": Case(lambda g: cross_entropy(g.z[:, 0].T, g.target[:, 0].T.softmax(0)), "places"),
-    "broadcast": Case(lambda g: functional.mse_loss(g.z.mean((1, 2)).unsqueeze(1), g.one), "places"),
     "module of a mean": Case(lambda g: g.m.softplus(g.z.mean()), "'Softplus' is applied to"),
     "norm of a mean": Case(lambda g: g.m.norm(g.z.mean((0, 1))).square().sum(), "'LayerNorm' is applied"),
     "relativistic": Case(

@@ -20,11 +20,12 @@ def graph() -> WorkloadGraph:
     return analysed(load(str(EXAMPLE / "toy.yaml")).workload)
 
 
-def test_all_but_the_contrastive_loss_is_split(graph: WorkloadGraph) -> None:
-    assert [(metaop.name, len(metaop.ops)) for metaop in graph.metaops if metaop.coupled] == [
-        ("match/loss", 1)
-    ]
-    assert {metaop.name: len(metaop.ops) for metaop in graph.metaops if not metaop.coupled} == {
+def test_all_is_split_and_the_contrastive_loss_gathers_what_it_compares(graph: WorkloadGraph) -> None:
+    contrasting = [(name, op.index) for name, task in graph.tasks.items() for op in task.ops if op.contrasts]
+    assert contrasting == [("match", graph.tasks["match"].ops[-1].index)]
+    assert not any(metaop.coupled for metaop in graph.metaops)
+    assert {metaop.name: len(metaop.ops) for metaop in graph.metaops} == {
+        "match/loss": 1,
         "match/clip.vision_model": 3,
         "match/clip.text_model": 3,
         "caption/vision": 3,

@@ -47,7 +47,7 @@ class Purpose(StrEnum):
     GRADIENTS = "gradients"
     SUMS = "sums"  # of gradients, with their flags and gathers
     TENSOR = "tensor parallelism"
-    STATISTICS = "batch statistics"  # of the shares of an op with batch norms
+    STATISTICS = "batch statistics"  # what the shares of an op sum or gather: batch norms, contrastive losses
 
 
 @dataclass(frozen=True)

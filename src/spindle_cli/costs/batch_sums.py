@@ -1,17 +1,21 @@
-"""How long the sums inside of an op's passes take that go over all shares of its batch: of batch norms."""
+"""How long the sums and gathers inside of an op's passes take that go over all shares of its batch: of batch
+norms, and of contrastive losses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint
 
 
 class _Sums(Protocol):
+    @property
+    def kind(self) -> str: ...
     @property
     def num_bytes(self) -> int: ...
     @property
@@ -31,7 +35,8 @@ def batch_sums_s(sums: Iterable[_Sums], devices: Sequence[int], cluster: Cluster
     """Seconds of one op's sums over these devices, forward and backward."""
     forward_s = backward_s = 0.0
     for each in sums:
-        once_s = all_reduce_s(each.num_bytes, devices, cluster)
+        collective_s = all_gather_s if each.kind == "gather" else all_reduce_s
+        once_s = collective_s(each.num_bytes, devices, cluster)
         forward_s += each.forward * once_s
         backward_s += each.backward * once_s
     return forward_s, backward_s

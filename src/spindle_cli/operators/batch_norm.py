@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from spindle_cli.operators.split_op import TensorGroup
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.rules.batch_norms import shared_norms, with_forward
 
 _aten = torch.ops.aten

@@ -13,42 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from spindle_cli.errors import PeerLostError, WorkloadError
+from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
-
-
-@dataclass
-class TensorGroup:
-    """The devices that hold one batch share of a slice, as one of them sees it.
-
-    `member`: its place among `ranks`. The communicator comes when all ranks' programs are known (`join`).
-    """
-
-    ranks: tuple[int, ...]
-    member: int
-    device: torch.device
-    _communicator: dist.ProcessGroup | None = None
-
-    def join(self, communicator: dist.ProcessGroup | None) -> None:
-        """Take the communicator of these ranks."""
-        self._communicator = communicator
-
-    def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - for who counts sums
-        """Sum a contiguous tensor, an activation or a gradient, over the group, in place.
-
-        Raises:
-            PeerLostError: another device is gone, or did not answer within the timeout.
-        """
-        assert self._communicator is not None, "a group is joined before training"
-        try:
-            dist.all_reduce(tensor, group=self._communicator)
-        except RuntimeError as error:  # torch raises DistBackendError and plain RuntimeErrors alike
-            raise PeerLostError(f"lost contact with another worker: {error}") from error
 
 
 @dataclass(frozen=True)

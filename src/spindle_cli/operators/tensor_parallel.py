@@ -62,7 +62,7 @@ def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> Lay
     Raises:
         WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
     """
-    if op.target is None or op.coupled or op.batch_norms:
+    if op.target is None or op.coupled or op.talks:
         return None
     layer = task.root.get_submodule(op.target)
     plan = plan_of(workload, layer)
@@ -131,6 +131,8 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
         return f"the samples of {kind} depend on each other"
     if op.batch_norms:
         return f"the shares of {kind} sum the statistics of its batch norms"
+    if op.contrasts:
+        return f"the shares of {kind} gather what it compares"
     try:
         plan = plan_of(workload, layer)
     except WorkloadError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -214,9 +214,7 @@ class _MetaOpAssembly:
     def _timings(self, dp: int, by_key: Mapping[str, OpTiming] | None = None) -> list[OpTiming] | None:
         known = self._times.by_key if by_key is None else by_key
         keys = [
-            self._table.key(
-                self._ref(op), self._batch_size // dp, sums_shares=dp > 1 and bool(op.batch_norms)
-            )
+            self._table.key(self._ref(op), self._batch_size // dp, sums_shares=dp > 1 and op.talks)
             for op in self._ops
         ]
         timings = [known.get(key) for key in keys]
@@ -239,18 +237,21 @@ class _MetaOpAssembly:
         )
 
     def _batch_sums(self, valid: Sequence[int]) -> tuple[BatchSum, ...]:
-        """What one op sums over its shares, on average over the ops; however many shares there are."""
+        """What one op sums or gathers over its shares, on average over the ops; for any number of shares."""
         for dp in valid[1:]:
             timings = self._timings(dp)
             if timings is not None:
-                sums = [each for timing in timings for each in timing.batch_sums]
+                by_size: dict[tuple[Literal["sum", "gather"], int], list[BatchSum]] = {}
+                for each in (each for timing in timings for each in timing.batch_sums):
+                    by_size.setdefault((each.kind, each.num_bytes), []).append(each)
                 return tuple(
                     BatchSum(
+                        kind=kind,
                         num_bytes=num_bytes,
-                        forward=self._mean(each.forward for each in sums if each.num_bytes == num_bytes),
-                        backward=self._mean(each.backward for each in sums if each.num_bytes == num_bytes),
+                        forward=self._mean(each.forward for each in alike),
+                        backward=self._mean(each.backward for each in alike),
                     )
-                    for num_bytes in sorted({each.num_bytes for each in sums})
+                    for (kind, num_bytes), alike in sorted(by_size.items())
                 )
         return ()
 
@@ -284,10 +285,10 @@ class _MetaOpAssembly:
 
     def _shares(self, op: Op, by_key: Mapping[str, OpTiming]) -> Shares:
         """What is known of the op's memory, also from equal ops of other tasks."""
-        has_norms = bool(op.batch_norms)
+        talks = op.talks
         known = {
             rows: by_key.get(
-                self._table.key(self._ref(op), rows, sums_shares=has_norms and rows < self._batch_size)
+                self._table.key(self._ref(op), rows, sums_shares=talks and rows < self._batch_size)
             )
             for rows in self._table.rows
         }

@@ -40,7 +40,7 @@ class CountedLoss:
         assert shares is not None and shares.num_counts > 0, "its loss counts nothing"
         self._graph = graph
         self._counter = LossCounter(graph.root, shares)
-        self._is_coupled = any(op.coupled or op.batch_norms for op in graph.ops)
+        self._is_coupled = any(op.coupled or op.talks for op in graph.ops)
 
     def of(self, batches: Sequence[Batch], call: Callable[[Batch], Tensor]) -> Tensor:
         """The loss of a step's batches together.

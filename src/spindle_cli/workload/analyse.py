@@ -161,7 +161,7 @@ def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> N
         if op.target is not None
     ]
     opened = [task.root.get_submodule(task.opened) for task in tasks.values() if task.opened is not None]
-    for cls in (*workload.operators, *workload.coupled):
+    for cls in workload.operator_classes:
         if any(isinstance(module, cls) for module in (*used, *opened)):
             continue
         inside = next(

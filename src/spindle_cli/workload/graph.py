@@ -92,6 +92,7 @@ class Op:
             the op's shares, each once.
         results: keys of forward's dict that it gives, in an evaluation: its graph then gives them behind its
             outputs, and a loss's graph behind the loss.
+        contrasts: it compares every sample with every other; its shares gather what they compare.
     """
 
     index: int
@@ -110,6 +111,12 @@ class Op:
     shares: LossShares | None = None
     batch_norms: tuple[str, ...] = ()
     results: tuple[str, ...] = ()
+    contrasts: bool = False
+
+    @property
+    def talks(self) -> bool:
+        """Whether its shares sum or gather something inside of its passes."""
+        return bool(self.batch_norms) or self.contrasts
 
 
 @dataclass(frozen=True)

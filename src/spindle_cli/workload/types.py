@@ -102,8 +102,10 @@ class Workload:
         name: of the workload.
         tasks: at least one; parameters are shared by using the same module object.
         operators: classes run as one operator each; what is between them is traced.
-        coupled: operators whose samples depend on each other (contrastive losses): never split over the
-            batch.
+        coupled: operators whose samples depend on each other: never split over the batch.
+        contrastive: operators that compare every sample with every other and give a loss of that (CLIP's,
+            SigLIP's); split over the batch, with what is compared gathered. Losses of this kind are found
+            without being named too.
         tp_plans: how a layer class is split for tensor parallelism: {class: {submodule: "colwise" | "rowwise"
             | ...}}.
     """
@@ -112,4 +114,10 @@ class Workload:
     tasks: Sequence[Task | FlowTask]
     operators: tuple[type[nn.Module], ...] = ()
     coupled: tuple[type[nn.Module], ...] = ()
+    contrastive: tuple[type[nn.Module], ...] = ()
     tp_plans: Mapping[type[nn.Module], Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def operator_classes(self) -> tuple[type[nn.Module], ...]:
+        """All classes that are run as one operator each."""
+        return (*self.operators, *self.coupled, *self.contrastive)

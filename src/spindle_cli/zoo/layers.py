@@ -146,7 +146,7 @@ class ContrastiveLoss(nn.Module):
     """Symmetric contrastive loss of two views, row i of one belonging to row i of the other.
 
     With `labels`, every pair of equal labels belongs together (several positives share the target evenly).
-    Its samples depend on each other: list it in `Workload.coupled`.
+    Its samples depend on each other: name it in `Workload.contrastive`.
     """
 
     def __init__(self, temperature: float = 0.07) -> None:

@@ -130,7 +130,7 @@ def build(tasks: int = 4, size: Size = "paper", batch_sizes: Mapping[str, int] |
             )
             for a, b in pairs
         ],
-        operators=(EncoderLayer, ContrastiveLoss),
-        coupled=(ContrastiveLoss,),
+        operators=(EncoderLayer,),
+        contrastive=(ContrastiveLoss,),
         tp_plans=TP_PLANS,
     )

@@ -56,7 +56,7 @@ def loss_in_chunks(task: TaskGraph, op: Op, rows: int, setting: LossChunks) -> L
             A number: so many, as far as there are rows or positions.
     """
     module = share_module(task, op)
-    if setting == 1 or not op.is_loss or op.coupled or op.shares is None or op.batch_norms:
+    if setting == 1 or not op.is_loss or op.coupled or op.shares is None or op.talks:
         return LossInChunks(module)
     specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
     values = shapes_of(module, specs, rows, op.shares.num_counts)

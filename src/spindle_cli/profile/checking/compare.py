@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.operators.batch_norm import over_shares
+from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -82,10 +83,11 @@ class OpShares:
 
     def in_shares(self, cuts: Sequence[int]) -> Run:
         """On shares that end at `cuts`, joined; after `whole`. Buffers are those of the last share. What
-        batch norms sum over the shares is summed here, as workers do together.
+        the shares sum and gather is summed and gathered here, as workers do together.
         """
         group = InTurn(len(cuts) - 1)
         module = over_shares(self._share_module, self._share_module, group)
+        module = pairs_over_shares(module, self._task, self._op, group, cuts)
         counts = self._counts(cuts)
         spans = list(pairwise(cuts))
         forward = group.run([partial(self._share_forward, module, *span, cuts[-1], counts) for span in spans])

@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from spindle_cli.operators.split_op import TensorGroup
+from spindle_cli.operators.tensor_group import TensorGroup
 
 _Result = TypeVar("_Result")
 
@@ -40,6 +40,20 @@ class InTurn(TensorGroup):
         tensor.copy_(self._totals[self._next])
         self._next += 1
 
+    def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
+        """The rows of all shares: the sum of what has each share's in its place."""
+        whole = own.new_zeros((sum(per_share), *own.shape[1:]))
+        first = sum(per_share[: self.member])
+        whole[first : first + len(own)] = own
+        self.sum_(whole, is_gradient=False)
+        return whole
+
+    def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
+        """Of the sum over the shares this share's own rows."""
+        total = whole.clone()
+        self.sum_(total, is_gradient=True)
+        return torch.split(total, list(per_share))[self.member]
+
     def run(self, shares: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """What all shares give, of one pass.
 
@@ -50,7 +64,7 @@ class InTurn(TensorGroup):
         while True:
             results: list[_Result] = []
             parts: list[Tensor] = []
-            for share in shares:
+            for self.member, share in enumerate(shares):
                 self._next = 0
                 try:
                     results.append(share())

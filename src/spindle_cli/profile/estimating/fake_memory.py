@@ -12,12 +12,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
 
 from spindle_cli.operators.batch_norm import summing_over
+from spindle_cli.operators.contrastive import named_in, pairs_over_shares
 from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
 from spindle_cli.profile.op.op_memory import live_meter, share_memory
-from spindle_cli.profile.op.split_runs import SumCounter
+from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
@@ -39,7 +40,7 @@ def fake_memory(
 
     Where the train settings ask for autocast, the op runs in it. Else floating-point tensors count with the
     bytes that they have in `precision` (at most their own). With `split`: of one device of a tensor-parallel
-    group; with `sums_shares`: of one of several shares, over which batch norms sum their statistics.
+    group; with `sums_shares`: of one of several shares, which sum or gather something.
     """
     is_cast = train.precision == "bf16-autocast"
     timed = timed_op(task, op, rows, train.loss_chunks)
@@ -60,7 +61,8 @@ def fake_memory(
             summing_over(module, group),
             sampled(module, lambda _: nullcontext()),
         ):
-            result = functional_call(module, dict(state), (*inputs, *more))
+            shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
+            result = functional_call(shared, named_in(shared, module, state), (*inputs, *more))
         return result if isinstance(result, tuple) else (result,)
 
     held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())

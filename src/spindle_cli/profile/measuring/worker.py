@@ -21,6 +21,7 @@ from torch import nn
 from spindle_cli.errors import SpindleError
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import timed_op
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.process.allocator import keep_freed_memory
@@ -43,7 +44,7 @@ from spindle_cli.profile.measuring.messages import (
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.op.optimizer_run import OptimizerRun, trained_shapes
-from spindle_cli.profile.op.split_runs import SumCounter, one_part
+from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts, one_part
 from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
@@ -149,6 +150,7 @@ class _Worker:
             module = one_part(module, split, sums)
         elif request.job.sums_shares:
             module = over_shares(whole, whole, sums)
+            module = pairs_over_shares(module, task, op, sums, equal_cuts(task, request.job.rows))
         elif self._compiler is not None:
             module = self._compiler.compile_layer(whole, op.target)
         if not request.job.sums_shares:

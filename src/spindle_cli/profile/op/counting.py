@@ -21,12 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from spindle_cli.operators.batch_norm import summing_over
+from spindle_cli.operators.contrastive import named_in, pairs_over_shares
 from spindle_cli.operators.heads.chunked import sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
-from spindle_cli.profile.op.split_runs import SplitSums, SumCounter
+from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import noting_sums
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -62,8 +63,8 @@ class Work:
     """One op on one share: kernels of each direction, and bytes kept from forward to backward.
 
     `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
-    `batch_sums`: what batch norms sum over the shares of the op. `loss_chunks`: in how many chunks its loss
-    is computed, whose gradients are made in the forward pass.
+    `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`: in
+    how many chunks its loss is computed, whose gradients are made in the forward pass.
     """
 
     forward: tuple[Kernel, ...]
@@ -93,8 +94,8 @@ def count_work(
 
     Floating-point tensors count with the bytes that they have in `precision` (at most their own). With
     `split` it is the work of one device of a tensor-parallel group, all of which have the same `rows`; with
-    `sums_shares` that of one of several shares, over which batch norms sum their statistics. `loss_chunks`:
-    of the train settings.
+    `sums_shares` that of one of several shares, which sum or gather something. `loss_chunks`: of the train
+    settings.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     timed = timed_op(task, op, rows, loss_chunks)
@@ -110,13 +111,14 @@ def count_work(
     with torch.random.fork_rng(devices=[]), mode, counter, Unread(), torch.enable_grad():
         counted = SumCounter((0,), 0, torch.device("cpu"))
         group = counted if sums_shares else None
+        shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
         with (
             saved,
             noting_sums(module, split) as sums,
             summing_over(module, group),
             sampled(module, counter.repeated),
         ):
-            result = functional_call(module, dict(state), (*inputs, *more))
+            result = functional_call(shared, named_in(shared, module, state), (*inputs, *more))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
         forward = counter.take()

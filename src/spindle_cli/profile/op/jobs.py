@@ -35,7 +35,8 @@ class Job:
         rows: samples of the share.
         label: for people.
         tp: of how many devices, among which tensor parallelism splits the op, one is run.
-        sums_shares: it runs as one of several shares, whose batch norms sum their statistics.
+        sums_shares: it runs as one of several shares, that sum or gather something (batch norms, contrastive
+            losses).
     """
 
     key: str
@@ -66,8 +67,8 @@ class JobTable:
         return tuple(sorted({job.rows for job in self.jobs}))
 
     def key(self, op: OpRef, rows: int, tp: int = 1, *, sums_shares: bool = False) -> str:
-        """Key of the job that times `op` on `rows` samples, split `tp` ways; or as a share that sums the
-        statistics of its batch norms with others.
+        """Key of the job that times `op` on `rows` samples, split `tp` ways; or as a share that sums
+        or gathers with others.
         """
         return _key(self.class_of[op], rows, tp, sums_shares=sums_shares)
 
@@ -104,10 +105,10 @@ def make_jobs(
         shares = choose_measured(valid_degrees(metaop, batch_size, max_devices), max_points)
         for index in metaop.ops:
             op = OpRef(metaop.task, index)
-            has_norms = bool(graph.tasks[op.task].ops[op.op].batch_norms)
+            talks = graph.tasks[op.task].ops[op.op].talks
             for tp in (1, *_possible(graph, op, degrees)):
                 for dp in (dp for dp in shares if dp * tp <= max_devices):
-                    rows, sums = batch_size // dp, has_norms and dp > 1
+                    rows, sums = batch_size // dp, talks and dp > 1
                     key = _key(class_of[op], rows, tp, sums_shares=sums)
                     part = f", one of {tp} parts" if tp > 1 else ""
                     label = f"{metaop.name} on {rows} samples{part}"
@@ -156,7 +157,7 @@ def _op_class(task: TaskGraph, op: Op) -> str:
     outputs = [task.values[name] for name in op.outputs if name in task.values]
     described = {
         "kind": op.kind,
-        "coupled_batch": task.task.batch_size if op.coupled else None,
+        "coupled_batch": task.task.batch_size if op.coupled or op.contrasts else None,
         "is_loss": op.is_loss,
         "fields": _describe(task.fields[name] for name in op.fields),
         "inputs": _describe(task.values[name] for name in op.inputs),

@@ -1,39 +1,53 @@
-"""One device's part of an op that tensor parallelism splits, or one share of an op with batch norms, run by
-itself: what the devices sum is counted, and its time comes from the links.
+"""One device's part of an op that tensor parallelism splits, or one share of an op whose shares sum or
+gather, run by itself: what the devices sum is counted, and its time comes from the links.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
+from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import PhaseTimes
+from spindle_cli.workload.graph import TaskGraph
+
+
+def _counted(
+    kind: Literal["sum", "gather"], forward: tuple[int, ...], backward: tuple[int, ...]
+) -> tuple[BatchSum, ...]:
+    ahead, back = Counter(forward), Counter(backward)
+    return tuple(
+        BatchSum(kind=kind, num_bytes=num_bytes, forward=ahead[num_bytes], backward=back[num_bytes])
+        for num_bytes in sorted({*ahead, *back})
+    )
 
 
 @dataclass(frozen=True)
 class SplitSums:
     """Bytes of each activation that the devices sum in the forward pass, and of each gradient in the backward
-    pass.
+    pass; of all rows of what they gather forward, and of what they sum and hand back in parts.
     """
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
+    gathers: tuple[int, ...] = ()
+    scatters: tuple[int, ...] = ()
 
     def as_batch_sums(self) -> tuple[BatchSum, ...]:
         """The same, counted by their bytes."""
-        forward, backward = Counter(self.forward), Counter(self.backward)
-        return tuple(
-            BatchSum(num_bytes=num_bytes, forward=forward[num_bytes], backward=backward[num_bytes])
-            for num_bytes in sorted({*forward, *backward})
-        )
+        sums = _counted("sum", self.forward, self.backward)
+        return sums + _counted("gather", self.gathers, self.scatters)
 
     def added_to(self, times: PhaseTimes, tp: int, cluster: Cluster) -> PhaseTimes:
         """The times of one device's part with those of its sums, over `tp` devices of a node."""
@@ -56,14 +70,29 @@ class SumCounter(TensorGroup):
 
     _forward: list[int] = field(default_factory=list)
     _backward: list[int] = field(default_factory=list)
+    _gathers: list[int] = field(default_factory=list)
+    _scatters: list[int] = field(default_factory=list)
 
     def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:
         """Count it."""
         (self._backward if is_gradient else self._forward).append(tensor.nbytes)
 
+    def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
+        """Its own rows in the place of those of all, which takes memory and time as those do."""
+        whole = torch.cat([own] * -(-sum(per_share) // len(own)))[: sum(per_share)]
+        self._gathers.append(whole.nbytes)
+        return whole
+
+    def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
+        """Its own part of the rows."""
+        self._scatters.append(whole.nbytes)
+        return whole[: per_share[0]].clone()
+
     def take(self) -> SplitSums:
         """What was counted so far, in one run."""
-        return SplitSums(tuple(self._forward), tuple(self._backward))
+        return SplitSums(
+            tuple(self._forward), tuple(self._backward), tuple(self._gathers), tuple(self._scatters)
+        )
 
 
 def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
@@ -78,3 +107,8 @@ def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
         whole.data = whole.new_empty(0)
         views[name] = View((leaf,), dim)
     return PartialOp(module, views, SplitRegion(module, split, sums))
+
+
+def equal_cuts(task: TaskGraph, rows: int) -> tuple[int, ...]:
+    """Where the shares of a task's batch end that have so many samples each; they divide it."""
+    return tuple(range(0, task.task.batch_size + 1, rows))

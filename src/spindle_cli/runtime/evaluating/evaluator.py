@@ -261,8 +261,10 @@ def _require_splittable(label: str, ops: Sequence[Any]) -> None:
         WorkloadError: an op does.
     """
     for op in ops:
-        if op.coupled or op.batch_norms:
+        if op.coupled or op.talks:
             why = op.coupled_because or "a batch norm without running statistics normalises over the batch"
+            if op.contrasts:
+                why = "its loss compares every sample with every other"
             raise WorkloadError(
                 f"{label}: in eval mode its samples depend on each other, and the plan splits its batch: "
                 f"{why}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +11,11 @@ from torch import fx, nn
 from spindle_cli.errors import InputError
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
+from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.plan_splits import PlanSplits
-from spindle_cli.operators.split_op import PartialOp, SplitRegion, TensorGroup, View
+from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.shards import Cuts, take_parts
@@ -151,12 +153,29 @@ class LocalOps:
         if split is None or group is None:
             if not trains:
                 return PartialOp(module, views, None) if views else module
-            summing = over_shares(PartialOp(module, views, None) if views else module, module, shares)
+            summing = over_shares(self._contrasting(wired, op, module, shares, views), module, shares)
             compiler = self._place.compiler
             if views or compiler is None or summing is not module:
                 return summing
             return compiler.compile_layer(module, op.target)
         return PartialOp(module, views, SplitRegion(module, split, group))
+
+    def _contrasting(
+        self,
+        wired: WiredSlice,
+        op: Op,
+        module: fx.GraphModule,
+        shares: TensorGroup | None,
+        views: dict[str, View],
+    ) -> nn.Module:
+        """The op over views of leaves; a contrastive loss gathers what it compares from all shares."""
+        layout = wired.layout
+        cuts = (0, *(layout.rows(share)[1] for share in range(layout.dp)))
+        gathering = pairs_over_shares(module, wired.task, op, shares, cuts)
+        if not views:
+            return gathering
+        renamed = views if gathering is module else {f"op.{name}": view for name, view in views.items()}
+        return PartialOp(gathering, renamed, None)
 
 
 def _shares(wired: WiredSlice, rank: int, device: torch.device) -> TensorGroup | None:
@@ -164,7 +183,7 @@ def _shares(wired: WiredSlice, rank: int, device: torch.device) -> TensorGroup |
     layout = wired.layout
     if layout.sums_shares:
         return TensorGroup(layout.devices, layout.share_of[rank], device)
-    if layout.dp > 1 and any(op.batch_norms for op in wired.ops):
+    if layout.dp > 1 and any(op.talks for op in wired.ops):
         return _UnplannedGroup(layout.devices, layout.share_of[rank], device, label=wired.piece.label)
     return None
 
@@ -184,5 +203,20 @@ class _UnplannedGroup(TensorGroup):
         raise InputError(
             f"{self.label}: its batch norms sum {tensor.numel()} numbers over its devices, of which the plan "
             f"says nothing (batch_sums of {self.label.partition('[')[0]} is empty)",
-            hint="Profile the workload again, and plan again from that.",
+            hint=_AGAIN,
         )
+
+    def gather(self, own: torch.Tensor, per_share: Sequence[int]) -> torch.Tensor:  # noqa: ARG002 - see `sum_`
+        """Refuse.
+
+        Raises:
+            InputError: always.
+        """
+        raise InputError(
+            f"{self.label}: its loss compares {sum(per_share)} samples of all its devices, of which the plan "
+            f"says nothing (batch_sums of {self.label.partition('[')[0]} is empty)",
+            hint=_AGAIN,
+        )
+
+
+_AGAIN = "Profile the workload again, and plan again from that."

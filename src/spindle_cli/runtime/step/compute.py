@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from spindle_cli.operators.random_streams import mix
-from spindle_cli.operators.split_op import TensorGroup
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.step.recompute import run_recomputed

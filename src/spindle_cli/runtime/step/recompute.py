@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from spindle_cli.operators.batch_norm import OverShares
+from spindle_cli.operators.contrastive import PairsOverShares
 from spindle_cli.operators.heads.chunked import values_only
 from spindle_cli.runtime.step.held_state import HeldState
 
@@ -25,10 +26,11 @@ def run_recomputed(module: nn.Module, arguments: Sequence[Any]) -> Any:
 
     The second forward pass draws the random numbers of the first, and sees the buffers and attributes that
     the first saw; what it does to them is undone, so that running statistics count every batch once. Batch
-    norms whose statistics are summed over shares take those of the first: nothing is summed again.
+    norms whose statistics are summed over shares take those of the first, and a contrastive loss what it has
+    gathered: nothing is summed or gathered again.
     """
     state = ChangedState(module)
-    function = module.remembering() if isinstance(module, OverShares) else module
+    function = module.remembering() if isinstance(module, OverShares | PairsOverShares) else module
     return checkpoint(
         function, *arguments, use_reentrant=False, context_fn=state.contexts, preserve_rng_state=True
     )

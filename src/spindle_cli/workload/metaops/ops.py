@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.glue import find_homes
+from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
 from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
@@ -77,7 +78,7 @@ def make_ops(
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace))
     specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
-    return replace(made, results=specs, left_out=results.left_out)
+    return replace(split_pairs(made, workload), results=specs, left_out=results.left_out)
 
 
 def _loss_inside(trace: Trace) -> str | None:
@@ -92,7 +93,7 @@ def _operators(task: Task | FlowTask, root: nn.Module, graph: fx.Graph, workload
     calls = [node for node in graph.nodes if node.op == "call_module"]
     if isinstance(task, FlowTask):
         return calls
-    classes = (*workload.operators, *workload.coupled)
+    classes = workload.operator_classes
     return [node for node in calls if isinstance(root.get_submodule(str(node.target)), classes)]
 
 

@@ -61,6 +61,30 @@ class Mixed:
         return f"{self.why} ({self.place})" if self.place else self.why
 
 
-State = Whole | Batch | Reduced | Mixed
+@dataclass(frozen=True)
+class Pairs:
+    """An entry for each two samples: along dimension `dims[0]` one of them, along `dims[1]` the other.
+
+    Attributes:
+        cuts: of `dims`, those along which a share's part follows from the share's own samples and a gather of
+            all others' values; a softmax along the one leaves the other alone.
+    """
+
+    dims: tuple[int, int]
+    cuts: tuple[int, ...]
+
+    @classmethod
+    def of(cls, one: int, other: int) -> Pairs:
+        """Every entry by itself, so that either dimension may be cut."""
+        dims = (min(one, other), max(one, other))
+        return cls(dims, dims)
+
+
+@dataclass(frozen=True)
+class Part:
+    """No batch dimension: the values of the shares add up to that of the whole batch."""
+
+
+State = Whole | Batch | Reduced | Mixed | Pairs | Part
 WHOLE = Whole()
 UNUSED = Mixed("what this kernel gives beside its result is not followed")

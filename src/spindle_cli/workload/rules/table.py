@@ -25,7 +25,7 @@ _RULES: dict[str, Rule] = {
     **make.RULES,
 }
 # Copies, and what else acts on single entries without being tagged so.
-_POINTWISE = frozenset(
+POINTWISE = frozenset(
     {"clone", "copy_", "detach", "detach_", "alias", "_to_copy", "lift_fresh", "fill_", "zero_", "contiguous"}
     | {"masked_fill", "masked_fill_", "where", "isin", "polar", "complex", "angle", "_conj", "_neg_view"}
     | {"resolve_conj", "resolve_neg", "_conj_physical", "fake_quantize_per_tensor_affine", "rrelu_with_noise"}
@@ -54,7 +54,7 @@ def states_of(call: Call) -> list[State]:
     rule = _RULES.get(call.name)
     if rule is not None:
         return rule(call)
-    if call.name in _POINTWISE or torch.Tag.pointwise in call.func.tags:
+    if call.name in POINTWISE or torch.Tag.pointwise in call.func.tags:
         if call.varies:
             raise MixesError("it computes with the size of the batch")
         return [broadcast(call, shapes) for shapes in call.results]

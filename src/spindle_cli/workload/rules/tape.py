@@ -21,6 +21,7 @@ class Entry:
         given, made: shapes of the tensors in its arguments before, and in its result after: later operators
             may turn a tensor in place.
         place: 'file:line' in the user's code.
+        grad: whether gradients are on.
     """
 
     func: Any
@@ -30,6 +31,7 @@ class Entry:
     given: dict[int, tuple[int, ...]]
     made: tuple[tuple[int, ...], ...]
     place: str | None
+    grad: bool
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -48,7 +50,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         given = {id(tensor): tuple(tensor.shape) for tensor in tensors_in([args, list(kwargs.values())])}
         result = func(*args, **kwargs)
         made = tuple(tuple(tensor.shape) for tensor in tensors_in(result))
-        self.entries.append(Entry(func, args, kwargs, result, given, made, place_inside()))
+        grad = torch.is_grad_enabled()
+        self.entries.append(Entry(func, args, kwargs, result, given, made, place_inside(), grad))
         return result
 
 

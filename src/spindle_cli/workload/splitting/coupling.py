@@ -15,6 +15,7 @@ from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 LISTED = "it is listed as coupled"
+CONTRASTIVE = "it is named as contrastive"
 BATCH_NORM = "it normalises over the batch"
 WHOLE = "it hands on a tensor without a batch dimension"
 DEPENDENT = "it is not known to act on samples one by one: {why}"
@@ -42,6 +43,8 @@ def why_coupled(trace: Trace, node: fx.Node, workload: Workload) -> str | None:
     module = trace.root.get_submodule(str(node.target))
     if isinstance(module, workload.coupled):
         return LISTED
+    if isinstance(module, workload.contrastive):
+        return CONTRASTIVE
     if has_other_norms(module):
         return BATCH_NORM
     if node is not trace.operators[-1] and hands_on_whole(trace, node):

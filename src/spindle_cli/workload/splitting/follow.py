@@ -56,7 +56,7 @@ class Follower:
                 return Mixed(_OTHER_OPERATIONS, entries[0].place)
             try:
                 self._apply(entries)
-            except _UnlikeError:
+            except UnlikeError:
                 return Mixed(_OTHER_OPERATIONS, entries[0].place)
         if len({len(tape) for tape in tapes}) > 1:
             shortest = min(map(len, tapes))
@@ -67,7 +67,7 @@ class Follower:
     def _apply(self, entries: Sequence[Entry]) -> None:
         first = entries[0]
         if len({len(entry.made) for entry in entries}) > 1:
-            raise _UnlikeError
+            raise UnlikeError
         shapes = tuple(zip(*(entry.made for entry in entries), strict=True))
         call = Call(first.func, self.sizes, self._bound(entries), shapes)
         try:
@@ -95,13 +95,13 @@ class Follower:
     def _combined(self, values: Sequence[Any], entries: Sequence[Entry]) -> Any:
         first = values[0]
         if any(type(value) is not type(first) and _kind(value) != _kind(first) for value in values):
-            raise _UnlikeError
+            raise UnlikeError
         if isinstance(first, Tensor):
             shapes = tuple(entry.given[id(value)] for entry, value in zip(entries, values, strict=True))
             return Operand(self.state_of(first), shapes, first.dtype)
         if isinstance(first, list | tuple):
             if len({len(value) for value in values}) > 1:
-                raise _UnlikeError
+                raise UnlikeError
             return [self._combined(items, entries) for items in zip(*values, strict=True)]
         if all(_is_same(value, first) for value in values):
             return first
@@ -124,7 +124,7 @@ class Follower:
                 self._summed.setdefault(_storage(tensor), id(tensor))
 
 
-class _UnlikeError(Exception):
+class UnlikeError(Exception):
     """The tapes differ."""
 
 

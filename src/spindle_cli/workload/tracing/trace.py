@@ -206,7 +206,7 @@ def trace_task(
     """
     check_signature(task, tuple(samples))
     inside = None if opened is None else task.module.get_submodule(opened)
-    tracer = OperatorTracer((*workload.operators, *workload.coupled), task, samples, observer, inside)
+    tracer = OperatorTracer(workload.operator_classes, task, samples, observer, inside)
     try:
         with (
             _creators_traced(tracer),

@@ -1,0 +1,182 @@
+"""A contrastive loss over the shares of a batch: each has its samples' rows of the pairs against all columns.
+
+What is compared is gathered from all shares, and its gradient, to which each share adds a part, is summed and
+scattered back (G. Ilharco et al., OpenCLIP; the "global" form of its loss with gradients). No device ever has
+an entry for every pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.gathered import ShareRows, gather_rows
+from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.pairs.find import arguments_of
+from spindle_cli.workload.pairs.recipe import make_recipe
+from spindle_cli.workload.pairs.record import record
+from spindle_cli.workload.pairs.steps import (
+    Action,
+    Diagonal,
+    Eye,
+    Gather,
+    Key,
+    Number,
+    Recipe,
+    Run,
+    Share,
+    filled,
+)
+from spindle_cli.workload.rules.states import MixesError
+
+
+class PairsOverShares(nn.Module):
+    """A contrastive loss, of which each share of the batch computes its part."""
+
+    def __init__(
+        self, op: nn.Module, task: TaskGraph, described: Op, group: TensorGroup, cuts: Sequence[int]
+    ) -> None:
+        """`op`: computes the loss of a whole batch. `group`: whose members run a share each, member k the
+        samples from `cuts[k]` to `cuts[k + 1]`.
+        """
+        super().__init__()
+        self.op = op
+        self._task = task
+        self._described = described
+        self._group = group
+        self._cuts = tuple(cuts)
+        self._recipes: dict[tuple[Any, ...], Recipe] = {}
+
+    def forward(self, *arguments: Any) -> Tensor:
+        """The share's part of the loss, from its own rows; behind them may be what shares of a loss are told
+        (`LossShares`): its part of the step's samples.
+
+        Raises:
+            PeerLostError: another device is gone, or did not answer within the timeout.
+            WorkloadError: a kernel of this device is not known to act on pairs of samples one by one.
+        """
+        return self._run(arguments, None)
+
+    def remembering(self) -> Callable[..., Tensor]:
+        """The op as a function that is called twice: the second call takes what the first has gathered."""
+        gathered: list[Tensor] = []
+
+        def call(*arguments: Any) -> Tensor:
+            return self._run(arguments, gathered)
+
+        return call
+
+    def _run(self, arguments: Sequence[Any], gathered: list[Tensor] | None) -> Tensor:
+        described = self._described
+        count = len(described.fields) + len(described.inputs)
+        tensors, told = arguments[:count], arguments[count:]
+        rows = ShareRows(self._group, self._cuts, gathered)
+        # The share is told its part of all samples of a step; what is recorded is the whole batch's loss.
+        told = tuple(part * rows.size / rows.count for part in told)
+        recipe = self._recipe(tensors, told)
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            return _ShareRun(self.op, recipe, rows).loss(tensors)
+
+    def _recipe(self, tensors: Sequence[Tensor], told: tuple[float, ...]) -> Recipe:
+        autocast = tuple(
+            torch.get_autocast_dtype(device)
+            for device in ("cpu", "cuda")
+            if torch.is_autocast_enabled(device)
+        )
+        key = (autocast, told, *((tensor.dtype, tensor.device) for tensor in tensors))
+        if key not in self._recipes:
+            given = arguments_of(self._task, self._described, tensors)
+            try:
+                recording = record(lambda *taken: self.op(*taken, *told), self.op, given, self._cuts[-1])
+                self._recipes[key] = make_recipe(recording)
+            except MixesError as error:  # it is run otherwise than where it was analysed
+                raise WorkloadError(
+                    f"task {self._task.task.name!r}: its contrastive loss cannot be split here: {error}",
+                    hint="List its operator in the workload's `coupled`, and profile and plan again.",
+                ) from error
+        return self._recipes[key]
+
+
+def pairs_over_shares(
+    called: nn.Module, task: TaskGraph, op: Op, group: TensorGroup | None, cuts: Sequence[int]
+) -> nn.Module:
+    """A contrastive loss with what is compared gathered over a group; any other op, and one of which one
+    device has the whole batch (no group), as it is.
+    """
+    if group is None or not op.contrasts:
+        return called
+    return PairsOverShares(called, task, op, group, cuts)
+
+
+def named_in(shared: nn.Module, op: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors for the parameters of an op, by the names that they have in what `pairs_over_shares` gives."""
+    prefix = "" if shared is op else "op."
+    return {prefix + name: tensor for name, tensor in tensors.items()}
+
+
+class _ShareRun:
+    """One run of a recipe."""
+
+    def __init__(self, op: nn.Module, recipe: Recipe, rows: ShareRows) -> None:
+        self._recipe = recipe
+        self._rows = rows
+        self._known: dict[Key, Any] = dict(recipe.constants)
+        for key, name in recipe.held.items():
+            owner, _, last = name.rpartition(".")
+            self._known[key] = getattr(op.get_submodule(owner), last)
+
+    def loss(self, tensors: Sequence[Tensor]) -> Tensor:
+        self._known.update(zip(self._recipe.given, tensors, strict=True))
+        for action, ended in zip(self._recipe.actions, self._recipe.ended, strict=True):
+            self._do(action)
+            for key in ended:
+                self._known.pop(key, None)
+        found: Tensor = self._known[self._recipe.loss]
+        return found
+
+    def _do(self, action: Action) -> None:
+        known, rows = self._known, self._rows
+        match action:
+            case Run():
+                self._call(action)
+            case Gather():
+                known[action.result] = gather_rows(known[action.source], action.dim, rows)
+            case Number():
+                known[action.result] = self._numbers(action)
+            case Share():
+                known[action.result] = known[action.source] * (rows.count / rows.size)
+            case Diagonal():
+                first = rows.first if action.cut == 0 else -rows.first
+                known[action.result] = torch.diagonal(known[action.source], first)
+            case Eye():
+                device = action.named.get("device")
+                own = torch.arange(rows.first, rows.first + rows.count, device=device)
+                every = torch.arange(rows.size, device=own.device)
+                pairs = (own[:, None], every) if action.cut == 0 else (every[:, None], own)
+                dtype = action.named.get("dtype") or torch.get_default_dtype()
+                known[action.result] = (pairs[0] == pairs[1]).to(dtype)
+
+    def _call(self, action: Run) -> None:
+        arguments, named = filled(
+            action, lambda slot: self._known[slot.key], lambda n: n.fixed + n.slope * self._rows.count
+        )
+        with torch.set_grad_enabled(action.grad and torch.is_grad_enabled()):
+            result = action.func(*arguments, **named)
+        made = result if isinstance(result, tuple | list) else (result,)
+        for key, tensor in zip(action.results, made, strict=True):
+            if key is not None:
+                self._known[key] = tensor * (self._rows.count / self._rows.size) if action.scaled else tensor
+
+    def _numbers(self, action: Number) -> Tensor:
+        source: Tensor = self._known[action.source]
+        if not action.of_all:
+            return source + action.step * self._rows.first
+        shape = [-1 if dim == action.dim else 1 for dim in range(source.dim())]
+        every = torch.arange(self._rows.size, device=source.device) * action.step
+        sizes = [self._rows.size if dim == action.dim else n for dim, n in enumerate(source.shape)]
+        return every.to(source.dtype).view(shape).expand(sizes)

@@ -1,0 +1,111 @@
+"""Devices that sum and gather tensors together inside of an op's passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from spindle_cli.errors import PeerLostError
+
+# torch 2.13 has given these new names, and warns of the old ones.
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+@dataclass
+class TensorGroup:
+    """The devices that hold one batch share of a slice, or each one share of it, as one of them sees it.
+
+    `member`: its place among `ranks`. The communicator comes when all ranks' programs are known (`join`).
+    """
+
+    ranks: tuple[int, ...]
+    member: int
+    device: torch.device
+    _communicator: dist.ProcessGroup | None = None
+
+    def join(self, communicator: dist.ProcessGroup | None) -> None:
+        """Take the communicator of these ranks."""
+        self._communicator = communicator
+
+    def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - for who counts sums
+        """Sum a contiguous tensor, an activation or a gradient, over the group, in place.
+
+        Raises:
+            PeerLostError: another device is gone, or did not answer within the timeout.
+        """
+        with _losing_peers():
+            dist.all_reduce(tensor, group=self._joined())
+
+    def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
+        """The rows of all members, in their order, which have `per_share` of them; of a contiguous tensor.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        most, order = max(per_share), self._order()
+        every = own.new_empty((len(self.ranks), most, *own.shape[1:]))
+        padded = functional.pad(own, (*(0, 0) * (own.dim() - 1), 0, most - len(own)))
+        with _losing_peers():
+            _all_gather(every.flatten(0, 1), padded, group=self._joined())
+        parts = [every[order[share], :rows] for share, rows in enumerate(per_share)]
+        return torch.cat(parts) if _uneven(per_share, order) else every.flatten(0, 1)
+
+    def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
+        """Of rows like those that `gather` gives, the sum over the members of this one's own.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        most, order = max(per_share), self._order()
+        laid = whole
+        if _uneven(per_share, order):
+            laid = whole.new_zeros((len(self.ranks), most, *whole.shape[1:]))
+            for share, part in enumerate(torch.split(whole, list(per_share))):
+                laid[order[share], : len(part)] = part
+            laid = laid.flatten(0, 1)
+        with _losing_peers():
+            if dist.get_backend(self._joined()) == "nccl":
+                own = laid.new_empty((most, *laid.shape[1:]))
+                _reduce_scatter(own, laid, group=self._joined())
+            else:  # what gloo calls a reduce-scatter is an all-reduce: twice the bytes
+                parts = torch.empty_like(laid)
+                dist.all_to_all_single(parts, laid, group=self._joined())
+                own = (
+                    parts.view(len(self.ranks), most, *laid.shape[1:])
+                    .sum(0, dtype=_wide(laid))
+                    .to(laid.dtype)
+                )
+        return own[: per_share[self.member]]
+
+    def _joined(self) -> dist.ProcessGroup:
+        assert self._communicator is not None, "a group is joined before training"
+        return self._communicator
+
+    def _order(self) -> list[int]:
+        """Of each member its place in the communicator, whose ranks ascend."""
+        ascending = sorted(self.ranks)
+        return [ascending.index(rank) for rank in self.ranks]
+
+
+def _uneven(per_share: Sequence[int], order: Sequence[int]) -> bool:
+    return len(set(per_share)) > 1 or list(order) != sorted(order)
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32) if tensor.is_floating_point() else tensor.dtype
+
+
+@contextmanager
+def _losing_peers() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # torch raises DistBackendError and plain RuntimeErrors alike
+        raise PeerLostError(f"lost contact with another worker: {error}") from error

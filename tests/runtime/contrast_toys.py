@@ -1,0 +1,86 @@
+"""Two tasks that compare every sample with every other, over towers that they share: as CLIP does, in glue,
+and as SigLIP does, in an operator; with a parameter in each comparison.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor, nn
+
+from spindle_cli.workload.types import Task, Workload
+
+WIDTH = 6
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x))
+
+
+class Clip(nn.Module):
+    def __init__(self, image: nn.Sequential, text: nn.Sequential) -> None:
+        super().__init__()
+        self.image, self.text = image, text
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, picture: Tensor, words: Tensor) -> Tensor:
+        image = functional.normalize(self.image(picture), dim=-1)
+        text = functional.normalize(self.text(words), dim=-1)
+        logits = self.scale.exp() * image @ text.T
+        labels = torch.arange(len(logits), device=logits.device)
+        ways = functional.cross_entropy(logits, labels), functional.cross_entropy(logits.t(), labels)
+        return sum(ways) / 2
+
+
+class Pairwise(nn.Module):
+    """SigLIP's loss: of each pair by itself whether it belongs together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.bias = nn.Parameter(torch.tensor(0.5)), nn.Parameter(torch.tensor(-1.0))
+
+    def forward(self, image: Tensor, text: Tensor) -> Tensor:
+        logits = self.scale.exp() * text @ image.T + self.bias
+        signs = 2 * torch.eye(len(logits), dtype=logits.dtype) - torch.ones_like(logits)
+        return -functional.logsigmoid(signs * logits).sum(-1).mean()
+
+
+class Siglip(nn.Module):
+    def __init__(self, image: nn.Sequential, text: nn.Sequential) -> None:
+        super().__init__()
+        self.image, self.text, self.loss = image, text, Pairwise()
+
+    def forward(self, picture: Tensor, words: Tensor) -> Tensor:
+        return self.loss(self.image(picture), self.text(words))
+
+
+class Drawn(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __init__(self, count: int, seed: int) -> None:
+        drawn = torch.Generator().manual_seed(seed)
+        self.picture = torch.randn(count, WIDTH, generator=drawn)
+        self.words = torch.randn(count, WIDTH, generator=drawn)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"picture": self.picture[index], "words": self.words[index]}
+
+
+def build() -> Workload:
+    torch.manual_seed(0)
+    image, text = (nn.Sequential(Block(), Block()) for _ in range(2))
+    return Workload(
+        "contrasts",
+        [
+            Task("clip", Clip(image, text), 6, Drawn(24, 0)),
+            Task("siglip", Siglip(image, text), 12, Drawn(36, 1), weight=0.5),
+        ],
+        operators=(Block,),
+        contrastive=(Pairwise,),
+    )
