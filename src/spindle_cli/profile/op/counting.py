@@ -63,8 +63,8 @@ class Work:
     """One op on one share: kernels of each direction, and bytes kept from forward to backward.
 
     `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
-    `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`: in
-    how many chunks its loss is computed, whose gradients are made in the forward pass.
+    `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`:
+    in how many chunks its loss is computed, whose gradients are made in the forward pass.
     """
 
     forward: tuple[Kernel, ...]
