@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor
 
@@ -241,7 +241,7 @@ class _MetaOpAssembly:
         for dp in valid[1:]:
             timings = self._timings(dp)
             if timings is not None:
-                by_size: dict[tuple[Literal["sum", "gather"], int], list[BatchSum]] = {}
+                by_size: dict[tuple[Any, int], list[BatchSum]] = {}
                 for each in (each for timing in timings for each in timing.batch_sums):
                     by_size.setdefault((each.kind, each.num_bytes), []).append(each)
                 return tuple(
@@ -285,10 +285,9 @@ class _MetaOpAssembly:
 
     def _shares(self, op: Op, by_key: Mapping[str, OpTiming]) -> Shares:
         """What is known of the op's memory, also from equal ops of other tasks."""
-        talks = op.talks
         known = {
             rows: by_key.get(
-                self._table.key(self._ref(op), rows, sums_shares=talks and rows < self._batch_size)
+                self._table.key(self._ref(op), rows, sums_shares=op.talks and rows < self._batch_size)
             )
             for rows in self._table.rows
         }
