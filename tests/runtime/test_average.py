@@ -14,6 +14,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.errors import InputError
+from spindle_cli.export.run import export_run
+from spindle_cli.export.types import ExportOptions
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.file import TrainSettings
@@ -140,6 +142,20 @@ def test_another_decay_is_another_run_and_one_begun_from_it_may_leave_the_averag
     assert averages
     for key, value in averages.items():  # the first of its own
         assert torch.equal(value, found[f"model.{key[len('optimizer.state.') : -len('.ema')]}"])
+
+
+def test_it_is_exported_in_place_of_the_weights(tmp_path: Path) -> None:
+    run(tmp_path / "run", steps=4, train=TRAIN)
+    found = saved(tmp_path / "run", 4)
+    for averaged, key in ((True, "optimizer.state.{}.ema"), (False, "model.{}")):
+        export_run(tmp_path / "run", tmp_path / "model", ExportOptions(averaged=averaged))
+        exported = load_file(tmp_path / "model")
+        names = [name.removeprefix("model.") for name in found if name.startswith("model.")]
+        for name in names:
+            assert torch.equal(exported[name], found[key.format(name)].to(exported[name].dtype)), name
+    run(tmp_path / "early", steps=1, train=TRAIN)
+    with pytest.raises(InputError, match="there is no average of the weights in it"):
+        export_run(tmp_path / "early", tmp_path / "model", ExportOptions(averaged=True))
 
 
 @pytest.mark.parametrize(

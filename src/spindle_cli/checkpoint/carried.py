@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spindle_cli.checkpoint.carry_over import CarryOver, saved_names, with_aliases
 from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import optimizer_keys
+from spindle_cli.checkpoint.names import AVERAGE_KEY, optimizer_keys
 from spindle_cli.errors import InputError
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizing.groups import OptimizerGroups
@@ -42,7 +42,7 @@ def require_same_optimizer(
         InputError: it is another, or keeps what was not saved.
         WorkloadError: it cannot be made.
     """
-    has_state = any(set(keys) - {"ema"} for keys in optimizer_keys(checkpoint.tensors).values())
+    has_state = any(set(keys) - {AVERAGE_KEY} for keys in optimizer_keys(checkpoint.tensors).values())
     compared: set[tuple[str, str]] = set()
     for name, saved_as in carried.kept.items():
         before = checkpoint.choice_of(saved_as)

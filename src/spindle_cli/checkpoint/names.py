@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+# Of a parameter's optimizer state, the moving average of the weights.
+AVERAGE_KEY = "ema"
+
 
 def model_key(name: str) -> str:
     """A parameter, by its canonical name."""

@@ -66,6 +66,10 @@ def export(
             show_default=False,
         ),
     ] = None,
+    ema: Annotated[
+        bool,
+        typer.Option("--ema", help="The moving average of the weights (train.ema) in place of them."),
+    ] = False,
     workload: WorkloadOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -98,6 +102,7 @@ def export(
         like=like,
         shard_bytes=shard_bytes,
         workload=workload,
+        averaged=ema,
     )
     exported = export_run(run, output, asked)
     for skipped in exported.skipped:

@@ -36,7 +36,7 @@ def export_run(run_dir: Path, output: Path, options: ExportOptions | None = None
     asked = options or ExportOptions()
     require_consistent(asked)
     found = find_checkpoint(run_dir, reads_all=True)
-    with trained_model(found, asked.workload or found.checkpoint.workload) as model:
+    with trained_model(found, asked.workload or found.checkpoint.workload, averaged=asked.averaged) as model:
         selection = select(model, asked)
         if asked.is_folder:
             files = write_folder(output, selection, asked.shard_bytes or DEFAULT_SHARD_BYTES)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from spindle_cli.checkpoint.files import FoundCheckpoint
-from spindle_cli.checkpoint.names import model_key
+from spindle_cli.checkpoint.names import AVERAGE_KEY, model_key, optimizer_keys, state_key
 from spindle_cli.checkpoint.whole import WholeTensors
 from spindle_cli.errors import InputError
 from spindle_cli.workload.initial.matching import InitialValues
@@ -25,8 +25,9 @@ class TrainedModel:
         initial: what the run began with from files.
     """
 
-    def __init__(self, workload: str, saved: WholeTensors) -> None:
+    def __init__(self, workload: str, saved: WholeTensors, *, averaged: bool = False) -> None:
         """Raises what `trained_model` raises."""
+        self._averaged = averaged
         loaded = load_local(workload, {}, unused=True)
         self.roots: dict[str, nn.Module] = {name: task.root for name, task in loaded.graph.tasks.items()}
         self.table = ParameterTable.of(loaded.graph)
@@ -39,7 +40,7 @@ class TrainedModel:
         }
         for name, parameter in self.table.parameters.items():
             if self.table.users[name]:
-                saved.require(model_key(name), tuple(parameter.shape))
+                saved.require(self._key(name), tuple(parameter.shape))
         for name, buffer in self.table.buffers.items():
             if saved.has(model_key(name)):
                 saved.require(model_key(name), tuple(buffer.shape))
@@ -59,16 +60,31 @@ class TrainedModel:
             if tensor.is_meta:
                 raise InputError(f"{name}: neither the checkpoint nor the workload's build has its values")
             return tensor.detach()
-        return self._saved.read(model_key(name)).to(tensor.dtype)
+        return self._saved.read(self._key(name)).to(tensor.dtype)
+
+    def _key(self, name: str) -> str:
+        """Where the checkpoint has what is asked for; frozen weights and buffers have no average."""
+        average = state_key(name, AVERAGE_KEY)
+        return average if self._averaged and self._saved.has(average) else model_key(name)
 
 
 @contextmanager
-def trained_model(found: FoundCheckpoint, workload: str) -> Iterator[TrainedModel]:
-    """What a checkpoint holds of a workload.
+def trained_model(found: FoundCheckpoint, workload: str, *, averaged: bool = False) -> Iterator[TrainedModel]:
+    """What a checkpoint holds of a workload; with `averaged` the moving average of its weights.
 
     Raises:
         InputError: the checkpoint lacks something that the workload uses, or has it in another shape.
         WorkloadError: the workload cannot be built or traced.
     """
     with WholeTensors(found.folder, found.checkpoint) as saved:
-        yield TrainedModel(workload, saved)
+        if averaged and not any(keys_end_in_average(found)):
+            raise InputError(
+                f"{found.folder}: there is no average of the weights in it",
+                hint="A run keeps one with `ema` in its train settings, from its first averaging on.",
+            )
+        yield TrainedModel(workload, saved, averaged=averaged)
+
+
+def keys_end_in_average(found: FoundCheckpoint) -> Iterator[bool]:
+    """Of each parameter with optimizer state, whether an average of it was saved."""
+    return (AVERAGE_KEY in keys for keys in optimizer_keys(found.checkpoint.tensors).values())

@@ -25,6 +25,7 @@ class ExportOptions:
         shard_bytes: the most in one file of a folder; None: one file, or where a folder is written anyway
             `DEFAULT_SHARD_BYTES`.
         workload: where the workload is, if not where the run found it.
+        averaged: the moving average of the weights in place of these; what has none as it is.
     """
 
     task: str | None = None
@@ -33,6 +34,7 @@ class ExportOptions:
     like: str | None = None
     shard_bytes: int | None = None
     workload: str | None = None
+    averaged: bool = False
 
     @property
     def is_folder(self) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor
 from spindle_cli.checkpoint.carry_over import CarryOver
 from spindle_cli.checkpoint.index import Checkpoint, SavedTensor
 from spindle_cli.checkpoint.names import (
+    AVERAGE_KEY,
     buffer_key,
     every_name,
     model_key,
@@ -22,7 +23,6 @@ from spindle_cli.checkpoint.names import (
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
-from spindle_cli.runtime.update.average import AVERAGE_KEY
 from spindle_cli.runtime.update.masters import MASTER_KEY
 from spindle_cli.runtime.update.optimizers import GroupOptimizer
 from spindle_cli.runtime.update.owned_ranges import OwnedRange

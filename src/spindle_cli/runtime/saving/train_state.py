@@ -16,13 +16,12 @@ from torch import Tensor
 
 from spindle_cli.checkpoint.files import require_same_workload
 from spindle_cli.checkpoint.index import Checkpoint
-from spindle_cli.checkpoint.names import buffer_key, model_key, random_key, state_key
+from spindle_cli.checkpoint.names import AVERAGE_KEY, buffer_key, model_key, random_key, state_key
 from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
-from spindle_cli.runtime.update.average import AVERAGE_KEY
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange

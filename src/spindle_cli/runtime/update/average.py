@@ -14,9 +14,6 @@ from torch import Tensor
 from spindle_cli.runtime.update.owned_ranges import Elements, OwnedRange
 from spindle_cli.workload.settings.average import Average
 
-# A checkpoint's key for it, beside those of the optimizer's state.
-AVERAGE_KEY = "ema"
-
 
 class WeightAverage:
     """The average of some owned ranges."""
