@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -297,3 +298,23 @@ def is_alive(process: int) -> bool:
         return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False
+
+
+def test_samples_of_a_stream_draw_otherwise_at_each_place() -> None:
+    class Noise(data_toys.Stream):
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            for _ in range(8):
+                yield {"x": torch.rand(1)}
+
+    batches = StreamBatches(task_of(Noise()), SEED)
+    drawn = torch.cat([batches.rows(number, 0, 4)["x"] for number in range(4)])
+    assert drawn.unique().numel() == 16  # in the second pass too
+
+
+def test_a_stream_goes_on_in_the_pass_that_it_was_in() -> None:
+    task = task_of(data_toys.Stateful())
+    plain = StreamBatches(task, SEED)
+    expected = [plain.rows(number, 0, 4)["x"] for number in range(6)]  # a pass has 5
+    with read(task, range(6, 8), state=plain.state) as (one,):
+        assert torch.equal(one.rows(6, 0, 4)["x"], plain.rows(6, 0, 4)["x"])
+    assert not torch.equal(expected[0], expected[5])
