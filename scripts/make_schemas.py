@@ -33,6 +33,7 @@ from spindle_cli.show.program import RankReport
 from spindle_cli.show.summary import ShowReport
 from spindle_cli.simulate.simulation_report import SimulationReport
 from spindle_cli.verify.types import VerifyReport
+from spindle_cli.watch.types import WatchData
 from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.memo import AnalysisMemo
 
@@ -64,6 +65,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     Exported,
     WorkerError,
     RunReport,
+    WatchData,
     VerifyReport,
 )
 

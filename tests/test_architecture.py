@@ -58,6 +58,7 @@ MAY_IMPORT = {
     "simulate": {"program", "costs", "account"},
     "questions": {"plan"},
     "report": {"plan", "check", "simulate", "costs", "account"},  # it shows what each of them says
+    "watch": {"report", "launch", "plan"},
     "zoo": {"workload"},
 }
 # About ten files at most behind one door; a package's root has its types and its entry.
@@ -83,6 +84,7 @@ WITHOUT_TORCH = (
     "simulate",
     "questions",
     "report",
+    "watch",
     "cli",
     "checkpoint.damage",
     "checkpoint.files",

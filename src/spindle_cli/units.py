@@ -16,7 +16,7 @@ MS = 1e-3
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: '12.3 us', '4.56 ms', '1.23 s', '2 min 03 s'."""
+    """A duration for people: '12.3 us', '4.56 ms', '1.23 s', '2 min 03 s', '5 h 07 min', '2 d 03 h'."""
     if seconds < 0:
         return "-" + format_seconds(-seconds)
     if seconds == 0:
@@ -28,7 +28,13 @@ def format_seconds(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h {minutes:02d} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours:02d} h"
 
 
 def format_bytes(count: float) -> str:

@@ -20,6 +20,7 @@ from spindle_cli.files.run_files import (
     StartUp,
     StepMetrics,
 )
+from spindle_cli.files.runs.pace import Pace
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run import samples_per_step
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
@@ -89,7 +90,9 @@ def test_losses_that_are_not_finite_stay_json_and_come_back_as_nan() -> None:
 
 
 def test_progress_shows_losses_pace_and_time_left() -> None:
-    text = progress_text(step(10, loss=0.25), pace_s=0.5, total_steps=130, samples_per_step=24)
+    pace = Pace()
+    pace.add(0.5)
+    text = progress_text(step(10, loss=0.25), pace, total_steps=130, samples_per_step=24)
     assert text == "loss 0.25, 48 samples/s, 1 min 00 s left, a 0.25 b 2"
 
 

@@ -24,8 +24,9 @@ from spindle_cli.files.run_files import (
 )
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
+from spindle_cli.report.reading.series import MAX_POINTS
 from spindle_cli.report.rows import rows_by
-from spindle_cli.report.run import MAX_POINTS, run_view
+from spindle_cli.report.run import run_view
 from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.simulate.run import simulate
@@ -163,8 +164,8 @@ def test_a_long_run_is_thinned_to_means(tmp_path: Path) -> None:
     _, plan = two_towers()
     write_metrics(tmp_path, [step(number, loss=float(number)) for number in range(1, 2 * MAX_POINTS + 2)])
     view = run_view(plan, tmp_path)
-    assert (view.num_steps, view.steps_per_point) == (2 * MAX_POINTS + 1, 3)
-    assert (view.points[0].step, view.points[0].loss) == (3, 2.0)
+    assert (view.num_steps, view.steps_per_point) == (2 * MAX_POINTS + 1, 4)
+    assert (view.points[0].step, view.points[0].loss) == (4, 2.5)
     assert view.points[-1].step == 2 * MAX_POINTS + 1
     assert view.iteration is None
 

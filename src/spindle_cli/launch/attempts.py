@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from rich.console import Console
 
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
-from spindle_cli.errors import InputError, RunFailedError, WorkerLostError
+from spindle_cli.errors import ExitCode, InputError, RunFailedError, WorkerLostError
 from spindle_cli.files.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after, last_step
+from spindle_cli.files.runs.attempts import note_ended, note_started
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
 from spindle_cli.launch.run_dir import forget_attempt
@@ -60,7 +62,28 @@ class Attempts:
 
     def run(self) -> None:
         """Raises RunFailedError: the attempt that was the last one failed, with its cause."""
+        try:
+            self._run()
+        except RunFailedError as failure:
+            was_asked = failure.exit_code == ExitCode.STOPPED
+            self._note_end("stopped" if was_asked else "failed", failure.message)
+            raise
+        except (KeyboardInterrupt, SystemExit):
+            self._note_end("stopped", "interrupted")
+            raise
+        self._note_end("done", None)
+
+    def _note_end(self, event: Literal["done", "failed", "stopped"], message: str | None) -> None:
+        """Note how the run has ended; what keeps that from being written is not what ended it."""
+        if self._launch.node_rank == 0:
+            try:
+                note_ended(self._launch.run_dir, event, message)
+            except InputError as error:
+                self._say(f"warning: {error.message}")
+
+    def _run(self) -> None:
         launch, furthest = self._launch, 0
+        self._note_start(launch, None)
         while (failure := self._try(launch)) is not None:
             reached = self.steps[-1].step if self.steps else 0
             if not isinstance(failure, WorkerLostError) or self._signals.stop:
@@ -72,6 +95,12 @@ class Attempts:
             self._failures += 1
             furthest = max(furthest, reached)
             launch = self._again(failure)
+            self._note_start(launch, failure.message)
+
+    def _note_start(self, launch: Launch, cause: str | None) -> None:
+        if launch.node_rank == 0:
+            total_steps, _ = self._progress
+            note_started(launch.run_dir, launch.request.resume_step or 0, total_steps, cause)
 
     def _try(self, launch: Launch) -> RunFailedError | None:
         total_steps, samples_per_step = self._progress

@@ -10,13 +10,16 @@ import base64
 import hashlib
 import html
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 from spindle_cli.report.types import ReportData
 
 # In the order in which they are put together; later ones use earlier ones.
-SCRIPTS = (
+ALL_BUT_MAIN = (
     "elements.js",
     "units.js",
     "colours.js",
@@ -33,33 +36,53 @@ SCRIPTS = (
     "devices.js",
     "curves.js",
     "strategies.js",
+    "evaluations.js",
     "run.js",
-    "main.js",
 )
+SCRIPTS = (*ALL_BUT_MAIN, "main.js")
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page, and its content security policy, which it also says itself."""
+
+    text: str
+    policy: str
 
 
 def render_page(data: ReportData) -> str:
     """The whole page. Same data, same bytes."""
+    content = data.model_dump(mode="json", by_alias=True)
+    return make_page(content, SCRIPTS, title=f"{data.workload}: {data.strategy} plan").text
+
+
+def make_page(content: Mapping[str, Any], scripts: Sequence[str], *, title: str, policy: str = "") -> Page:
+    """A page of the report's parts. Same content, same bytes.
+
+    Args:
+        content: what the scripts find as `DATA`.
+        scripts: by their names, in order.
+        policy: what its script may do beyond what is in the page.
+    """
     style = _asset("report.css")
-    script = "(() => {\n'use strict';\n" + "".join(_asset(name) for name in SCRIPTS) + "})();\n"
-    return Template(_asset("report.html")).substitute(
-        title=html.escape(f"{data.workload}: {data.strategy} plan"),
-        style=style,
-        style_hash=_csp_hash(style),
-        script=script,
-        script_hash=_csp_hash(script),
-        data=embedded_json(data),
+    script = "(() => {\n'use strict';\n" + "".join(_asset(name) for name in scripts) + "})();\n"
+    rules = (
+        "default-src 'none'; img-src data:",
+        f"style-src {_csp_hash(style)}",
+        f"script-src {_csp_hash(script)}",
+        "base-uri 'none'; form-action 'none'",
+        *([policy] if policy else []),
     )
+    whole = "; ".join(rules)
+    text = Template(_asset("report.html")).substitute(
+        title=html.escape(title), style=style, script=script, policy=whole, data=embedded_json(content)
+    )
+    return Page(text, whole)
 
 
-def embedded_json(data: ReportData) -> str:
-    """The data as JSON that cannot end the script element it stands in, whatever names it has."""
-    text = json.dumps(
-        data.model_dump(mode="json", by_alias=True),
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+def embedded_json(content: Mapping[str, Any]) -> str:
+    """The content as JSON that cannot end the script element it stands in, whatever names it has."""
+    text = json.dumps(content, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     # Inside JSON these occur in strings only. U+2028 and U+2029 were line ends in older JavaScript.
     for character in ("<", ">", "&", "\u2028", "\u2029"):
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from spindle_cli.costs.peaks import PASSES
 from spindle_cli.errors import InputError
-from spindle_cli.files.run_files import (
-    METRICS_FILE,
-    PREDICTED_FILE,
-    Comparison,
-    PredictedVsMeasured,
-    StepMetrics,
-    read_metrics,
-)
+from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, Comparison, PredictedVsMeasured
+from spindle_cli.files.runs.attempts import AttemptEvent, read_attempts
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.measured import measured_iteration
-from spindle_cli.report.types import MeasuredDevice, RunView, StepPoint, TimePair
-
-MAX_POINTS = 600
+from spindle_cli.report.reading.following import Follower
+from spindle_cli.report.types import Attempt, MeasuredDevice, MeasuredIteration, RunView, TimePair
 
 
 def run_view(plan: Plan, run_dir: Path) -> RunView:
@@ -28,32 +20,82 @@ def run_view(plan: Plan, run_dir: Path) -> RunView:
     Raises:
         InputError: no run in the folder, a file that cannot be read, or a run of another plan.
     """
-    # A resumed run may have done a step again: the later line counts.
-    by_step = {metrics.step: metrics for metrics in read_metrics(run_dir)}
-    predicted_path = run_dir / PREDICTED_FILE
-    compared = PredictedVsMeasured.read(predicted_path) if predicted_path.exists() else None
-    if not by_step and compared is None:
+    follower = Follower(run_dir, flops_by_task(plan))
+    while follower.look():
+        pass
+    compared = compared_of(plan, run_dir)
+    if follower.steps.last is None and compared is None:
         raise InputError(
             f"{run_dir}: neither {METRICS_FILE} nor {PREDICTED_FILE} is in it",
             hint="Give the folder of a run (`spindle launch --run-dir`).",
         )
-    if compared is not None:
-        _refuse_another_plan(plan, compared, predicted_path)
-    steps = [by_step[step] for step in sorted(by_step)]
-    steps_per_point = math.ceil(len(steps) / MAX_POINTS) or 1
+    timeline, events = measured_iteration(plan, run_dir), tuple(read_attempts(run_dir))
+    return view_of(follower, step_s(plan), compared, timeline, events)
+
+
+def step_s(plan: Plan) -> float:
+    """Seconds of a step, of all its batches, as the plan predicts it."""
+    return plan.predicted.iteration_s * plan.accumulate
+
+
+def view_of(
+    follower: Follower,
+    predicted_s: float | None,
+    compared: PredictedVsMeasured | None,
+    timeline: MeasuredIteration | None,
+    events: tuple[AttemptEvent, ...],
+) -> RunView:
+    """What has been read of a run so far, as it is shown; `predicted_s`: of a step."""
+    steps = follower.steps
     return RunView(
-        folder=str(run_dir),
-        num_steps=len(steps),
-        steps_per_point=steps_per_point,
-        points=_points(steps, steps_per_point),
+        folder=str(follower.run_dir),
+        num_steps=steps.num_steps,
+        last_step=None if steps.last is None else steps.last.step,
+        tasks=steps.tasks,
+        predicted_s=predicted_s,
+        steps_per_point=steps.steps_per_point,
+        points=steps.points,
         measured_steps=None if compared is None else compared.steps,
         iteration=None if compared is None else _pair("iteration", compared.iteration),
         metaops=() if compared is None else tuple(_pair(each.metaop, each) for each in compared.metaops),
         devices=()
         if compared is None
         else tuple(MeasuredDevice.model_validate(each.model_dump()) for each in compared.devices),
-        timeline=measured_iteration(plan, run_dir),
+        timeline=timeline,
+        evaluations=follower.evaluations.points,
+        attempts=tuple(
+            Attempt(time_s=event.time_s, step=event.step, cause=event.message)
+            for event in events
+            if event.event == "started"
+        ),
     )
+
+
+def compared_of(plan: Plan, run_dir: Path) -> PredictedVsMeasured | None:
+    """A run's predicted.json; None where it has not ended.
+
+    Raises:
+        InputError: it is malformed, or of a run by another plan.
+    """
+    path = run_dir / PREDICTED_FILE
+    if not path.exists():
+        return None
+    compared = PredictedVsMeasured.read(path)
+    _refuse_another_plan(plan, compared, path)
+    return compared
+
+
+def flops_by_task(plan: Plan) -> dict[str, float] | None:
+    """Floating-point operations of one step of each task, for one device in the mean: three times the forward
+    ones (costs/peaks.py); None where the profile has not counted them all.
+    """
+    found: dict[str, float] = {}
+    for metaop in plan.metaops:
+        if metaop.flops_per_op is None:
+            return None
+        flops = PASSES * plan.accumulate * metaop.num_ops * metaop.flops_per_op / plan.cluster.num_devices
+        found[metaop.task] = found.get(metaop.task, 0.0) + flops
+    return found
 
 
 def _refuse_another_plan(plan: Plan, compared: PredictedVsMeasured, path: Path) -> None:
@@ -66,28 +108,3 @@ def _refuse_another_plan(plan: Plan, compared: PredictedVsMeasured, path: Path) 
 
 def _pair(name: str, compared: Comparison) -> TimePair:
     return TimePair(name=name, predicted_s=compared.predicted_s, measured_s=compared.measured_s)
-
-
-def _points(steps: Sequence[StepMetrics], size: int) -> tuple[StepPoint, ...]:
-    points = []
-    for first in range(0, len(steps), size):
-        part = steps[first : first + size]
-        tasks = dict.fromkeys(task for metrics in part for task in metrics.task_losses)
-        points.append(
-            StepPoint(
-                step=part[-1].step,
-                loss=_mean(metrics.loss for metrics in part),
-                task_losses={
-                    task: _mean(metrics.task_losses.get(task, math.nan) for metrics in part) for task in tasks
-                },
-                iteration_s=sum(metrics.iteration_s for metrics in part) / len(part),
-            )
-        )
-    return tuple(points)
-
-
-def _mean(values: Iterable[float]) -> float | None:
-    """None where any value is not finite: a loss that went wrong must be seen."""
-    every = list(values)
-    mean = sum(every) / len(every)
-    return mean if math.isfinite(mean) else None

@@ -165,13 +165,56 @@ class StrategyView(Model):
     failure: str | None = None
 
 
-class StepPoint(Model):
-    """Means over `steps` consecutive steps, `step` the last of them. Losses that are not finite are None."""
+class StepPoint(Sparse):
+    """Means over consecutive steps, `step` the last of them; what is not known is left out.
+
+    Attributes:
+        loss, task_losses: None where one of the steps' is not finite.
+        loss_range, task_loss_ranges, iteration_range_s: the least and the most of the steps; of losses, of
+            those that are finite. Left out where there is one step.
+        flops_per_s: floating-point operations of a device in the mean, three times the forward ones that the
+            profile has counted.
+        peak_share: the same as a share of the devices' published peak.
+        least_memory_bytes, most_memory_bytes: of all ranks and steps.
+        data_wait_s: for which the rank that waited longest for its data did so; `data_wait_most_s`: of the
+            step in which that was most.
+    """
 
     step: int
     loss: float | None
+    loss_range: tuple[float, float] | None = None
     task_losses: dict[str, float | None]
+    task_loss_ranges: dict[str, tuple[float, float]] | None = None
     iteration_s: float
+    iteration_range_s: tuple[float, float] | None = None
+    flops_per_s: float | None = None
+    peak_share: float | None = None
+    least_memory_bytes: int | None = None
+    most_memory_bytes: int | None = None
+    data_wait_s: float | None = None
+    data_wait_most_s: float | None = None
+
+
+class EvaluationPoint(Model):
+    """A task evaluated after `step` steps. What is not finite is None."""
+
+    step: int
+    task: str
+    num_samples: int
+    loss: float | None
+    metrics: dict[str, float | None]
+    seconds: float
+
+
+class Attempt(Model):
+    """The workers were started, at `time_s` (since the epoch), to go on after `step` steps.
+
+    `cause`: why the attempt before failed; None where there was none, or the launch before had ended.
+    """
+
+    time_s: float
+    step: int
+    cause: str | None
 
 
 class TimePair(Model):
@@ -205,10 +248,22 @@ class MeasuredIteration(Model):
 
 
 class RunView(Model):
-    """A run by this plan. `steps_per_point`: steps behind each of `points`."""
+    """A run by this plan.
+
+    Attributes:
+        last_step: that it has done; None before the first.
+        steps_per_point: steps behind each of `points`.
+        tasks: of all points.
+        predicted_s: of a step, as the plan predicts it; None where the plan is not known.
+        evaluations: in order of steps.
+        attempts: each start of its workers; empty for runs of older versions.
+    """
 
     folder: str
     num_steps: int
+    last_step: int | None = None
+    tasks: tuple[str, ...] = ()
+    predicted_s: float | None = None
     steps_per_point: int
     points: tuple[StepPoint, ...]
     measured_steps: int | None  # how many the medians below are over; None where the run has not ended
@@ -216,6 +271,8 @@ class RunView(Model):
     metaops: tuple[TimePair, ...]
     devices: tuple[MeasuredDevice, ...]
     timeline: MeasuredIteration | None = None  # None where the run has left none
+    evaluations: tuple[EvaluationPoint, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
 
 
 class ReportData(Artifact):

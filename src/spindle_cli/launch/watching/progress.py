@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections import deque
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,10 +12,8 @@ from rich.table import Column
 from rich.text import Text
 
 from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.files.runs.pace import Pace
 from spindle_cli.units import format_seconds
-
-# Steps over which the pace is taken: enough to be calm, few enough to follow a change.
-RECENT_STEPS = 20
 
 
 @contextmanager
@@ -34,12 +31,11 @@ def live_progress(
     )
     with Progress(*columns, console=console, expand=True, transient=True, refresh_per_second=5) as bar:
         line = bar.add_task("starting the workers", total=total_steps)
-        recent: deque[float] = deque(maxlen=RECENT_STEPS)
+        pace = Pace()
 
         def show(metrics: StepMetrics) -> None:
-            recent.append(metrics.iteration_s)
-            pace_s = statistics.median(recent)
-            text = progress_text(metrics, pace_s, total_steps, samples_per_step)
+            pace.add(metrics.iteration_s, time.monotonic())
+            text = progress_text(metrics, pace, total_steps, samples_per_step)
             bar.update(line, completed=metrics.step, description=text)
 
         yield show
@@ -49,12 +45,14 @@ def _show_nothing(_metrics: StepMetrics) -> None:
     """Not a terminal."""
 
 
-def progress_text(metrics: StepMetrics, pace_s: float, total_steps: int, samples_per_step: int) -> str:
-    """What stands beside the bar; `pace_s` is seconds per step."""
+def progress_text(metrics: StepMetrics, pace: Pace, total_steps: int, samples_per_step: int) -> str:
+    """What stands beside the bar; `pace`: with this step."""
     parts = [f"loss {metrics.loss:.4g}"]
-    if pace_s > 0:
-        parts.append(f"{samples_per_step / pace_s:.4g} samples/s")
-    parts.append(f"{format_seconds(pace_s * max(total_steps - metrics.step, 0))} left")
+    if pace.step_s:
+        parts.append(f"{samples_per_step / pace.step_s:.4g} samples/s")
+    left_s = pace.left_s(total_steps - metrics.step, pace.between_s)
+    if left_s is not None:
+        parts.append(f"{format_seconds(left_s)} left")
     if len(metrics.task_losses) > 1:  # last: a narrow terminal cuts them off
         parts.append(" ".join(f"{name} {loss:.3g}" for name, loss in metrics.task_losses.items()))
     return Text(", ".join(parts)).markup

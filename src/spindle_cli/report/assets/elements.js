@@ -47,6 +47,11 @@ function choice(label, options, chosen, onchoose) {
   return group;
 }
 
+// A number with its name above it.
+function figure(name, value, note) {
+  return el('div', { class: 'figure' }, el('dt', {}, name), el('dd', {}, el('strong', {}, value), note ? el('span', {}, note) : null));
+}
+
 // A table. columns: [[heading, isNumber], ...]; it scrolls by itself where it is too wide.
 function table(caption, columns, rows) {
   const cell = (tag, value, index) => el(tag, {

@@ -1,9 +1,5 @@
 // The page, from top to bottom.
 
-function figure(name, value, note) {
-  return el('div', { class: 'figure' }, el('dt', {}, name), el('dd', {}, el('strong', {}, value), note ? el('span', {}, note) : null));
-}
-
 function headerParts() {
   const { predicted, cluster } = DATA;
   const ofIteration = (value, word) =>

@@ -11,7 +11,16 @@ function seconds(value) {
   if (value < 1e-3) return `${digits(value * 1e6)} µs`;
   if (value < 1) return `${digits(value * 1e3)} ms`;
   if (value < 100) return `${digits(value)} s`;
-  return `${Math.floor(value / 60)} min ${String(Math.round(value % 60)).padStart(2, '0')} s`;
+  const whole = Math.round(value);
+  const two = (number) => String(number).padStart(2, '0');
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${two(whole % 60)} s`;
+  if (whole < 86400) return `${Math.floor(whole / 3600)} h ${two(Math.floor((whole % 3600) / 60))} min`;
+  return `${Math.floor(whole / 86400)} d ${two(Math.floor((whole % 86400) / 3600))} h`;
+}
+
+function flops(value) {
+  const [unit, size] = [['P', 1e15], ['T', 1e12], ['G', 1e9], ['M', 1e6]].find(([, each]) => value >= each) || ['', 1];
+  return `${digits(value / size)} ${unit}FLOP/s`;
 }
 
 function bytes(value) {

@@ -1,0 +1,1 @@
+"""What a run writes, read as it comes and thinned to what can be drawn."""

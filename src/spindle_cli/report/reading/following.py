@@ -1,0 +1,121 @@
+"""Read what a run writes, as far as it has come: at once for a report, piece by piece for a live page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.artifact import validate
+from spindle_cli.files.parsing import parse_json
+from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.files.runs.evaluations import EVALUATIONS_FILE, Evaluation
+from spindle_cli.files.runs.pace import Pace
+from spindle_cli.files.runs.tail import NewLines, Tail
+from spindle_cli.report.reading.evaluations import Evaluations
+from spindle_cli.report.reading.series import MAX_POINTS, Series
+
+Line = TypeVar("Line", StepMetrics, Evaluation)
+# Takes the message about a line that is not one.
+OnDamage = Callable[[InputError], None]
+
+
+def refuse(error: InputError) -> None:
+    """What a report does with a line that is not one."""
+    raise error
+
+
+class Follower:
+    """The steps and evaluations of a run, as far as they have been read.
+
+    Attributes:
+        steps, evaluations: what counts of them; a step that a resumed run has done again counts once.
+        pace: of the latest steps.
+        left_bytes: of metrics.jsonl, that `look` would read at once.
+    """
+
+    def __init__(
+        self, run_dir: Path, flops_of: Mapping[str, float] | None, on_damage: OnDamage = refuse
+    ) -> None:
+        """`flops_of`: see `Series`."""
+        self.run_dir = run_dir
+        self._flops_of = flops_of
+        self._on_damage = on_damage
+        self._metrics = Tail(run_dir / METRICS_FILE)
+        self._evaluated = Tail(run_dir / EVALUATIONS_FILE)
+        # Where in the file steps are done again: a line's number, and its step.
+        self._redone: list[tuple[int, int]] = []
+        self._forget_steps()
+        self.evaluations = Evaluations(MAX_POINTS)
+
+    def _forget_steps(self) -> None:
+        self.steps = Series(self._flops_of)
+        self.pace = Pace()
+        self.left_bytes = 0
+
+    def look(self) -> bool:
+        """Read a piece of what is new.
+
+        Returns:
+            Whether there is more.
+
+        Raises:
+            InputError: a file cannot be read; or what `on_damage` raises of a line that is not one.
+        """
+        steps, evaluations = self._metrics.look(), self._evaluated.look()
+        self._take_steps(steps)
+        if evaluations.begun_anew:
+            self.evaluations = Evaluations(MAX_POINTS)
+        for number, line in evaluations.lines:
+            evaluation = self._parsed(Evaluation, self._evaluated, number, line)
+            if evaluation is not None:
+                self.evaluations.add(evaluation)
+        return self.left_bytes > 0 or evaluations.left_bytes > 0
+
+    @property
+    def read_share(self) -> float:
+        """Of metrics.jsonl as it was found, how much has been read."""
+        size = self._metrics.offset + self.left_bytes
+        return self._metrics.offset / size if size else 1.0
+
+    def _take_steps(self, found: NewLines) -> None:
+        if found.begun_anew:
+            self._forget_steps()
+            self._redone = []
+        self.left_bytes = found.left_bytes
+        for number, line in found.lines:
+            metrics = self._parsed(StepMetrics, self._metrics, number, line)
+            if metrics is None or self._is_void(number, metrics.step):
+                continue
+            if not self.steps.add(metrics):
+                self._redone.append((number, metrics.step))
+                self._forget_steps()
+                self._metrics.rewind()
+                self.left_bytes = 1  # more to read, however much it is
+                return
+            self.pace.add(metrics.iteration_s)
+
+    def _is_void(self, number: int, step: int) -> bool:
+        """Whether a later line does this step, or one before it, again."""
+        return any(number < later and step >= redone for later, redone in self._redone)
+
+    def _parsed(self, kind: type[Line], tail: Tail, number: int, line: bytes) -> Line | None:
+        try:
+            return kind.model_validate_json(line)  # a third of the time, of up to millions of lines
+        except ValidationError:
+            where = f"{tail.path}:{number}"
+        try:
+            return validate(kind, parse_json(_text(line, where), where=where), where=where)
+        except InputError as damage:
+            self._on_damage(damage)
+            return None
+
+
+def _text(line: bytes, where: str) -> str:
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: not a text in UTF-8 ({error.reason})") from error

@@ -1,0 +1,177 @@
+"""A run that is watched: what has been read of it, and what the page shows of that."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from pathlib import Path
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.request import RunRequest, workers_dir
+from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, PredictedVsMeasured
+from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.files.runs.attempts import AttemptEvent, attempts_path, read_attempts
+from spindle_cli.report.measured import measured_iteration
+from spindle_cli.report.reading.following import Follower
+from spindle_cli.report.run import compared_of, view_of
+from spindle_cli.report.types import MeasuredIteration, ReportData
+from spindle_cli.watch.kept import Kept
+from spindle_cli.watch.planned import Planned, read_planned, read_request, request_path
+from spindle_cli.watch.state import standing_of
+from spindle_cli.watch.types import WatchData
+
+# One look reads for so long at most: the page asks again, and meanwhile shows what there is.
+LOOK_S = 0.3
+MAX_PROBLEMS = 3
+
+
+class WatchSession:
+    """What is kept of a run between two looks at it. Several threads may look.
+
+    Where a file of the run is damaged, or of another plan, the rest is shown and that is said.
+    """
+
+    def __init__(self, run_dir: Path, plan_path: Path | None = None) -> None:
+        """`plan_path`: where the plan is now, if not where its launcher has noted.
+
+        Raises:
+            InputError: no such folder, not one of a run, or the plan that was named cannot be read.
+        """
+        _require_run(run_dir)
+        if plan_path is not None:
+            read_planned(plan_path)
+        self.run_dir = run_dir
+        self._plan_path = plan_path
+        self._lock = threading.Lock()
+        self._request = Kept[RunRequest | None](lambda: read_request(run_dir), None)
+        self._planned = Kept[Planned | None](lambda: read_planned(self._plan_of_run()), None)
+        self._compared = Kept[PredictedVsMeasured | None](self._read_compared, None)
+        self._timeline = Kept[MeasuredIteration | None](self._read_timeline, None)
+        self._events = Kept[tuple[AttemptEvent, ...]](lambda: tuple(read_attempts(run_dir)), ())
+        self._follow_anew()
+
+    def look(self, budget_s: float | None = LOOK_S) -> WatchData:
+        """Read what is new, for about `budget_s` (None: until there is no more), and say how the run is."""
+        with self._lock:
+            return self._look(budget_s)
+
+    def page(self) -> tuple[WatchData, ReportData | None, MeasuredIteration | None]:
+        """The same, with the plan as it is drawn and the run's measured step, for a page to begin with."""
+        with self._lock:
+            data = self._look(LOOK_S)
+            planned = self._planned.value
+            return data, None if planned is None else planned.report, self._timeline.value
+
+    def _look(self, budget_s: float | None) -> WatchData:
+        if self.run_dir.is_dir():  # of what is gone the page goes on to show what has been read
+            self._refresh()
+            self._read(budget_s)
+        return self._data()
+
+    def _refresh(self) -> None:
+        run_dir = self.run_dir
+        self._request.refresh(request_path(run_dir))
+        plan = self._plan_of_run()
+        replanned = self._planned.refresh(*([] if plan is None else [plan]))
+        if replanned:
+            self._follow_anew()
+        self._events.refresh(attempts_path(run_dir))
+        for kept, name in ((self._compared, PREDICTED_FILE), (self._timeline, TIMELINE_FILE)):
+            kept.refresh(run_dir / name, *([] if plan is None else [plan]))
+
+    def _follow_anew(self) -> None:
+        planned = self._planned.value
+        self._damage: list[str] = []
+        flops_of = None if planned is None else planned.flops_of
+        self._follower = Follower(self.run_dir, flops_of, lambda error: self._damage.append(error.message))
+
+    def _read(self, budget_s: float | None) -> None:
+        deadline_s = None if budget_s is None else time.monotonic() + budget_s
+        while self._follower.look():
+            if deadline_s is not None and time.monotonic() >= deadline_s:
+                return
+
+    def _plan_of_run(self) -> Path | None:
+        request = self._request.value
+        return self._plan_path or (None if request is None else request.plan)
+
+    def _read_compared(self) -> PredictedVsMeasured | None:
+        planned = self._planned.value
+        return None if planned is None else compared_of(planned.plan, self.run_dir)
+
+    def _read_timeline(self) -> MeasuredIteration | None:
+        planned = self._planned.value
+        return None if planned is None else measured_iteration(planned.plan, self.run_dir)
+
+    def _data(self) -> WatchData:
+        follower, planned, events = self._follower, self._planned.value, self._events.value
+        last = None if follower.steps.last is None else follower.steps.last.step
+        total = None if self._request.value is None else self._request.value.steps
+        standing = standing_of(self.run_dir, events, last, total)
+        report = None if planned is None else planned.report
+        return WatchData(
+            workload=None if report is None else report.workload,
+            strategy=None if report is None else report.strategy,
+            num_devices=None if report is None else report.cluster.num_devices,
+            memory_bytes=None if report is None else report.cluster.memory_bytes,
+            state=standing.state,
+            message=standing.message,
+            total_steps=total,
+            step_s=follower.pace.step_s,
+            left_s=self._left_s(total, last) if standing.state == "running" else None,
+            last_s=_written_s(self.run_dir / METRICS_FILE) if last is not None else None,
+            now_s=time.time(),
+            read_share=follower.read_share,
+            problems=self._problems(),
+            page=self._page_name(),
+            run=view_of(
+                follower, None if planned is None else planned.step_s, self._compared.value, None, events
+            ),
+        )
+
+    def _left_s(self, total: int | None, last: int | None) -> float | None:
+        if total is None or last is None:
+            return None
+        between_s = self._follower.evaluations.seconds / last
+        return self._follower.pace.left_s(total - last, between_s)
+
+    def _problems(self) -> tuple[str, ...]:
+        kept = (self._request, self._planned, self._compared, self._timeline, self._events)
+        found = [each.problem for each in kept if each.problem is not None]
+        more = len(self._damage) - MAX_PROBLEMS
+        lines = [*self._damage[:MAX_PROBLEMS], *([f"and {more} more lines"] if more > 0 else [])]
+        return (*found, *lines)
+
+    def _page_name(self) -> str:
+        planned = self._planned.value
+        timeline = self._timeline.value
+        words = [
+            "" if planned is None else planned.report.plan_sha256,
+            "" if timeline is None else hashlib.sha256(timeline.model_dump_json().encode()).hexdigest(),
+        ]
+        return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def _written_s(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
+def _require_run(run_dir: Path) -> None:
+    """Refuse what is not the folder of a run, begun or not.
+
+    Raises:
+        InputError: it is not one.
+    """
+    hint = "Give the folder of a run (`spindle launch --run-dir`)."
+    if not run_dir.exists():
+        raise InputError(f"{run_dir}: no such folder", hint=hint)
+    if not run_dir.is_dir():
+        raise InputError(f"{run_dir}: not a folder", hint=hint)
+    known = (run_dir / METRICS_FILE, run_dir / PREDICTED_FILE, workers_dir(run_dir))
+    if not any(path.exists() for path in known):
+        names = f"{METRICS_FILE}, {PREDICTED_FILE} nor workers/"
+        raise InputError(f"{run_dir}: not the folder of a run: neither {names} is in it", hint=hint)

@@ -1,0 +1,49 @@
+"""What the live page shows of a run, as data: polled by the page, printed by `spindle watch --json`."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from spindle_cli.files.artifact import Artifact
+from spindle_cli.report.types import RunView
+
+State = Literal["not begun", "starting", "running", "ended", "failed", "stopped", "lost", "gone"]
+
+
+class WatchData(Artifact):
+    """The document of `spindle watch --json`.
+
+    Attributes:
+        state: `not begun`: nobody has launched it yet; `starting`: it has not done a step since it was
+            launched; `running`; `ended`: it has done its steps; `failed`; `stopped`: it was asked to end;
+            `lost`: its launcher is gone and has not said why; `gone`: its folder is not there any more.
+        message: why it failed or was stopped.
+        total_steps: at which it ends; None where that is not known.
+        step_s: of the latest steps, the median. `left_s`: until its last step ends, with the evaluations to
+            come; None unless it is running and `total_steps` is known.
+        last_s: when its newest step was written, and `now_s`: both in seconds since the epoch.
+        read_share: of its metrics, what has been read; below 1 while a long run is being read.
+        problems: what of its files cannot be read, for people.
+        page: tells apart what only a new page shows: other plans, another measured step.
+    """
+
+    KIND: ClassVar[str] = "watch"
+
+    schema_: Annotated[Literal["spindle.watch/1"], Field(alias="schema")] = "spindle.watch/1"
+    workload: str | None
+    strategy: str | None
+    num_devices: int | None
+    memory_bytes: int | None
+    state: State
+    message: str | None
+    total_steps: int | None
+    step_s: float | None
+    left_s: float | None
+    last_s: float | None
+    now_s: float
+    read_share: float
+    problems: tuple[str, ...]
+    page: str
+    run: RunView
