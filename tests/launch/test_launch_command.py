@@ -20,6 +20,7 @@ from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import METRICS_FILE, newest_model, read_metrics
 from spindle_cli.files.run_timeline import MeasuredTimeline
+from spindle_cli.files.runs.attempts import read_attempts
 from spindle_cli.plan.file import read_plan
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
@@ -62,6 +63,8 @@ def test_launch_trains_and_reports_in_one_json_document(trained: Trained) -> Non
     compared = {entry["metaop"] for entry in report["predicted_vs_measured"]["metaops"]}
     assert compared == {"large/blocks", "large/head", "small/blocks", "small/head"}
     assert "training 4 steps with 2 workers" in ended.err
+    noted = [(event.event, event.step, event.total_steps) for event in read_attempts(trained.run_dir)]
+    assert noted == [("started", 0, 4), ("done", 0, None)]
 
 
 def test_the_report_says_what_the_time_until_the_first_step_went_into(trained: Trained) -> None:

@@ -26,7 +26,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.report.build import build_report
 from spindle_cli.report.reading.series import MAX_POINTS
 from spindle_cli.report.rows import rows_by
-from spindle_cli.report.run import run_view
+from spindle_cli.report.run import flops_by_task, run_view
 from spindle_cli.report.runs import equal_runs, runs_of
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.simulate.run import simulate
@@ -235,3 +235,11 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     _, plan = two_towers()
     with pytest.raises(InputError, match=r"metrics\.jsonl"):
         run_view(plan, tmp_path)
+
+
+def test_operations_are_three_times_the_forward_ones_of_each_task_over_the_devices() -> None:
+    _, plan = two_towers()
+    counted = tuple(metaop.model_copy(update={"flops_per_op": 8.0}) for metaop in plan.metaops)
+    ops = sum(metaop.num_ops for metaop in counted)
+    assert flops_by_task(plan.model_copy(update={"metaops": counted})) == {"pairs": 3 * ops * 8.0 / 4}
+    assert flops_by_task(plan) is None
