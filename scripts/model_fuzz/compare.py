@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from model_fuzz.joint_norms import run_shares
+from model_fuzz.joint_pairs import run_pairs
 from model_fuzz.models import Drawn, Recipe, workload
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
@@ -143,7 +144,12 @@ def _run_batch(
             (*_given(task, op, batch, values, cut), *each) for cut, each in zip(cuts, more, strict=True)
         ]
         shares = [partial(module, *each) for each in arguments]
-        results = [shares[0]()] if len(shares) == 1 else run_shares(module, shares)
+        if len(shares) == 1:
+            results = [shares[0]()]
+        elif op.contrasts:
+            results = run_pairs(module, task, op, [0, *(last for _, last in cuts)], arguments)
+        else:
+            results = run_shares(module, shares)
         if op.is_loss:
             return _added(task, op, results, cuts, num_batches)
         for position, name in enumerate(op.outputs):

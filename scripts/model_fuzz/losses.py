@@ -30,7 +30,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, label: Tensor, target: Tensor, mask: Tensor, padded: Tensor) -> Tensor:
         """The loss of the batch."""
-        loss = MEANS.get(self.kind) or SUMS.get(self.kind) or COUPLED[self.kind]
+        loss = {**MEANS, **SUMS, **PAIRED, **COUPLED}[self.kind]
         return loss(self, Given(x=self.map(x), label=label, target=target, mask=mask, padded=padded))
 
 
@@ -163,12 +163,12 @@ SUMS: dict[str, Loss] = {
     "sum of alignments": lambda self, g: _aligned(self, g, "sum"),
     "masked sum": lambda self, g: (g.x.pow(2).mean(-1) * g.mask).sum(),
 }
+# Pairs of samples are compared, which may be split with what is compared gathered.
+PAIRED: dict[str, Loss] = {"contrast": _contrast, "batch x batch": _square}
 COUPLED: dict[str, Loss] = {
-    "contrast": _contrast,
     "root": lambda self, g: functional.mse_loss(g.x[:, 0], g.target).sqrt(),
     "softplus of a mean": lambda self, g: functional.softplus(g.x.mean()),
     "turned rows": _turned,
-    "batch x batch": _square,
     "relative": _relative,
     "one less": lambda self, g: g.x.pow(2).sum() / (g.x.shape[0] + 1),
     "spread": lambda self, g: g.x.std(0).mean(),

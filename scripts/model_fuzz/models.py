@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from model_fuzz.losses import COUPLED, MEANS, SUMS, Head
+from model_fuzz.losses import COUPLED, MEANS, PAIRED, SUMS, Head
 from model_fuzz.pieces import COUPLING, SEPARATE, TOKENS, WIDTH, Piece
 from spindle_cli.workload.types import Task, Workload
 
@@ -50,7 +50,7 @@ class Recipe:
             *self.after,
             *(name for block in self.blocks for name in block),
         }
-        return bool(pieces & COUPLING.keys()) or self.loss in COUPLED
+        return bool(pieces & COUPLING.keys()) or self.loss in {**PAIRED, **COUPLED}
 
 
 def recipe(seed: int, number: int) -> Recipe:
@@ -64,7 +64,8 @@ def recipe(seed: int, number: int) -> Recipe:
     if draw.random() < _PLANTED:
         chosen = draw.choice(parts)
         chosen.insert(draw.randint(0, len(chosen)), draw.choice(list(COUPLING)))
-    losses = COUPLED if draw.random() < _PLANTED else SUMS if draw.random() < _SUMMED else MEANS
+    whole = {**PAIRED, **COUPLED}
+    losses = whole if draw.random() < _PLANTED else SUMS if draw.random() < _SUMMED else MEANS
     before, *blocks, between, after = (tuple(part) for part in parts)
     loss, is_operator = draw.choice(list(losses)), draw.random() < 0.3
     count = len(before) + sum(map(len, blocks)) + len(between) + len(after)

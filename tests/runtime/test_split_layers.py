@@ -108,9 +108,11 @@ def test_by_other_degrees_it_goes_on_to_float_tolerance(case: Case, four_split_w
 
 
 @pytest.mark.processes
-def test_the_saved_model_is_whole(four_split_workers: Path) -> None:
+def test_the_saved_model_and_the_frozen_weights_are_whole(four_split_workers: Path) -> None:
     plain = plain_run(four_split_workers, UNDISTURBED)
     saved = load_file(model_path(four_split_workers / SAVED.name, 3))
+    frozen = load_file(four_split_workers / SAVED.name / "checkpoints" / "frozen.safetensors")
+    saved |= {name.removeprefix("model."): tensor for name, tensor in frozen.items()}
     assert saved.keys() == plain.final.keys()
     assert all(close(tensor, plain.final[name], 1e-10) for name, tensor in saved.items())
 

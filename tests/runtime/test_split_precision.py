@@ -20,6 +20,7 @@ ON_TWO: tuple[Placement, ...] = (
     ("translate/tower", (0, 4), (1, 0), 2),
     ("translate/layers", (0, 1), (0,)),
     ("translate/layers", (1, 2), (0, 1), 2),
+    ("write/layers", (0, 2), (1, 0), 2),
 )
 
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 from model_fuzz.joint_norms import run_shares as run_jointly
+from model_fuzz.joint_pairs import run_pairs
 from torch import Tensor, nn
 
 from spindle_cli.verify.flow import run_flow
@@ -71,13 +72,15 @@ def _run_batch(
         shares = list(itertools.pairwise(offsets[op.index]))
         module = share_module(task, op)
         parts = [share_of_samples(last - first, task.task.batch_size, num_batches) for first, last in shares]
-        each = [
-            partial(run_share, task, op, module, batch, values, first, last)
-            if op.shares is None
-            else partial(run_share, task, op, module, batch, values, first, last, (part, *counts))
-            for (first, last), part in zip(shares, parts, strict=True)
-        ]
-        results = [each[0]()] if len(each) == 1 else run_jointly(module, each)
+        inputs = [share_inputs(task, op, batch, values, first, last) for first, last in shares]
+        more = [() if op.shares is None else (part, *counts) for part in parts]
+        given = [(*each, *told) for each, told in zip(inputs, more, strict=True)]
+        if len(given) == 1:
+            results = [module(*given[0])]
+        elif op.contrasts:
+            results = run_pairs(module, task, op, offsets[op.index], given)
+        else:
+            results = run_jointly(module, [partial(module, *each) for each in given])
         if op.is_loss:
             if op.shares is not None or task.task.reduction == "sum":
                 return sum(results)
@@ -91,19 +94,11 @@ def _run_batch(
     raise AssertionError("no op gives the loss")
 
 
-def run_share(
-    task: TaskGraph,
-    op: Op,
-    module: nn.Module,
-    batch: dict[str, Tensor],
-    values: dict[str, Tensor],
-    first: int,
-    last: int,
-    more: tuple = (),
-):
+def share_inputs(
+    task: TaskGraph, op: Op, batch: dict[str, Tensor], values: dict[str, Tensor], first: int, last: int
+) -> list[Tensor]:
     fields = [rows(batch[name], task.fields[name], first, last) for name in op.fields]
-    inputs = [rows(values[name], task.values[name], first, last) for name in op.inputs]
-    return module(*fields, *inputs, *more)
+    return [*fields, *(rows(values[name], task.values[name], first, last) for name in op.inputs)]
 
 
 def gradients_of(loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:

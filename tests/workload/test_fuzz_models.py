@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from model_fuzz.compare import compare
-from model_fuzz.losses import COUPLED, MEANS, SUMS
+from model_fuzz.losses import COUPLED, MEANS, PAIRED, SUMS
 from model_fuzz.models import Recipe, recipe
 from model_fuzz.pieces import COUPLING, SEPARATE
 
@@ -45,7 +45,7 @@ def test_a_piece_that_couples_samples_is_whole_or_refused(piece: str) -> None:
     assert outcome.whole or outcome.refused
 
 
-@pytest.mark.parametrize("loss", [*MEANS, *SUMS, *COUPLED])
+@pytest.mark.parametrize("loss", [*MEANS, *SUMS, *PAIRED, *COUPLED])
 def test_a_loss_inside_an_operator_is_the_plain_one(loss: str) -> None:
     outcome = compare(made(("linear",), loss=loss, is_operator=True))
     assert outcome.wrong is None and outcome.refused is None

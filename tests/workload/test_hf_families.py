@@ -27,7 +27,7 @@ EXPECTED: dict[str, list[tuple[str, int] | tuple[str, int, str]]] = {
     "qwen2": [("model", 3)],
     "mistral": [("model", 3)],
     "vit": [("vit", 3)],
-    "clip": [("model.vision_model", 3), ("model.text_model", 3), ("loss", 1, "whole")],
+    "clip": [("model.vision_model", 3), ("model.text_model", 3), ("loss", 1)],
     "clip_vision": [("vision", 3)],
     "clip_classification": [("vision_model", 3)],
     "siglip_vision": [("vision", 3)],

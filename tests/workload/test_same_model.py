@@ -69,10 +69,7 @@ def test_an_op_uses_the_parameters_that_it_names(name: str) -> None:
 
 
 COUPLED = {
-    "two_tasks": ["image_text/loss"],
     "coupled_class": ["plain/loss", "scaled/loss"],
-    "frozen": ["t/loss"],
-    "summed": ["t/contrast", "t/loss"],
     "across": ["t/attend-2", "t/loss"],
 }
 

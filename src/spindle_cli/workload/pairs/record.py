@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from spindle_cli.workload.building.attributes import Changes, watching
 from spindle_cli.workload.pairs.follow import Argument, PairsFollower, Recording
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.states import Mixed, MixesError
@@ -60,8 +61,9 @@ def record(run: Callable[..., Any], module: nn.Module, arguments: Sequence[Argum
                 with mode:
                     tensors = [argument.made(tried) for argument in arguments]
                     given.append(tensors)
-                    with tape:
+                    with watching(module) as changes, tape:
                         results.append(_run(run, tensors, tried))
+                _require_unchanged(changes)
                 tapes.append(tape)
         follower = PairsFollower(sizes, named)
         for tensor, argument in zip(given[0], arguments, strict=True):
@@ -78,6 +80,12 @@ def _run(run: Callable[..., Any], tensors: Sequence[Tensor], size: int) -> Any:
             f"it fails for a batch of {size}: {type(error).__name__}: {text}", place_of_error(error)
         )
         raise MixesError(str(mixed)) from error
+
+
+def _require_unchanged(changes: Changes) -> None:
+    """Raises MixesError: what ran keeps something for its next call, as every share would by itself."""
+    for name in (*changes.buffers, *changes.counted):
+        raise MixesError(f"its forward changes {name!r}, which every share would do by itself")
 
 
 class _Autocast:
