@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -164,6 +165,18 @@ def validate(model: type[T], data: Any, *, where: str) -> T:
         if len(problems) > 5:
             lines.append(f"and {len(problems) - 5} more")
         raise InputError(f"{where}: " + "\n  ".join(lines)) from error
+
+
+def require_known_keys(data: Any, known: Iterable[str]) -> None:
+    """Refuse a mapping's first key that is not among `known`; what is no mapping is let be.
+
+    Raises:
+        ValueError: for a validator to hand on.
+    """
+    names = list(known)
+    unknown = [key for key in data if key not in names] if isinstance(data, dict) else []
+    if unknown:
+        raise ValueError(f"unknown key {shown(unknown[0])}; known are {', '.join(names)}")
 
 
 def _first_causes(problems: list[Any]) -> list[Any]:

@@ -10,7 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact, Model, require_known_keys
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.average import Average
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
@@ -103,9 +104,7 @@ class TrainSettings(RampSettings):
     @model_validator(mode="before")
     @classmethod
     def _only_known_keys(cls, data: Any) -> Any:
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
-        if unknown:
-            raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
+        require_known_keys(data, cls.model_fields)
         return data
 
     @field_validator("groups", mode="before")
@@ -229,7 +228,7 @@ class WorkloadFile(Artifact):
         known = ["schema", *(key for key in cls.model_fields if not key.endswith("_"))]
         for key in data if isinstance(data, dict) else ():
             if key not in (*known, "schema_") and (meant := get_close_matches(str(key), known, 1, 0.7)):
-                raise ValueError(f"unknown key {key!r}; is {meant[0]!r} meant?")
+                raise ValueError(f"unknown key {shown(key)}; is {meant[0]!r} meant?")
         return data
 
 

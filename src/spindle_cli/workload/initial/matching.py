@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.initial.holders import Holders
 from spindle_cli.workload.initial.misfits import Misfits, refusal
 from spindle_cli.workload.initial.tensor_files import Ranges, TensorPlace, read_parts, tensors_in
@@ -177,7 +178,7 @@ def _may_be_missing(init_from: InitFrom, holders: Holders) -> Callable[[str], bo
 
 def _of_none(place: str, pattern: Pattern, what: str, example: str) -> InputError:
     return InputError(
-        f"{place}: {pattern.text!r} matches no name {what}",
+        f"{place}: {shown(pattern.text)} matches no name {what}",
         hint=f"A pattern is of a whole name, such as {example!r}; '*' stands for any text.",
     )
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import Model, require_known_keys
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.names.patterns import require_pattern, require_replacement
 
 PatternText = Annotated[str, AfterValidator(require_pattern)]
@@ -41,9 +42,7 @@ class InitSource(Model):
     def _a_path_alone_or_known_keys(cls, data: Any) -> Any:
         if isinstance(data, str):
             return {"path": data}
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
-        if unknown:
-            raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
+        require_known_keys(data, cls.model_fields)
         return data
 
     @field_validator("names", mode="after")
@@ -57,7 +56,7 @@ class InitSource(Model):
     @classmethod
     def _lists(cls, value: Any) -> Any:
         if isinstance(value, str):
-            raise ValueError(f"expected a list of patterns, such as [{value!r}]")
+            raise ValueError(f"expected a list of patterns, such as [{shown(value)}]")
         return value
 
 

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+from spindle_cli.files.parsing import shown
+
 STAR = "*"
 _REGULAR = "^"
 
@@ -72,13 +74,13 @@ def require_replacement(pattern: str, replacement: str) -> None:
         ValueError: it asks for more, or less, than the pattern finds.
     """
     if not replacement:
-        raise ValueError(f"{pattern!r}: expected the name that takes its place; found nothing")
+        raise ValueError(f"{shown(pattern)}: expected the name that takes its place; found nothing")
     if not pattern.startswith(_REGULAR):
         stars, found = pattern.count(STAR), replacement.count(STAR)
         if stars != found:
-            raise ValueError(f"{pattern!r} has {stars} of '*', but {replacement!r} has {found}")
+            raise ValueError(f"{shown(pattern)} has {stars} of '*', but {shown(replacement)} has {found}")
         return
     try:
         re.compile(f"(?:{pattern})|").match("").expand(replacement)  # type: ignore[union-attr]
     except (re.error, IndexError) as error:
-        raise ValueError(f"{replacement!r} does not go with {pattern!r}: {error}") from error
+        raise ValueError(f"{shown(replacement)} does not go with {shown(pattern)}: {error}") from error

@@ -13,6 +13,7 @@ from torch import nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.fragments import parse_key
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizing.kinds import is_of_class, is_of_kind
@@ -172,7 +173,7 @@ def _taken(rule: GroupRule, candidates: Mapping[str, Candidate]) -> list[str]:
     taken = [name for name, each in candidates.items() if _fits(rule, each, function)]
     if not taken and rule.name != "no_decay":
         raise WorkloadError(
-            f"train.groups: group {rule.name!r} takes no trained parameter ({rule.selects_by})",
+            f"train.groups: group {shown(rule.name)} takes no trained parameter ({rule.selects_by})",
             hint=f"Correct it, or leave it out. Names are such as {_listed(list(candidates))}.",
         )
     return taken
@@ -187,7 +188,8 @@ def _require_patterns_fit(rule: GroupRule, candidates: Mapping[str, Candidate]) 
                 close = difflib.get_close_matches(pattern, names, n=1, cutoff=0.0)
                 hint = f"The closest is {close[0]}." if close else "No parameter is trained."
                 raise WorkloadError(
-                    f"train.groups: {rule.name}: {key}: {pattern!r} fits the name of no trained parameter",
+                    f"train.groups: {rule.name}: {key}: {shown(pattern)} fits the name of no trained "
+                    "parameter",
                     hint=f"{hint} Names are '<task>.<name in the task's module>'; `*` stands for anything.",
                 )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.refuse import place_of_error
 
 
@@ -22,13 +23,13 @@ def imported(path: str, where: str) -> Callable[..., Any]:
     """
     module_name, _, name = path.partition(":")
     if not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-        raise WorkloadError(f"{where}: {path!r} is no import path; expected 'package.module:Name'")
+        raise WorkloadError(f"{where}: {shown(path)} is no import path; expected 'package.module:Name'")
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise WorkloadError(
-                f"{where}: there is no module {module_name!r}",
+                f"{where}: there is no module {shown(module_name)}",
                 hint="Install it, or put its file beside the workload file.",
             ) from error
         raise _failed(where, module_name, error) from error
@@ -36,7 +37,7 @@ def imported(path: str, where: str) -> Callable[..., Any]:
         raise _failed(where, module_name, error) from error
     found = getattr(module, name, None)
     if not callable(found):
-        raise WorkloadError(f"{where}: {module_name!r} has no class or function {name!r}")
+        raise WorkloadError(f"{where}: {shown(module_name)} has no class or function {shown(name)}")
     return cast("Callable[..., Any]", found)
 
 
@@ -48,5 +49,5 @@ def where_raised(error: Exception) -> str:
 
 def _failed(where: str, module: str, error: Exception) -> WorkloadError:
     return WorkloadError(
-        f"{where}: importing {module!r} failed: {type(error).__name__}: {error}{where_raised(error)}"
+        f"{where}: importing {shown(module)} failed: {type(error).__name__}: {error}{where_raised(error)}"
     )

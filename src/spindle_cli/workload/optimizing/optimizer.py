@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.optimizing.named import imported
 from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
@@ -68,13 +69,13 @@ def class_named(
     )
     if name in refused:
         raise WorkloadError(
-            f"{key}: {name!r} cannot be used: {refused[name]}", hint=f"Known are {', '.join(known)}."
+            f"{key}: {shown(name)} cannot be used: {refused[name]}", hint=f"Known are {', '.join(known)}."
         )
     if name not in known:
         by_lower = {found.lower(): found for found in known}
         close = difflib.get_close_matches(name.lower(), by_lower, n=1)
         hint = f"Did you mean {by_lower[close[0]]}?" if close else f"Known are {', '.join(known)}."
-        raise WorkloadError(f"{key}: {module.__name__} has no {what} {name!r}", hint=hint)
+        raise WorkloadError(f"{key}: {module.__name__} has no {what} {shown(name)}", hint=hint)
     return getattr(module, name)
 
 

@@ -7,6 +7,7 @@ from math import isfinite
 from typing import Any
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.named import imported, where_raised
 from spindle_cli.workload.settings.task_weights import between
@@ -64,4 +65,6 @@ class TaskWeights:
 
     def _require_known(self, name: str) -> None:
         if name not in self._own:
-            raise WorkloadError(f"{_KEY}: there is no task {name!r}; the tasks are {', '.join(self._own)}")
+            raise WorkloadError(
+                f"{_KEY}: there is no task {shown(name)}; the tasks are {', '.join(self._own)}"
+            )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import Model, require_known_keys
 
 
 class Average(Model):
@@ -22,7 +22,5 @@ class Average(Model):
     @model_validator(mode="before")
     @classmethod
     def _only_known_keys(cls, data: Any) -> Any:
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
-        if unknown:
-            raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
+        require_known_keys(data, cls.model_fields)
         return data

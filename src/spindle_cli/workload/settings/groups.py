@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import Model, require_known_keys
+from spindle_cli.files.parsing import shown
 from spindle_cli.workload.settings.optimizers import Contract, ImportPath
 
 Kind = Literal["norms", "biases", "embeddings", "matrices", "vectors"]
@@ -60,25 +61,27 @@ class GroupRule(Model):
     def _known_words_and_keys(cls, data: Any) -> Any:
         if isinstance(data, str):
             if data not in _WORDS:
-                raise ValueError(f"{data!r} is no group by itself; expected {' or '.join(_WORDS)}, or a rule")
+                raise ValueError(
+                    f"{shown(data)} is no group by itself; expected {' or '.join(_WORDS)}, or a rule"
+                )
             return _WORDS[data]
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, dict) else []
-        if unknown:
-            raise ValueError(f"unknown key {unknown[0]!r}; known are {', '.join(cls.model_fields)}")
+        require_known_keys(data, cls.model_fields)
         return data
 
     @model_validator(mode="after")
     def _says_which(self) -> GroupRule:
         chooses = any((self.parameters, self.modules, self.kinds, self.function))
         if self.rest and (chooses or self.excluding):
-            raise ValueError(f"group {self.name!r}: rest: true takes what no other group takes; nothing else")
+            raise ValueError(
+                f"group {shown(self.name)}: rest: true takes what no other group takes; nothing else"
+            )
         if not self.rest and not chooses:
             raise ValueError(
-                f"group {self.name!r}: expected parameters, modules, kinds or function, or rest: true"
+                f"group {shown(self.name)}: expected parameters, modules, kinds or function, or rest: true"
             )
         if self.contract is not None and (self.optimizer is None or ":" not in self.optimizer):
             raise ValueError(
-                f"group {self.name!r}: contract goes with an optimizer by import path in the same group"
+                f"group {shown(self.name)}: contract goes with an optimizer by import path in the same group"
             )
         return self
 
@@ -104,7 +107,7 @@ def require_distinct(rules: Sequence[GroupRule]) -> None:
     names = [rule.name for rule in rules]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{names.count(name)} groups are named {name!r}; give each its own name")
+            raise ValueError(f"{names.count(name)} groups are named {shown(name)}; give each its own name")
     rests = [rule.name for rule in rules if rule.rest]
     if len(rests) > 1:
-        raise ValueError(f"groups {rests[0]!r} and {rests[1]!r} both take the rest; one can")
+        raise ValueError(f"groups {shown(rests[0])} and {shown(rests[1])} both take the rest; one can")

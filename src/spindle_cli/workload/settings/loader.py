@@ -10,6 +10,7 @@ from pydantic import Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Model
+from spindle_cli.files.parsing import shown
 
 Workers = Annotated[int, Field(ge=0, le=1024)]
 Prefetch = Annotated[int, Field(ge=1, le=1024)]
@@ -52,7 +53,7 @@ class LoaderSettings(Model):
         for name in self.tasks:
             if name not in known:
                 raise InputError(
-                    f"{where}: train.loader.tasks has {name!r}, and the workload has no such task",
+                    f"{where}: train.loader.tasks has {shown(name)}, and the workload has no such task",
                     hint=f"Its tasks are {', '.join(known)}.",
                 )
 
