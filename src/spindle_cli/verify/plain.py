@@ -28,9 +28,10 @@ from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.loaders import LoaderWorkers
-from spindle_cli.workload.data.reading import open_batches
+from spindle_cli.workload.data.reading import StreamBatches, open_batches
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
@@ -70,17 +71,15 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     held = buffer_places(loaded.workload)
     write_tensors(request.capture_dir, "initial", parameters)
     write_tensors(request.capture_dir, "initial-buffers", buffers_at(held))
-    count = loaded.train.accumulate
     asked = None if request.dtype is None else arithmetic.dtype
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
             began = perf_counter()
             before = torch.get_rng_state()
-            losses: dict[str, float] = {}
             weights = weights_at(loaded.train, loaded.workload.tasks, step)
+            losses: dict[str, float] = {}
             for task in loaded.workload.tasks:
-                rows = (0, task.batch_size)
-                taken = [batches[task.name].rows(step * count + number, *rows) for number in range(count)]
+                taken = _taken(batches[task.name], task, step, loaded.train.accumulate)
                 with computing_as_asked(asked, no_randomness=request.no_randomness):
                     losses[task.name] = backward(
                         task, taken, arithmetic, counted.get(task.name), weights[task.name]
@@ -103,6 +102,13 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     if average is not None:
         write_tensors(request.capture_dir, "average", average.values(parameters))
     write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
+
+
+def _taken(
+    batches: Batches | StreamBatches, task: Task | FlowTask, step: int, count: int
+) -> list[dict[str, Tensor]]:
+    """The `count` batches of a task that a step takes."""
+    return [batches.rows(step * count + number, 0, task.batch_size) for number in range(count)]
 
 
 @dataclass(frozen=True)

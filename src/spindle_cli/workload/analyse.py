@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
@@ -83,44 +83,22 @@ def analyse_task(
     """
     _check_not_lazy(task)
     samples = first_samples(task, _SAMPLES)
+
+    def made_of(root: nn.Module, graph: fx.Graph) -> TaskGraph:
+        return make_ops(
+            task, root, graph, samples, workload, observer, independence, keeps_results=keeps_results
+        )
+
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
-        return make_ops(
-            task,
-            flows.root,
-            flows.graph,
-            samples,
-            workload,
-            observer,
-            independence,
-            keeps_results=keeps_results,
-        )
+        return made_of(flows.root, flows.graph)
     traced = trace_task(task, workload, samples, observer)
-    made = make_ops(
-        task,
-        task.module,
-        traced.graph,
-        samples,
-        workload,
-        observer,
-        independence,
-        keeps_results=keeps_results,
-    )
-    made = replace(made, decided=traced.decided)
+    made = replace(made_of(task.module, traced.graph), decided=traced.decided)
     if not _is_better_opened(made, samples):
         return made
     try:
         traced = trace_task(task, workload, samples, observer, made.loss_inside)
-        opened = make_ops(
-            task,
-            task.module,
-            traced.graph,
-            samples,
-            workload,
-            observer,
-            independence,
-            keeps_results=keeps_results,
-        )
+        opened = made_of(task.module, traced.graph)
     except WorkloadError:
         return made
     if opened.ops[-1].coupled or opened.loss_shares.all_must_count:
