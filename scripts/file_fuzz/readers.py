@@ -26,7 +26,7 @@ from spindle_cli.launch.watching.cause import failure_of
 from spindle_cli.launch.watching.stuck import doing_of_all
 from spindle_cli.launch.watching.trace import write_run_trace
 from spindle_cli.plan.file import read_plan
-from spindle_cli.verify.captured import open_run
+from spindle_cli.verify.comparing.captured import open_run
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.memo import AnalysisMemo

@@ -18,8 +18,8 @@ from spindle_cli.operators.batch_norm import OverShares
 from spindle_cli.runtime.part.localise import localise
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.verify import plain
-from spindle_cli.verify.captured import open_run
-from spindle_cli.verify.parameters import compare_buffers, compare_final
+from spindle_cli.verify.comparing.captured import open_run
+from spindle_cli.verify.comparing.parameters import compare_buffers, compare_final
 
 
 @pytest.mark.processes

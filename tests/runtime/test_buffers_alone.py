@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 from spindle_cli.files.request import capture_path
 from spindle_cli.verify import plain
-from spindle_cli.verify.captured import open_run
-from spindle_cli.verify.parameters import compare_buffers, compare_final
+from spindle_cli.verify.comparing.captured import open_run
+from spindle_cli.verify.comparing.parameters import compare_buffers, compare_final
 
 STEPS = 4
 CASE = Case(

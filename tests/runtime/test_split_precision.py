@@ -8,7 +8,8 @@ import pytest
 from case_runs import Case, prepare
 from hand_plans import Placement
 
-from spindle_cli.verify.run import VerifyOptions, verify_plan
+from spindle_cli.verify.run import verify_plan
+from spindle_cli.verify.runs import VerifyOptions
 from spindle_cli.verify.types import SPLIT_GRADIENT_TOLERANCE
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]

@@ -15,16 +15,17 @@ from torch import Tensor
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import StepMetrics
-from spindle_cli.verify.captured import CapturedRun, open_run
-from spindle_cli.verify.losses import compare_losses
-from spindle_cli.verify.parameters import (
+from spindle_cli.verify.comparing.captured import CapturedRun, open_run
+from spindle_cli.verify.comparing.losses import compare_losses
+from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
+from spindle_cli.verify.comparing.parameters import (
+    compare_average,
     compare_buffers,
     compare_final,
     compare_gradients,
     compare_initial,
-    compare_noise,
-    find_noise,
     find_unused,
+    largest_change,
 )
 
 W = torch.linspace(1, 2, 8)
@@ -40,7 +41,9 @@ def stages(final: Mapping[str, Tensor], gradients: Mapping[str, Tensor] | None =
 
 
 @contextmanager
-def runs(folder: Path, plan: list[Stages], plain: Stages) -> Iterator[tuple[CapturedRun, CapturedRun]]:
+def runs(
+    folder: Path, plan: list[Stages], plain: Stages, *, averages: bool = False
+) -> Iterator[tuple[CapturedRun, CapturedRun]]:
     """Write and open a plan's run, by rank, and a plain one."""
     for name, ranks in (("plan", plan), ("plain", [plain])):
         (folder / name).mkdir()
@@ -48,7 +51,10 @@ def runs(folder: Path, plan: list[Stages], plain: Stages) -> Iterator[tuple[Capt
             for stage, tensors in written.items():
                 copies = {key: tensor.clone() for key, tensor in tensors.items()}
                 save_file(copies, capture_path(folder / name, stage, rank))  # type: ignore[arg-type]
-    with open_run(folder / "plan", len(plan)) as ours, open_run(folder / "plain", 1) as theirs:
+    with (
+        open_run(folder / "plan", len(plan), averages=averages) as ours,
+        open_run(folder / "plain", 1, averages=averages) as theirs,
+    ):
         yield ours, theirs
 
 
@@ -142,6 +148,73 @@ def test_a_tensor_of_noise_is_held_to_the_floor(tmp_path: Path) -> None:
         assert [(entry.name, entry.left_out) for entry in noise] == [("b", 8)]
         assert compare_noise(plan, plain, ["b"], 1e-6).passed
         assert compare_gradients(plan, plain, ["b"], 1e-5).passed
+
+
+def test_the_floor_is_a_share_of_the_largest_gradient_of_all(tmp_path: Path) -> None:
+    def with_noise(size: float) -> Stages:
+        return stages({"w": W, "b": W}, {"w": torch.full((8,), 1e-3), "b": torch.full((8,), size)})
+
+    with runs(tmp_path, [with_noise(-6e-10)], with_noise(9e-10)) as (plan, plain):
+        assert [entry.name for entry in find_noise(plan, plain, 1e-6)] == ["b"]
+        check = compare_noise(plan, plain, ["b"], 1e-6)
+    assert check.largest is not None and check.largest.relative == pytest.approx(1.5)
+    assert not check.passed
+
+
+# Of eight elements the first four have a gradient of rounding's size; noise alone moves each of them by 1e-6.
+KEYS = torch.tensor([1e-16] * 4 + [0.5] * 4, dtype=torch.float64)
+MOVED = torch.tensor([1e-6] * 4 + [0.0] * 4, dtype=torch.float64)
+
+
+def near_zero(final: Tensor) -> Stages:
+    whole = W.double()
+    return {
+        **stages({"bias": final, "w": whole}, {"bias": KEYS, "w": torch.ones(8, dtype=torch.float64)}),
+        "average": {"bias": final, "w": whole},
+    }
+
+
+@pytest.mark.parametrize(
+    ("off", "passes_final", "passes_values"),
+    [
+        (MOVED * -3.9, True, True),  # up to four times what noise does
+        (MOVED * 4.1, True, False),  # more: no noise
+        (MOVED.flip(0) * 1e-3, False, True),  # the neighbours have a gradient: a missing sum, say
+    ],
+)
+def test_noise_excuses_what_it_explains_and_nothing_beside_it(
+    off: Tensor, passes_final: bool, passes_values: bool, tmp_path: Path
+) -> None:
+    start = torch.zeros(8, dtype=torch.float64) + torch.tensor([0.0] * 4 + [1.0] * 4)
+    ours, theirs, moved = near_zero(start + off), near_zero(start), near_zero(start + MOVED)
+    (tmp_path / "rounded").mkdir()
+    with (
+        runs(tmp_path, [ours], theirs, averages=True) as (plan, plain),
+        runs(tmp_path / "rounded", [moved], moved, averages=True) as (_, rounded),
+    ):
+        final, noise = compare_final(plan, plain, (), 1e-12, floor=1e-13)
+        (average,) = compare_average(plan, plain, (), 1e-12, floor=1e-13)
+        (values,) = compare_moved_by_noise(plan, plain, rounded, 1e-12, 1e-13)
+        assert largest_change(rounded, plain, (), 1e-13) == 0
+        assert largest_change(rounded, plain, ()) == pytest.approx(1e-6)
+    assert (final.passed, average.passed, values.passed) == (passes_final, passes_final, passes_values)
+    assert values.compared == 2  # the final value and the average
+    assert [(entry.left_out, entry.elements) for entry in noise] == ([(4, 8)] if passes_final else [])
+
+
+def test_small_gradients_are_set_aside_only_as_far_as_needed(tmp_path: Path) -> None:
+    """Elements below the noise floor first; those below a thousandth of the tensor's largest if need be."""
+    gradient = torch.tensor([1e-16, 1e-16, 1e-5, 1.0], dtype=torch.float64)
+    values = torch.ones(4, dtype=torch.float64)
+    moved = values + torch.tensor([1e-9, 0, 0, 0], dtype=torch.float64)
+    more = values + torch.tensor([1e-9, 0, 1e-9, 0], dtype=torch.float64)
+    for number, (final, left_out) in enumerate([(moved, 2), (more, 3)]):
+        (folder := tmp_path / str(number)).mkdir()
+        ours, theirs = stages({"w": final}, {"w": gradient}), stages({"w": values}, {"w": gradient})
+        with runs(folder, [ours], theirs) as (plan, plain):
+            check, noise = compare_final(plan, plain, (), 1e-12, floor=1e-13)
+        assert check.passed
+        assert [entry.left_out for entry in noise] == [left_out]
 
 
 def test_a_gradient_that_only_one_side_calls_noise_is_compared(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ from broken_worker import DEFECTS
 
 from helpers.toy_plan import write_toy
 from spindle_cli.plan.file import read_plan
-from spindle_cli.verify.run import Runs, VerifyOptions, build_runs, compare_runs, train
+from spindle_cli.verify.compare import compare_runs
+from spindle_cli.verify.runs import Runs, VerifyOptions, build_runs, train
 from spindle_cli.verify.types import Check, VerifyReport
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("ready_pythons")]

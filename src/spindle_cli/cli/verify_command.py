@@ -44,7 +44,8 @@ def verify(
     on the same samples. Compares initial parameters, every step's losses, the first step's gradients and the
     final parameters; the exit code is 1 if they differ by more than rounding.
     """
-    from spindle_cli.verify.run import VerifyOptions, verify_plan
+    from spindle_cli.verify.run import verify_plan
+    from spindle_cli.verify.runs import VerifyOptions
     from spindle_cli.verify.show import render_report
 
     options = VerifyOptions(steps=steps, dtype=dtype, run_dir=run_dir, no_randomness=no_randomness)

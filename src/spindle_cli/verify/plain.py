@@ -26,6 +26,7 @@ from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
+from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.loaders import LoaderWorkers
 from spindle_cli.workload.data.reading import StreamBatches, open_batches
@@ -312,7 +313,9 @@ def write_tensors(capture_dir: Path, stage: CaptureStage, tensors: Mapping[str, 
 def main() -> None:
     """Entry point of the process."""
     request = RunRequest.read(Path(sys.argv[1]))
-    noise = RoundingNoise() if ROUNDING_FLAG in sys.argv[2:] else None
+    # Where numbers are as sharp as float64, it is also asked how far what is rounding alone can move values.
+    floor = NOISE_FLOOR["float64"] if request.dtype == "float64" else 0.0
+    noise = RoundingNoise(floor) if ROUNDING_FLAG in sys.argv[2:] else None
     with worker_session(request.run_dir, rank=0):
         train(request, noise)
 

@@ -30,19 +30,25 @@ _SEED = 0
 class RoundingNoise:
     """Adds noise of rounding's size to gradients; the same in every run."""
 
-    def __init__(self) -> None:
+    def __init__(self, floor: float = 0.0) -> None:
+        """`floor`: what is not zero but below this share of the largest gradient of all is rounding itself,
+        and gets noise of that size; by default nothing is.
+        """
+        self._floor = floor
         # A generator of its own: the training draws the same random numbers with and without.
         self._generator = torch.Generator().manual_seed(_SEED)
 
     def add_to(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Change every gradient's elements by up to `NOISE_EPSILONS` epsilons of its largest."""
-        for parameter in parameters:
-            gradient = parameter.grad
-            if gradient is None or gradient.numel() == 0:
-                continue
+        """Change every gradient's elements by up to `NOISE_EPSILONS` epsilons of its largest; those below the
+        floor by up to the floor.
+        """
+        gradients = [each.grad for each in parameters if each.grad is not None and each.grad.numel() > 0]
+        floor = self._floor * max((float(gradient.abs().max()) for gradient in gradients), default=0.0)
+        for gradient in gradients:
             size = NOISE_EPSILONS * torch.finfo(gradient.dtype).eps * gradient.abs().max()
+            sizes = torch.where((gradient != 0) & (gradient.abs() < floor), floor, size)
             draws = torch.rand(gradient.shape, generator=self._generator, dtype=torch.float64) * 2 - 1
-            gradient.add_(draws.to(gradient.device, gradient.dtype) * size)
+            gradient.add_(draws.to(gradient.device, gradient.dtype) * sizes)
 
 
 def widened(tolerance: float, yardstick: float) -> float:

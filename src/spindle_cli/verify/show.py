@@ -5,9 +5,10 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from spindle_cli.verify.types import Check, Difference, Noise, VerifyReport
+from spindle_cli.verify.types import Check, Difference, Noise, VerifyReport, What
 
 SHOWN = 5
+NEAR_ZERO: What = "values near zero gradients"
 _OWN_BUFFERS = (
     "  Each device that runs an operator keeps its own copy of the buffers that its forward changes; plain\n"
     "  PyTorch has one, which all tasks and samples go through. List such operators in the workload's\n"
@@ -89,7 +90,10 @@ def _set_aside(report: VerifyReport) -> list[str]:
             "(plain PyTorch trained again, with noise of its size in the gradients)"
         )
     if report.noise:
-        lines.append("compared by gradient alone, which is so close to zero that rounding decides the step:")
+        what = "by gradient alone"
+        if any(check.what == NEAR_ZERO for check in report.checks):
+            what = "by gradient, and by value with what such gradients alone do in plain PyTorch"
+        lines.append(f"compared {what}: gradients so close to zero that rounding decides the step:")
         lines += [f"  {_noise_line(entry)}" for entry in report.noise]
     if report.unused:
         lines.append("used by no operator, and unchanged:")

@@ -19,6 +19,9 @@ TOLERANCE: dict[ArithmeticName, float] = {
     "bf16-autocast": 3e-2,
     "bf16": 3e-2,
 }
+# The same for final parameters and their averages in float64. Rounding is 1e-16 of the largest gradient, and
+# what it decides more of than this is left out (`SMALL_ELEMENT`) or measured (verify/rounding.py).
+FINAL_TOLERANCE = 1e-12
 # The same for gradients where layers are split: what each device rounds to bfloat16 is summed and rounded
 # again, in every split layer.
 SPLIT_GRADIENT_TOLERANCE = 8e-2
@@ -41,6 +44,7 @@ What = Literal[
     "losses",
     "gradients of step 1",
     "gradients near zero",
+    "values near zero gradients",
     "final parameters",
     "average of the weights",
     "buffers",
@@ -91,7 +95,8 @@ class Noise(Model):
     Attributes:
         name: of the parameter.
         left_out, elements: how many of how many. All of them where the whole tensor is below the noise floor;
-            else only if the tensor differs by more than the tolerance with them, and not without.
+            else only if the tensor differs by more than the tolerance with them, and not without. In float64
+            the values of those below the floor are compared with what noise alone does to them.
         largest_gradient: of those left out, in the plain run's first step, over the model's largest.
     """
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from spindle_cli.files.run_files import StepMetrics
-from spindle_cli.verify.tally import Tally
+from spindle_cli.verify.comparing.tally import Tally
 from spindle_cli.verify.types import Check, Difference
 
 # A task's loss is compared by its own size, but by no less than this share of its step's total: rounding in a

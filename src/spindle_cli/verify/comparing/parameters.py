@@ -8,9 +8,18 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
-from spindle_cli.verify.captured import Captured, CapturedRun
-from spindle_cli.verify.tally import Tally
-from spindle_cli.verify.types import SMALL_ELEMENT, Check, Difference, Noise, What
+from spindle_cli.verify.comparing.captured import Captured, CapturedRun
+from spindle_cli.verify.comparing.sizes import (
+    by_norm,
+    larger_gradient,
+    largest,
+    largest_gradient,
+    noise_elements,
+    ratio,
+    small_elements,
+)
+from spindle_cli.verify.comparing.tally import Tally
+from spindle_cli.verify.types import Check, Difference, Noise, What
 
 FINAL: What = "final parameters"
 AVERAGE: What = "average of the weights"
@@ -21,7 +30,7 @@ Measure = Callable[[str, Tensor, Tensor], float]
 def compare_initial(plan: CapturedRun, plain: CapturedRun, unused: Collection[str]) -> Check:
     """Every parameter before the first step, bit for bit."""
     tally = Tally("initial parameters", 0.0)
-    _compare(tally, plan.initial, plain.initial, unused, _bitwise)
+    compare_copies(tally, plan.initial, plain.initial, unused, _bitwise)
     return tally.check()
 
 
@@ -30,37 +39,25 @@ def compare_gradients(
 ) -> Check:
     """The first step's gradients after the sums: largest difference over the tensor's largest element."""
     tally = Tally("gradients of step 1", tolerance)
-    _compare(tally, plan.gradients, plain.gradients, noise, _over_largest)
-    return tally.check()
-
-
-def compare_noise(plan: CapturedRun, plain: CapturedRun, noise: Collection[str], floor: float) -> Check:
-    """The gradients that are too small to tell from rounding: largest difference over the noise floor."""
-    tally = Tally("gradients near zero", 1.0)
-    others = plain.gradients.holders.keys() - set(noise)
-
-    def over_floor(_name: str, ours: Tensor, theirs: Tensor) -> float:
-        return _largest(ours - theirs) / floor
-
-    _compare(tally, plan.gradients, plain.gradients, others, over_floor)
+    compare_copies(tally, plan.gradients, plain.gradients, noise, _over_largest)
     return tally.check()
 
 
 def compare_final(
-    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float
+    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float, floor: float = 0.0
 ) -> tuple[Check, tuple[Noise, ...]]:
     """Every parameter after the last step: see `_compare_trained`."""
-    return _compare_trained(FINAL, plan, plain, (plan.final, plain.final), left_out, tolerance)
+    return _compare_trained(FINAL, plan, plain, (plan.final, plain.final), left_out, tolerance, floor)
 
 
 def compare_average(
-    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float
+    plan: CapturedRun, plain: CapturedRun, left_out: Collection[str], tolerance: float, floor: float = 0.0
 ) -> tuple[Check, ...]:
     """The average of every parameter after the last step, where the runs keep one: see `_compare_trained`."""
     if plan.average is None or plain.average is None:
         return ()
     both = (plan.average, plain.average)
-    check, _ = _compare_trained(AVERAGE, plan, plain, both, left_out, tolerance)
+    check, _ = _compare_trained(AVERAGE, plan, plain, both, left_out, tolerance, floor)
     return (check,)
 
 
@@ -71,33 +68,37 @@ def _compare_trained(
     stages: tuple[Captured, Captured],
     left_out: Collection[str],
     tolerance: float,
+    floor: float,
 ) -> tuple[Check, tuple[Noise, ...]]:
     """Norm of the difference over the norm, of a stage of both runs.
 
-    A tensor that is beyond the tolerance is compared once more without the elements whose gradient was small
-    but not zero; where that makes the difference, they are in the second result.
+    A tensor that is beyond the tolerance is compared once more without the elements whose gradient was not
+    zero but below `floor` of the model's largest, and then without all whose gradient was small
+    (`small_elements`); those that make the difference are in the second result.
     """
     tally = Tally(what, tolerance)
     noise: dict[str, Noise] = {}
 
     def relative(name: str, ours: Tensor, theirs: Tensor) -> float:
-        whole = _by_norm(ours, theirs)
+        whole = by_norm(ours, theirs)
         if whole <= tolerance or name not in plain.gradients.holders:
             return whole
-        gradient = _larger_gradient(plan, plain, name)
-        small = (gradient > 0) & (gradient < SMALL_ELEMENT * gradient.max())
-        rest = _by_norm(ours[~small], theirs[~small])
-        if rest <= tolerance:
-            noise[name] = Noise(
-                name=name,
-                left_out=int(small.sum()),
-                elements=small.numel(),
-                largest_gradient=float(gradient[small].max()) / largest_of_all,
-            )
+        gradient = larger_gradient(plan, plain, name)
+        rest = whole
+        for small in small_elements(gradient, floor * largest_of_all):
+            rest = by_norm(ours[~small], theirs[~small])
+            if rest <= tolerance:
+                noise[name] = Noise(
+                    name=name,
+                    left_out=int(small.sum()),
+                    elements=small.numel(),
+                    largest_gradient=largest(gradient[small]) / largest_of_all,
+                )
+                break
         return rest
 
     largest_of_all = largest_gradient(plain)
-    _compare(tally, *stages, left_out, relative)
+    compare_copies(tally, *stages, left_out, relative)
     return tally.check(), tuple(noise.values())
 
 
@@ -114,45 +115,29 @@ def compare_buffers(plan: CapturedRun, plain: CapturedRun, tolerance: float) -> 
     ]
 
     def relative(_name: str, ours: Tensor, theirs: Tensor) -> float:
-        return _by_norm(ours, theirs)
+        return by_norm(ours, theirs)
 
     tally = Tally("buffers", tolerance)
-    _compare(tally, plan.final_buffers, plain.final_buffers, left_out, relative)
+    compare_copies(tally, plan.final_buffers, plain.final_buffers, left_out, relative)
     return tally.check()
 
 
-def largest_change(changed: CapturedRun, plain: CapturedRun, left_out: Collection[str]) -> float:
-    """The largest norm-wise relative difference of two plain runs' final parameters."""
-    names = plain.final.holders.keys() - set(left_out)
-    pairs = ((changed.final.first(name).double(), plain.final.first(name).double()) for name in names)
-    return max((_by_norm(ours, theirs) for ours, theirs in pairs), default=0.0)
+def largest_change(
+    changed: CapturedRun, plain: CapturedRun, left_out: Collection[str], floor: float = 0.0
+) -> float:
+    """The largest norm-wise relative difference of two plain runs' final parameters, without elements whose
+    gradient is below `floor` of the model's largest.
+    """
+    least = floor * largest_gradient(plain)
 
+    def change(name: str) -> float:
+        ours, theirs = changed.final.first(name).double(), plain.final.first(name).double()
+        if name not in plain.gradients.holders:
+            return by_norm(ours, theirs)
+        kept = ~noise_elements(larger_gradient(changed, plain, name), least)
+        return by_norm(ours[kept], theirs[kept])
 
-def find_noise(plan: CapturedRun, plain: CapturedRun, relative_floor: float) -> tuple[Noise, ...]:
-    """The parameters whose gradients are not zero but everywhere below the noise floor, in both runs."""
-    largest_of_all = largest_gradient(plain)
-    found: list[Noise] = []
-    for name in plain.gradients.holders:
-        gradient = _larger_gradient(plan, plain, name)
-        if 0 < _largest(gradient) < relative_floor * largest_of_all:
-            share = _largest(gradient) / largest_of_all
-            count = gradient.numel()
-            found.append(Noise(name=name, left_out=count, elements=count, largest_gradient=share))
-    return tuple(found)
-
-
-def _larger_gradient(plan: CapturedRun, plain: CapturedRun, name: str) -> Tensor:
-    """Element by element, the larger of both runs' first gradients in magnitude: zero only where both are."""
-    theirs = plain.gradients.first(name).double().abs()
-    if name not in plan.gradients.holders:
-        return theirs
-    ours = plan.gradients.first(name).double().abs()
-    return torch.maximum(ours, theirs) if ours.shape == theirs.shape else theirs
-
-
-def largest_gradient(plain: CapturedRun) -> float:
-    """The largest element of all gradients of the plain run's first step."""
-    return max((_largest(plain.gradients.first(name)) for name in plain.gradients.holders), default=0.0)
+    return max((change(name) for name in plain.final.holders.keys() - set(left_out)), default=0.0)
 
 
 def find_unused(plan: CapturedRun, plain: CapturedRun) -> tuple[str, ...]:
@@ -166,7 +151,7 @@ def find_unused(plan: CapturedRun, plain: CapturedRun) -> tuple[str, ...]:
     )
 
 
-def _compare(
+def compare_copies(
     tally: Tally,
     plan: Captured,
     plain: Captured,
@@ -204,22 +189,8 @@ def _kind(tensor: Tensor) -> str:
 
 def _bitwise(_name: str, ours: Tensor, theirs: Tensor) -> float:
     """Called for what is not equal only; never zero, however large the rest of the tensor is."""
-    return max(_by_norm(ours, theirs), math.ulp(0.0))
+    return max(by_norm(ours, theirs), math.ulp(0.0))
 
 
 def _over_largest(_name: str, ours: Tensor, theirs: Tensor) -> float:
-    return _ratio(_largest(ours - theirs), _largest(theirs))
-
-
-def _by_norm(ours: Tensor, theirs: Tensor) -> float:
-    return _ratio(float((ours - theirs).norm()), float(theirs.norm()))
-
-
-def _ratio(gap: float, size: float) -> float:
-    if gap == 0:
-        return 0.0
-    return gap / size if size > 0 else math.inf
-
-
-def _largest(tensor: Tensor) -> float:
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+    return ratio(largest(ours - theirs), largest(theirs))

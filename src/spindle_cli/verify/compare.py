@@ -1,0 +1,138 @@
+"""Compare what the runs of a verification have left, and report on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spindle_cli.files.run_files import read_metrics
+from spindle_cli.verify.comparing.captured import CapturedRun, open_run
+from spindle_cli.verify.comparing.losses import compare_losses
+from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
+from spindle_cli.verify.comparing.parameters import (
+    AVERAGE,
+    FINAL,
+    compare_average,
+    compare_buffers,
+    compare_final,
+    compare_gradients,
+    compare_initial,
+    find_unused,
+    largest_change,
+)
+from spindle_cli.verify.rounding import LARGEST_TOLERANCE, widened
+from spindle_cli.verify.runs import Runs, VerifyOptions, capture_dir_of
+from spindle_cli.verify.types import (
+    FINAL_TOLERANCE,
+    NOISE_FLOOR,
+    SPLIT_GRADIENT_TOLERANCE,
+    TOLERANCE,
+    Check,
+    Noise,
+    VerifyReport,
+)
+
+
+def rounding_may_explain(report: VerifyReport) -> bool:
+    """Whether nothing but the size of differences in the final parameters speaks against the plan."""
+    failed = [check for check in report.checks if not check.passed]
+    return {check.what for check in failed} - {AVERAGE} == {FINAL} and all(
+        difference.relative is not None and difference.relative <= LARGEST_TOLERANCE
+        for check in failed
+        for difference in check.failures
+    )
+
+
+def has_values_of_noise(report: VerifyReport) -> bool:
+    """Whether there are values that float64 can tell from what rounding alone makes of them, and nothing else
+    speaks against the plan.
+    """
+    below = [entry for entry in report.noise if entry.largest_gradient < report.noise_floor]
+    return report.dtype == "float64" and bool(below) and report.same
+
+
+def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = False) -> VerifyReport:
+    """Compare what two finished runs have left; `with_rounding`: so has a third, of plain PyTorch with noise.
+
+    Raises:
+        RunFailedError: one of them has not left everything.
+    """
+    dtype = runs.arithmetic
+    tolerance, floor = TOLERANCE[dtype], NOISE_FLOOR[dtype]
+    our_steps = list(read_metrics(runs.ours.run_dir))
+    plain_steps = list(read_metrics(runs.plain.run_dir))
+    with (
+        open_run(capture_dir_of(runs.ours), runs.ours.processes, averages=runs.averages) as ours,
+        open_run(capture_dir_of(runs.plain), 1, averages=runs.averages) as plain,
+    ):
+        noise = find_noise(ours, plain, floor)
+        names = [entry.name for entry in noise]
+        unused = find_unused(ours, plain)
+        trained = _compare_trained(runs, ours, plain, [*names, *unused], with_rounding=with_rounding)
+        buffers = compare_buffers(ours, plain, max(tolerance, trained.tolerance))
+        checks = (
+            compare_initial(ours, plain, unused),
+            compare_losses(our_steps, plain_steps, tolerance),
+            compare_gradients(ours, plain, names, _gradient_tolerance(runs, tolerance)),
+            *((compare_noise(ours, plain, names, floor),) if names else ()),
+            *trained.checks,
+            *((buffers,) if buffers.compared else ()),
+        )
+    return VerifyReport(
+        same=all(check.passed for check in checks),
+        workload=runs.plan.workload.name,
+        strategy=runs.plan.strategy,
+        workers=runs.ours.processes,
+        steps=options.steps,
+        dtype=dtype,
+        no_randomness=options.no_randomness,
+        checks=checks,
+        rounding=trained.rounding,
+        noise_floor=floor,
+        noise=(*noise, *trained.noise),
+        unused=unused,
+    )
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What was found of the parameters after the last step: the checks, the elements set aside, how far
+    rounding moves them where that was needed, and the tolerance that came of it.
+    """
+
+    checks: tuple[Check, ...]
+    noise: tuple[Noise, ...]
+    rounding: float | None
+    tolerance: float
+
+
+def _compare_trained(
+    runs: Runs, ours: CapturedRun, plain: CapturedRun, left_out: Sequence[str], *, with_rounding: bool
+) -> _Trained:
+    """Compare final parameters, and averages; by what rounding alone does, only where they differ by more
+    than the tolerance.
+    """
+    is_sharp = runs.arithmetic == "float64"
+    tolerance = FINAL_TOLERANCE if is_sharp else TOLERANCE[runs.arithmetic]
+    floor = NOISE_FLOOR[runs.arithmetic]
+    final, noise = compare_final(ours, plain, left_out, tolerance, floor)
+    rounding: float | None = None
+    values: tuple[Check, ...] = ()
+    if with_rounding:
+        with open_run(capture_dir_of(runs.rounded), 1, averages=runs.averages) as rounded:
+            if is_sharp:
+                values = compare_moved_by_noise(ours, plain, rounded, tolerance, floor)
+            if not final.passed:
+                rounding = largest_change(rounded, plain, left_out, floor if is_sharp else 0.0)
+                tolerance = widened(tolerance, rounding)
+                final, noise = compare_final(ours, plain, left_out, tolerance, floor)
+    average = compare_average(ours, plain, left_out, tolerance, floor)
+    return _Trained((final, *average, *values), noise, rounding, tolerance)
+
+
+def _gradient_tolerance(runs: Runs, tolerance: float) -> float:
+    """Tensor parallelism rounds once more, which bfloat16 shows."""
+    in_bfloat16 = runs.arithmetic in ("bf16", "bf16-autocast")
+    if in_bfloat16 and any(piece.tp > 1 for piece in runs.plan.slices):
+        return SPLIT_GRADIENT_TOLERANCE
+    return tolerance

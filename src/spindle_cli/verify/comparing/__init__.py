@@ -1,0 +1,1 @@
+"""Compare what the two runs have left."""

@@ -1,0 +1,115 @@
+"""The runs of a verification: by the plan and in plain PyTorch, ready to start."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spindle_cli.errors import RunFailedError
+from spindle_cli.files.request import DtypeName
+from spindle_cli.launch.build import build_launch
+from spindle_cli.launch.devices import threads_per_worker
+from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
+from spindle_cli.launch.starting.network import whole_cluster_here
+from spindle_cli.launch.starting.process import run_launch
+from spindle_cli.launch.types import RUNTIME_WORKER, Launch, LaunchOptions
+from spindle_cli.launch.watching.cause import failure_of
+from spindle_cli.launch.watching.finished import require_done
+from spindle_cli.plan.types import Plan
+from spindle_cli.process.cores import usable_cores
+from spindle_cli.verify.rounding import ROUNDING_FLAG
+from spindle_cli.verify.types import ArithmeticName
+from spindle_cli.workload.file import Precision
+
+if TYPE_CHECKING:
+    from spindle_cli.workload.memo import AnalysisMemo
+
+DEFAULT_STEPS = 3
+
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """What the user asks of a verification; `worker_module` is the runtime under test."""
+
+    steps: int = DEFAULT_STEPS
+    dtype: DtypeName | None = None
+    no_randomness: bool = False
+    run_dir: Path | None = None
+    worker_module: str = RUNTIME_WORKER
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The two runs of a verification, ready to start: by the plan, and the plain one. `averages`: they keep
+    an average of the weights.
+    """
+
+    plan: Plan
+    ours: Launch
+    plain: Launch
+    rounded: Launch  # plain PyTorch with rounding noise; run only where it decides
+    arithmetic: ArithmeticName
+    averages: bool = False
+
+
+def build_runs(
+    plan: Plan,
+    plan_path: Path,
+    source: str,
+    folder: Path,
+    options: VerifyOptions,
+    precision: Precision = "full",
+) -> Runs:
+    """Both launches below `folder`; the plain process is a launch of one worker without torchrun."""
+    share = whole_cluster_here(plan.cluster)
+
+    def launch(name: str, threads: int) -> Launch:
+        run_dir = folder / name
+        asked = LaunchOptions(
+            steps=options.steps,
+            threads=threads,
+            dtype=options.dtype,
+            no_randomness=options.no_randomness,
+            capture_dir=run_dir.absolute() / "captured",
+            worker_module=options.worker_module,
+        )
+        return build_launch(plan, plan_path, source, run_dir, share, asked)
+
+    ours = launch("plan", threads_per_worker(plan, share.processes))
+    plain = launch("plain", usable_cores())
+    rounded = launch("rounded", usable_cores())
+    arithmetic: ArithmeticName = options.dtype or ("float32" if precision == "full" else precision)
+    return Runs(plan, ours, _plain_process(plain), _plain_process(rounded, ROUNDING_FLAG), arithmetic)
+
+
+def _plain_process(launch: Launch, *flags: str) -> Launch:
+    argv = (sys.executable, "-m", "spindle_cli.verify.plain", str(launch.request_file), *flags)
+    return launch.model_copy(update={"argv": argv, "processes": 1})
+
+
+def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
+    """Run one of them to its end; `name` tells them apart in messages. `memo`: what it need not find again.
+
+    Raises:
+        RunFailedError: a process failed.
+    """
+    prepare_run_dir(launch.run_dir)
+    capture_dir_of(launch).mkdir()
+    if memo is not None:
+        launch = hand_on(launch, memo)
+    ending = run_launch(launch, lambda: None)
+    if ending.code != 0:
+        failure = failure_of(launch, ending.stuck, code=ending.code, ranks=range(launch.processes))
+        said = failure.message.removeprefix("worker 0: ") if launch.processes == 1 else failure.message
+        failed = RunFailedError(f"{name} failed: {said}", hint=failure.hint)
+        failed.exit_code = failure.exit_code
+        raise failed
+    require_done(launch, range(launch.processes))
+
+
+def capture_dir_of(launch: Launch) -> Path:
+    """Where a run of a verification leaves what is compared."""
+    assert launch.request.capture_dir is not None
+    return launch.request.capture_dir
