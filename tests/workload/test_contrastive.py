@@ -141,6 +141,18 @@ def test_a_listed_operator_stays_whole() -> None:
     assert (listed.coupled, listed.contrasts) == (True, False)
 
 
+def counting(m: Any, a: Tensor, b: Tensor) -> Tensor:
+    """A loss whose operator counts its calls: every share would be a call."""
+    m.calls = getattr(m, "calls", 0) + 1
+    return clip(m, a, b)
+
+
+def test_an_operator_that_keeps_something_stays_whole() -> None:
+    kept = last_op(counting, contrastive=(AsOperator,))
+    assert kept.coupled and not kept.contrasts
+    assert "calls" in kept.coupled_because
+
+
 def test_one_sample_has_nobody_to_be_compared_with() -> None:
     assert not last_op(clip, batch=1).contrasts
     assert last_op(clip, batch=2).contrasts
