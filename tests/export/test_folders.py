@@ -26,6 +26,7 @@ from spindle_cli.export.run import export_run
 from spindle_cli.export.types import ExportOptions
 from spindle_cli.units import parse_bytes
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.types import Task
 
 TOYS = Path(__file__).parents[1] / "workload" / "init_toys.py"
 BYTES = 4  # of a number
@@ -234,3 +235,25 @@ def test_options_that_do_not_fit_are_named(
     with pytest.raises(UsageError, match=said):
         export_run(run, tmp_path / "out", options)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_is_only_evaluated_is_exported_as_it_was_trained_and_built(
+    run: Path, tmp_path: Path
+) -> None:
+    """`run` begins a world of one. What others train is the checkpoint's, the rest the build's."""
+    assert run.exists()
+    folder = tmp_path / "evaluated"
+    folder.mkdir()
+    run_dir = save_run(folder, f"{TOYS}:build_evaluated")
+    exported = export_run(run_dir, tmp_path / "probe.safetensors", ExportOptions(task="probe"))
+    built = load(str(folder / "workload.yaml")).workload
+    (task,) = built.evaluated
+    assert isinstance(task, Task)
+    found = load_file(exported.file)
+    assert found.keys() == task.module.state_dict().keys()
+    for name, value in task.module.state_dict().items():
+        expected = value if name.startswith("head") else doubled(name, value)
+        assert torch.equal(found[name], expected), name
+    whole = export_run(run_dir, tmp_path / "all.safetensors")
+    assert whole.tasks == ("read", "judge")
+    assert not any(name.startswith("probe") for name in load_file(whole.file))

@@ -22,7 +22,7 @@ from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
 from spindle_cli.workload.building.load import load
-from spindle_cli.workload.types import Task
+from spindle_cli.workload.types import FlowTask, Task
 
 EVERY_TWO = {**ADAMW, "eval_every": 2, "seed": 3}
 ALONE = Case("alone", (0,), "eval_toys", train=EVERY_TWO, steps=3)
@@ -42,16 +42,20 @@ def by_plain_torch(source: Path, run_dir: Path, steps: int, num_workers: int) ->
     for rank in reversed(range(num_workers)):
         values.update(captured(run_dir, "final-buffers", num_workers)[rank])
     found = {}
-    for task in workload.tasks:
+    for task in workload.all_tasks:
         assert isinstance(task, Task)
         task.module.double()
-        _put(task, values)
+    for task in workload.all_tasks:
+        assert isinstance(task, Task)
+        for each in workload.all_tasks:  # what an evaluation changes is put back
+            _put(each, values)
         if task.eval_dataset is not None:
             found[task.name] = _plainly(task, steps)
     return found
 
 
-def _put(task: Task, values: Mapping[str, Tensor]) -> None:
+def _put(task: Task | FlowTask, values: Mapping[str, Tensor]) -> None:
+    assert isinstance(task, Task)
     named = (*task.module.named_parameters(), *task.module.named_buffers())
     with torch.no_grad():
         for name, tensor in named:
@@ -103,6 +107,19 @@ def test_one_worker_evaluates_as_plain_torch(world: None, tmp_path: Path) -> Non
     expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 3, 1)
     for line in lines[2:]:
         check_equal(line, expected[line.task])
+
+
+def test_one_worker_evaluates_what_it_does_not_train(world: None, tmp_path: Path) -> None:
+    case = Case("only", (0,), "only_evaluated_toys", train=EVERY_TWO, steps=3)
+    request = run_case(case, tmp_path / "only")
+    lines = {line.task: line for line in read_evaluations(request.run_dir) if line.step == 3}
+    expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 3, 1)
+    assert list(lines) == ["classify", "pairs", "probe", "across"]
+    for task, line in lines.items():
+        check_equal(line, expected[task])
+    assert not any(
+        name.startswith(("probe.", "across.")) for name in load_file(model_path(request.run_dir, 3))
+    )
 
 
 def same_training(one: Path, other: Path, num_workers: int) -> None:
@@ -175,6 +192,8 @@ ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
     Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
+    Case("only-evaluated", SCATTERED, "only_evaluated_toys", train=TRAIN),
+    Case("only-evaluated-split", SPLIT, "only_evaluated_toys", "build_split", train=EVERY_TWO),
 )
 
 
@@ -186,7 +205,7 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["watched", "tensor-split"])
+@pytest.mark.parametrize("name", ["watched", "tensor-split", "only-evaluated", "only-evaluated-split"])
 def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
     folder = four / name
     lines = {line.task: line for line in read_evaluations(folder) if line.step == 3}
@@ -199,6 +218,7 @@ def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
 @pytest.mark.processes
 def test_four_workers_train_bit_for_bit_as_without_evaluations(four: Path) -> None:
     same_training(four / "watched", four / "unwatched", 4)
+    same_training(four / "only-evaluated", four / "unwatched", 4)
 
 
 def test_the_last_batch_leaves_a_share_without_samples() -> None:

@@ -20,6 +20,7 @@ from spindle_cli.runtime.part.localise import LocalModel, localise
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.initial import tensor_files
+from spindle_cli.workload.types import Task
 
 TOYS = HERE.parent / "workload" / "init_toys.py"
 CPU = torch.device("cpu")
@@ -106,3 +107,27 @@ def test_values_are_rounded_to_the_builds_dtype_whatever_a_run_computes_in(tmp_p
         assert found[name].dtype == torch.float64
         assert torch.equal(found[name], value.bfloat16().double())
         assert not torch.equal(found[name], value.double())
+
+
+def test_what_only_a_task_has_that_is_not_trained_starts_from_its_file_where_it_is_evaluated(
+    tmp_path: Path,
+) -> None:
+    head = {"probe.head.weight": torch.full((1, 4), 7.0), "probe.head.bias": torch.full((1,), 8.0)}
+    save_file(head, tmp_path / "head.safetensors")
+    missing = {"path": "head.safetensors", "missing": ["*"]}
+    content = {"schema": "spindle.workload/1", "model": f"{TOYS}:build_evaluated", "init_from": missing}
+    source = tmp_path / "workload.yaml"
+    source.write_text(yaml.safe_dump(content))
+    graph = analyse(load(str(source)).workload)
+    placements = [(metaop.name, (0, len(metaop.ops)), (1,)) for metaop in graph.metaops]
+    plan = place(graph, 2, placements)
+    request = RunRequest(plan=tmp_path / "plan.yaml", workload=str(source), run_dir=tmp_path)
+    for rank in range(2):
+        model = localise(request, plan, rank, CPU)
+        (task,) = model.graph.workload.evaluated
+        assert isinstance(task, Task)
+        found = {f"probe.head.{name}": p for name, p in task.module.get_submodule("head").named_parameters()}
+        assert not found.keys() & model.parameters.keys()
+        if rank == 1:
+            assert all(torch.equal(found[name], value) for name, value in head.items())
+        assert all(parameter.is_meta == (rank == 0) for parameter in found.values())

@@ -63,6 +63,16 @@ def build() -> Workload:
     return Workload("init", tasks, (Layer,))
 
 
+def build_evaluated() -> Workload:
+    """One more task over the encoder, with a head of its own, that is only evaluated."""
+    workload = build()
+    first, _ = workload.tasks
+    assert isinstance(first, Task)
+    encoder = first.module.get_submodule("encoder")
+    workload.evaluated = [Task("probe", Judge(encoder), 4, eval_dataset=items())]
+    return workload
+
+
 def build_split(dtype: str = "float32") -> Workload:
     """Layers that tensor parallelism splits: `up` by its outputs, `down` by its inputs."""
     numbers = getattr(torch, dtype)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import check_workload, load
+from spindle_cli.workload.types import Task, Workload
+
+from . import init_toys
 
 MODEL = """
 import torch
@@ -164,3 +169,36 @@ def test_operators_are_module_classes(tmp_path: Path) -> None:
     )
     with pytest.raises(WorkloadError, match="operators: found Linear"):
         load("w.py:build", relative_to=tmp_path)
+
+
+def of_tasks(trained: Sequence[Task], evaluated: Sequence[Task]) -> Workload:
+    return check_workload(Workload("w", trained, evaluated=evaluated), "w.py:build")
+
+
+def test_a_task_is_either_trained_or_only_evaluated() -> None:
+    net, data = nn.Linear(1, 1), [{"x": torch.zeros(1)}]
+    trained, evaluated = Task("t", net, 1, data), Task("e", net, 1, eval_dataset=data)
+    assert of_tasks([trained], [evaluated]).all_tasks == (trained, evaluated)
+    with pytest.raises(WorkloadError, match=r"task 'e' has no dataset to be trained on") as caught:
+        of_tasks([evaluated], [])
+    assert caught.value.hint is not None
+    assert "`evaluated`" in caught.value.hint
+    with pytest.raises(WorkloadError, match=r"evaluated: task 't' has no eval_dataset"):
+        of_tasks([trained], [trained])
+    with pytest.raises(WorkloadError, match=r"evaluated: task 'both' has a dataset, and is never trained"):
+        of_tasks([trained], [Task("both", net, 1, data, eval_dataset=data)])
+    with pytest.raises(WorkloadError, match="2 tasks are named 't'"):
+        of_tasks([trained], [Task("t", net, 1, eval_dataset=data)])
+    with pytest.raises(WorkloadError, match="has no tasks"):
+        of_tasks([], [evaluated])
+
+
+def test_a_task_that_is_only_evaluated_changes_nothing_of_what_is_planned() -> None:
+    one, other = analyse(init_toys.build()), analyse(init_toys.build_evaluated(), evaluates=True)
+    assert (one.fingerprint, one.metaops, list(one.tasks)) == (
+        other.fingerprint,
+        other.metaops,
+        list(other.tasks),
+    )
+    assert list(other.evaluations) == ["probe"]
+    assert [metaop.name for metaop in other.evaluated_metaops] == ["probe/encoder"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
 from spindle_cli.workload import memo as memos
 from spindle_cli.workload.analyse import analyse, analyse_for_others
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo, NotPortableError, key_of, packed, unpacked
+from spindle_cli.workload.pairs import find
 from spindle_cli.workload.splitting import samples
-from spindle_cli.workload.tracing.behaviour import behaviour_of
+from spindle_cli.workload.tracing.behaviour import behaviour_of, name_of
 from spindle_cli.workload.types import Task, Workload
 
 from .toy import WIDTH, Block, Classifier, Items, Tower, two_tasks
@@ -32,16 +34,19 @@ def handed_on(memo: AnalysisMemo) -> AnalysisMemo:
 
 def described(graph: WorkloadGraph) -> Any:
     """All that a graph says, as plain data."""
-    tasks = {
+    return graph.fingerprint, graph.metaops, graph.notes, described_tasks(graph.tasks)
+
+
+def described_tasks(graphs: Mapping[str, TaskGraph]) -> Any:
+    return {
         name: [
             task.values,
             task.fields,
             [(op.kind, str(op.graph), op.coupled, op.coupled_because, op.parameters) for op in task.ops],
             [str(op.shares and op.shares.graph) for op in task.ops],
         ]
-        for name, task in graph.tasks.items()
+        for name, task in graphs.items()
     }
-    return graph.fingerprint, graph.metaops, graph.notes, tasks
 
 
 class Shifted(nn.Module):
@@ -100,6 +105,70 @@ def test_what_another_process_has_found_is_not_found_again(monkeypatch: pytest.M
     assert [module for module in examined if module is not None]
 
 
+def test_what_is_found_of_evaluations_is_not_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers in eval mode are others than in training, and in the memo as well."""
+    workload = two_tasks()
+    workload.tasks[1].eval_dataset = workload.tasks[1].dataset
+    graph, memo = analyse_for_others(workload, evaluates=True)
+    assert list(graph.evaluations) == ["classify"]
+    _, trained = analyse_for_others(two_tasks())
+    assert memo.observed.keys() > trained.observed.keys()
+    calls: list[bool] = []
+
+    def forward(self: Block, x: Tensor) -> Tensor:
+        calls.append(self.training)
+        return x + functional.gelu(self.linear(self.norm(x)))
+
+    monkeypatch.setattr(Block, "forward", forward)
+    again = analyse(workload, handed_on(memo), evaluates=True)
+    assert not calls
+    assert described(again) == described(graph)
+    assert described_tasks(again.evaluations) == described_tasks(graph.evaluations)
+    analyse(workload, handed_on(trained), evaluates=True)
+    assert calls
+    assert not any(calls)
+
+
+def test_whether_a_loss_compares_samples_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[str] = []
+    check = find._check
+
+    def watched(task: TaskGraph, loss: Op) -> None:
+        checked.append(task.task.name)
+        check(task, loss)
+
+    monkeypatch.setattr(find, "_check", watched)
+    graph, memo = analyse_for_others(contrasts("clip"))
+    assert (checked, list(memo.pairs.values())) == (["clip"], [None])
+    again = analyse(contrasts("clip"), handed_on(memo))
+    assert (checked, described(again)) == (["clip"], described(graph))
+    assert again.tasks["clip"].ops[-1].contrasts
+    other, whole = analyse_for_others(contrasts("ranked"), handed_on(memo))  # another loss
+    assert checked == ["clip", "ranked"]
+    assert not other.tasks["ranked"].ops[-1].contrasts
+    assert len(whole.pairs) == 2
+    assert described(analyse(contrasts("ranked"), handed_on(whole))) == described(other)
+    assert checked == ["clip", "ranked"]
+
+
+def contrasts(name: str) -> Workload:
+    """CLIP's loss; or one over the samples' ranks, which cannot be split."""
+    items = Items(image=(WIDTH,), words=(WIDTH,))
+    return Workload(name, [Task(name, Compared(ranked=name == "ranked"), 4, items)], (Block,))
+
+
+class Compared(nn.Module):
+    def __init__(self, *, ranked: bool) -> None:
+        super().__init__()
+        self.block, self.ranked = Block(), ranked
+
+    def forward(self, image: Tensor, words: Tensor) -> Tensor:
+        logits = self.block(image) @ words.T
+        if self.ranked:
+            return logits.sort(0).values.diagonal().mean()
+        return functional.cross_entropy(logits, torch.arange(len(logits)))
+
+
 def test_a_layer_with_another_setting_is_judged_by_itself() -> None:
     """The launcher's layer mixes nothing; the worker's, which has changed since, does."""
     _, memo = analyse_for_others(chain(Shifted(0.0)))
@@ -114,6 +183,16 @@ def test_reasons_are_handed_on_with_their_place() -> None:
     graph, memo = analyse_for_others(chain(Shifted(0.5)))
     assert graph.notes
     assert analyse(chain(Shifted(0.5)), handed_on(memo)).notes == graph.notes
+
+
+def test_functions_of_torch_are_known_by_name_in_every_process() -> None:
+    names = {
+        torch.arange: "torch.arange",
+        functional.cross_entropy: "torch.nn.functional.cross_entropy",
+        len: "builtins.len",
+    }
+    assert {function: name_of(function) for function in names} == names
+    assert key_of(name_of(lambda x: x)) is None
 
 
 class Opaque:

@@ -75,15 +75,16 @@ def select(model: TrainedModel, options: ExportOptions) -> Selection:
 def _module(model: TrainedModel, options: ExportOptions) -> nn.Module:
     task, name = options.task, options.module or ""
     assert task is not None
-    if task not in model.roots:
-        raise UsageError(f"--task {task}: the tasks are {', '.join(model.roots)}")
+    roots = {**model.roots, **model.evaluated}
+    if task not in roots:
+        raise UsageError(f"--task {task}: the tasks are {', '.join(roots)}")
     try:
-        module = model.roots[task].get_submodule(name)
+        module = roots[task].get_submodule(name)
     except AttributeError as error:
-        known = ", ".join(key for key, _ in model.roots[task].named_children()) or "none"
+        known = ", ".join(key for key, _ in roots[task].named_children()) or "none"
         raise UsageError(f"--module {name}: task {task!r} has no such module; its own are {known}") from error
     if options.peft is not None and not is_peft(module):
-        inner = [key for key, each in model.roots[task].named_modules() if key and is_peft(each)]
+        inner = [key for key, each in roots[task].named_modules() if key and is_peft(each)]
         found = f"of task {task!r} these are: {', '.join(inner)}" if inner else f"nor has task {task!r} any"
         where = f"--module {name}" if name else f"--task {task}"
         raise UsageError(

@@ -13,6 +13,7 @@ from spindle_cli.checkpoint.whole import WholeTensors
 from spindle_cli.errors import InputError
 from spindle_cli.workload.initial.matching import InitialValues
 from spindle_cli.workload.localise import load_local
+from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.parameters import ParameterTable
 
 
@@ -21,6 +22,7 @@ class TrainedModel:
 
     Attributes:
         roots: of the tasks; what no operator uses is in no checkpoint, and is real in them.
+        evaluated: the same of the tasks that are only evaluated, and of what only these use.
         table: of the names of all parameters and buffers.
         initial: what the run began with from files.
     """
@@ -30,6 +32,7 @@ class TrainedModel:
         self._averaged = averaged
         loaded = load_local(workload, {}, unused=True)
         self.roots: dict[str, nn.Module] = {name: task.root for name, task in loaded.graph.tasks.items()}
+        self.evaluated = {task.name: root_of(task) for task in loaded.workload.evaluated}
         self.table = ParameterTable.of(loaded.graph)
         self.initial: InitialValues = loaded.initial
         self._saved = saved

@@ -11,6 +11,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.imports import lasting_imports
+from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings, naming_the_file
 
@@ -65,8 +66,9 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
 
     Raises:
         InputError: it is not there, or is another workload (or another version of it), or the plan splits
-            layers that cannot be split.
-        WorkloadError: it cannot be built or traced, or its optimizer or schedule cannot be made.
+            layers that cannot be split; or a task that is only evaluated takes what no device holds.
+        WorkloadError: it cannot be built or traced (in eval mode, too), or its optimizer or schedule cannot
+            be made.
     """
     preload(*IMPORTED_LATE)
     with lasting_imports():
@@ -74,6 +76,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         from spindle_cli.operators.plan_splits import plan_splits
         from spindle_cli.workload.analyse import analyse_for_others
         from spindle_cli.workload.building.abstract import load_abstract
+        from spindle_cli.workload.evaluated.needs import needs_of
         from spindle_cli.workload.optimizing.groups import groups_of_graph, require_elementwise
         from spindle_cli.workload.optimizing.learning_rate import require_trainable
         from spindle_cli.workload.optimizing.task_weights import TaskWeights
@@ -82,7 +85,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source)
-    found, memo = analyse_for_others(loaded.workload)
+    found, memo = analyse_for_others(loaded.workload, evaluates=True)
     if found.fingerprint != plan.workload.fingerprint:
         raise InputError(
             f"{plan_path}: the plan is for workload {plan.workload.name!r} "
@@ -98,6 +101,9 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         groups = groups_of_graph(loaded.train, found)
         splits = plan_splits(plan, found, str(plan_path))
         require_elementwise(groups, splits.split_parameters(plan, found, ParameterTable.of(found)))
+        for task in loaded.workload.evaluated:
+            own = place_evaluated(plan, needs_of(found, task.name))
+            plan_splits(own, found.only_evaluated(task.name), str(plan_path))
     return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
 
 

@@ -322,7 +322,9 @@ def make_training(
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
         followers=Callbacks(callbacks, seat.rank),
-        evaluator=Evaluator(model, request.workload, seat.rank, device, communicators, computing),
+        evaluator=Evaluator(
+            model, request.workload, seat.rank, device, communicators, request.timeout_s, computing
+        ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=StepWork.of(model.program.plan, model.graph, model.train),
     )

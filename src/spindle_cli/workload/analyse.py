@@ -2,131 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-from torch import Tensor, fx, nn
-from torch.nn.parameter import is_lazy
+from torch import nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.data.reading import first_samples
+from spindle_cli.workload.evaluated.trace import trace_evaluations
 from spindle_cli.workload.fingerprint import fingerprint
-from spindle_cli.workload.graph import IGNORED_LABEL, MetaOp, TaskGraph, WorkloadGraph
+from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.contract import Run, find_runs
+from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.naming import component_path, short_names
-from spindle_cli.workload.metaops.ops import make_ops
 from spindle_cli.workload.metaops.sharing import SharedBlocks, find_sharing
-from spindle_cli.workload.splitting.independence import Independence
-from spindle_cli.workload.tracing.flow import flow_graph
+from spindle_cli.workload.metaops.task import analyse_task
+from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.tracing.observe import Observer
-from spindle_cli.workload.tracing.trace import trace_task
-from spindle_cli.workload.types import FlowTask, Task, Workload
-
-_SAMPLES = 2  # enough to see that items fit together
+from spindle_cli.workload.types import Workload
 
 
-def analyse(workload: Workload, memo: AnalysisMemo | None = None) -> WorkloadGraph:
-    """Trace every task and contract it into MetaOps. Nothing is computed, and parameters may be on the meta
-    device.
+def analyse(
+    workload: Workload, memo: AnalysisMemo | None = None, *, evaluates: bool = False
+) -> WorkloadGraph:
+    """Trace every task that is trained and contract it into MetaOps. Nothing is computed, and parameters may
+    be on the meta device.
 
     Args:
         memo: what another process of the same run has found of this workload, which saves time.
+        evaluates: all that has an `eval_dataset` is traced as it is evaluated, too.
 
     Raises:
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and
             what to do.
     """
-    observer = Observer(memo)
-    return _analyse(workload, observer, Independence(observer))
+    return _Analyst(memo).analyse(workload, evaluates=evaluates)
 
 
 def analyse_for_others(
-    workload: Workload, memo: AnalysisMemo | None = None
+    workload: Workload, memo: AnalysisMemo | None = None, *, evaluates: bool = False
 ) -> tuple[WorkloadGraph, AnalysisMemo]:
     """What `analyse` gives, and what others need not find again: `memo` and more. Raises what `analyse`
     raises.
     """
-    observer = Observer(memo)
-    independence = Independence(observer)
-    graph = _analyse(workload, observer, independence)
-    found = AnalysisMemo(
-        torch_version=torch.__version__,
-        observed=observer.observed(),
-        findings=independence.verdicts.findings(),
-        mixes=independence.tried(),
-    )
-    return graph, found if observer.memo is None else observer.memo.with_more(found)
+    analyst = _Analyst(memo)
+    graph = analyst.analyse(workload, evaluates=evaluates)
+    return graph, analyst.training.found().with_more(analyst.evaluation.found())
 
 
-def _analyse(workload: Workload, observer: Observer, independence: Independence) -> WorkloadGraph:
-    tasks = {task.name: analyse_task(task, workload, observer, independence) for task in workload.tasks}
-    _check_operators_occur(workload, tasks)
-    metaops = _make_metaops(tasks, observer.kinds)
-    return WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops))
+class _Analyst:
+    """`training`, `evaluation`: find out how layers behave in either mode."""
 
+    def __init__(self, memo: AnalysisMemo | None) -> None:
+        self.training, self.evaluation = Finder(memo), Finder(memo)
 
-def analyse_task(
-    task: Task | FlowTask,
-    workload: Workload,
-    observer: Observer,
-    independence: Independence,
-    *,
-    keeps_results: bool = False,
-) -> TaskGraph:
-    """One task's ops and values; `keeps_results`: also of what forward returns beside the loss.
-
-    Raises:
-        WorkloadError: it cannot be traced or run as it is written.
-    """
-    _check_not_lazy(task)
-    samples = first_samples(task, _SAMPLES)
-
-    def made_of(root: nn.Module, graph: fx.Graph) -> TaskGraph:
-        return make_ops(
-            task, root, graph, samples, workload, observer, independence, keeps_results=keeps_results
-        )
-
-    if isinstance(task, FlowTask):
-        flows = flow_graph(task, tuple(samples))
-        return made_of(flows.root, flows.graph)
-    traced = trace_task(task, workload, samples, observer)
-    made = replace(made_of(task.module, traced.graph), decided=traced.decided)
-    if not _is_better_opened(made, samples):
-        return made
-    try:
-        traced = trace_task(task, workload, samples, observer, made.loss_inside)
-        opened = made_of(task.module, traced.graph)
-    except WorkloadError:
-        return made
-    if opened.ops[-1].coupled or opened.loss_shares.all_must_count:
-        return made
-    return replace(opened, opened=made.loss_inside, decided=traced.decided)
-
-
-def _is_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bool:
-    """Whether an operator gives a loss that is not split, or a mean that leaves labels of the samples out:
-    traced into, its loss is treated as one in the task's forward.
-    """
-    if task.loss_inside is None:
-        return False
-    last = task.ops[-1]
-    if last.coupled:
-        return last.coupled_because is not None
-    trusted = task.loss_shares.all_must_count
-    return any(bool((samples[name] == IGNORED_LABEL).any()) for name in trusted)
-
-
-def _check_not_lazy(task: Task | FlowTask) -> None:
-    """Refuse modules whose parameters take their shapes from the first batch."""
-    modules = [task.module] if isinstance(task, Task) else [flow.consumer for flow in task.flows]
-    lazy = [name for module in modules for name, part in module.named_parameters() if is_lazy(part)]
-    if lazy:
-        raise WorkloadError(
-            f"task {task.name!r}: the parameter {lazy[0]!r} has no shape yet",
-            hint="Give the layer its input size, or run its forward once where it is built.",
+    def analyse(self, workload: Workload, *, evaluates: bool) -> WorkloadGraph:
+        tasks = {task.name: analyse_task(task, workload, self.training) for task in workload.tasks}
+        _check_operators_occur(workload, tasks)
+        metaops = _make_metaops(tasks, self.training.observer.kinds)
+        graph = WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops))
+        if not evaluates:
+            return graph
+        found = trace_evaluations(graph, self.evaluation)
+        only = {task.name: found[task.name] for task in workload.evaluated}
+        return replace(
+            graph,
+            evaluations=found,
+            evaluated_metaops=_make_metaops(only, self.evaluation.observer.kinds),
         )
 
 
@@ -139,8 +81,9 @@ def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> N
         if op.target is not None
     ]
     opened = [task.root.get_submodule(task.opened) for task in tasks.values() if task.opened is not None]
+    only_evaluated = [module for task in workload.evaluated for module in root_of(task).modules()]
     for cls in workload.operator_classes:
-        if any(isinstance(module, cls) for module in (*used, *opened)):
+        if any(isinstance(module, cls) for module in (*used, *opened, *only_evaluated)):
             continue
         inside = next(
             (outer for outer in used if any(isinstance(part, cls) for part in outer.modules())), None

@@ -177,14 +177,28 @@ class MetaOp:
 
 @dataclass(frozen=True)
 class WorkloadGraph:
-    """A workload with its traced tasks and its MetaGraph; `fingerprint` identifies the MetaGraph and every
-    shape in it.
+    """A workload with its traced tasks and its MetaGraph.
+
+    Attributes:
+        tasks: those that are trained.
+        metaops: of them.
+        fingerprint: identifies the MetaGraph and every shape in it.
+        evaluations: where asked for, every task that has a dataset to be evaluated on, as it is evaluated:
+            traced in eval mode. Those that are only evaluated have that dataset in place of their own.
+        evaluated_metaops: of the tasks that are only evaluated.
     """
 
     workload: Workload
     tasks: dict[str, TaskGraph]
     metaops: tuple[MetaOp, ...]
     fingerprint: str
+    evaluations: dict[str, TaskGraph] = field(default_factory=dict)
+    evaluated_metaops: tuple[MetaOp, ...] = ()
+
+    def only_evaluated(self, name: str) -> WorkloadGraph:
+        """One of the tasks that are only evaluated, by itself."""
+        metaops = tuple(metaop for metaop in self.evaluated_metaops if metaop.task == name)
+        return WorkloadGraph(self.workload, {name: self.evaluations[name]}, metaops, self.fingerprint)
 
     @cached_property
     def by_name(self) -> dict[str, MetaOp]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -24,7 +25,9 @@ from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.initial.matching import fill_whole, find_initial
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.rebind import rebind
+from spindle_cli.workload.types import Workload
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ def load_local(
     relative_to: Path | None = None,
     memo: AnalysisMemo | None = None,
     unused: bool = False,
+    evaluates: bool = False,
 ) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
     the meta device. Parameters whose values are in files (`initial`) still have those of the build, so that
@@ -57,7 +61,7 @@ def load_local(
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
         wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
         relative_to: folder that relative paths start from; the current one if None.
-        memo: see `analyse`.
+        memo, evaluates: see `analyse`.
         unused: the parameters that no op uses are real, too, with their values from files.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not
@@ -68,9 +72,9 @@ def load_local(
     """
     found = resolve(source, relative_to=relative_to)
     try:
-        graph = _build_in_part(found, wanted, memo, unused=unused)
+        graph = _build_in_part(found, wanted, partial(analyse, memo=memo, evaluates=evaluates), unused=unused)
     except _UnlocalisableError:
-        graph = analyse(build(found), memo)
+        graph = analyse(build(found), memo, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
     initial = find_initial(found.init_from, graph.workload)
     filled = _unused(graph) if unused else {}
@@ -85,7 +89,7 @@ def load_local(
 def _build_in_part(
     source: Source,
     wanted: Wanted | Callable[[WorkloadGraph], Wanted],
-    memo: AnalysisMemo | None,
+    find_graph: Callable[[Workload], WorkloadGraph],
     *,
     unused: bool,
 ) -> WorkloadGraph:
@@ -95,7 +99,7 @@ def _build_in_part(
             abstract = build(source)
     except SpindleError as error:
         raise _UnlocalisableError from error
-    graph = analyse(abstract, memo)
+    graph = find_graph(abstract)
     used = _used(graph, wanted) | (_unused(graph) if unused else {})
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
@@ -110,7 +114,7 @@ def _build_in_part(
     if second.describe() != first.describe() or any(second.parameters[number].is_meta for number in kept):
         raise _UnlocalisableError
     drop(second.parameters[number] for number in needed - kept)
-    return rebind(graph, workload) or analyse(workload, memo)
+    return rebind(graph, workload) or find_graph(workload)
 
 
 def _with_sources(kept: set[int], births: Births) -> set[int]:
@@ -132,7 +136,7 @@ def _used(
         id(parameter): parameter
         for task, indices in chosen.items()
         for index in indices
-        for parameter in _parameters(graph.tasks[task], index)
+        for parameter in _parameters(graph.tasks.get(task) or graph.evaluations[task], index)
     }
 
 
@@ -141,10 +145,15 @@ def _unused(graph: WorkloadGraph) -> dict[int, nn.Parameter]:
     used = _used(graph, {name: range(len(task.ops)) for name, task in graph.tasks.items()})
     return {
         id(parameter): parameter
-        for task in graph.tasks.values()
-        for parameter in task.root.parameters()
+        for root in _roots(graph)
+        for parameter in root.parameters()
         if id(parameter) not in used
     }
+
+
+def _roots(graph: WorkloadGraph) -> list[nn.Module]:
+    """Of all tasks, those that are only evaluated among them."""
+    return [*(task.root for task in graph.tasks.values()), *map(root_of, graph.workload.evaluated)]
 
 
 def _parameters(task: TaskGraph, index: int) -> list[nn.Parameter]:
@@ -155,5 +164,5 @@ def _keep_only(
     graph: WorkloadGraph, wanted: Wanted | Callable[[WorkloadGraph], Wanted], *, unused: bool
 ) -> None:
     used = _used(graph, wanted) | (_unused(graph) if unused else {})
-    for task_graph in graph.tasks.values():
-        drop(parameter for parameter in task_graph.root.parameters() if id(parameter) not in used)
+    for root in _roots(graph):
+        drop(parameter for parameter in root.parameters() if id(parameter) not in used)

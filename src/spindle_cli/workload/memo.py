@@ -82,6 +82,8 @@ class AnalysisMemo(Artifact):
         observed: what calls give for the batch's shapes, by `key_of` the call.
         findings: how calls treat their samples, by `key_of` the call.
         mixes: whether samples were seen to depend on each other when a call was tried, by `key_of` the call.
+        pairs: why a loss that compares samples cannot be split over them, None where it can; by `key_of` the
+            loss.
     """
 
     KIND: ClassVar[str] = "analysis-memo"
@@ -91,6 +93,7 @@ class AnalysisMemo(Artifact):
     observed: dict[str, Packed]
     findings: dict[str, FindingsRecord]
     mixes: dict[str, bool]
+    pairs: dict[str, str | None] = Field(default_factory=dict)
 
     def is_of_this_torch(self) -> bool:
         """Whether what was found holds here."""
@@ -100,7 +103,7 @@ class AnalysisMemo(Artifact):
         """This and what another has found beside it."""
         parts = {
             name: {**getattr(self, name), **getattr(other, name)}
-            for name in ("observed", "findings", "mixes")
+            for name in ("observed", "findings", "mixes", "pairs")
         }
         return self.model_copy(update=parts)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from spindle_cli.workload.evaluated.trace import evaluated_on_its_own
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.metaops.cut import names_used
 from spindle_cli.workload.tracing.flow import flow_graph
@@ -18,18 +19,25 @@ def rebind(graph: WorkloadGraph, workload: Workload) -> WorkloadGraph | None:
     None where the builds differ: a name that an op uses is not there, or stands for something else. (A graph
     names what it uses, and holds none of it.)
     """
-    tasks: dict[str, TaskGraph] = {}
-    for task in workload.tasks:
-        known = graph.tasks.get(task.name)
-        if known is None or type(known.task) is not type(task):
-            return None
-        root = _root_of(task, known)
-        if not _has_what_is_used(root, known):
-            return None
-        tasks[task.name] = replace(known, task=task, root=root)
-    if list(tasks) != list(graph.tasks):
+    if [task.name for task in workload.tasks] != list(graph.tasks):
         return None
-    return replace(graph, workload=workload, tasks=tasks)
+    tasks = {task.name: _rebound(graph.tasks[task.name], task) for task in workload.tasks}
+    given = {task.name: task for task in (*workload.tasks, *map(evaluated_on_its_own, workload.evaluated))}
+    if not graph.evaluations.keys() <= given.keys():
+        return None
+    evaluations = {name: _rebound(known, given[name]) for name, known in graph.evaluations.items()}
+    found = {name: task for name, task in tasks.items() if task is not None}
+    evaluated = {name: task for name, task in evaluations.items() if task is not None}
+    if len(found) + len(evaluated) < len(tasks) + len(evaluations):
+        return None
+    return replace(graph, workload=workload, tasks=found, evaluations=evaluated)
+
+
+def _rebound(known: TaskGraph, task: Task | FlowTask) -> TaskGraph | None:
+    if type(known.task) is not type(task):
+        return None
+    root = _root_of(task, known)
+    return replace(known, task=task, root=root) if _has_what_is_used(root, known) else None
 
 
 def _root_of(task: Task | FlowTask, known: TaskGraph) -> nn.Module:

@@ -21,7 +21,7 @@ class Task:
         module: `forward(**batch)` returns a scalar loss, or a dict with the scalar under "loss".
         batch_size: samples per iteration, over all devices.
         dataset: map-style or iterable torch Dataset; an item is a dict of tensors (or numbers) named like
-            forward's arguments.
+            forward's arguments. None: of a task that is only evaluated (`Workload.evaluated`).
         weight: of this task's loss in the total.
         reduction: whether the loss is the mean or the sum over the batch's samples.
         collate: turns a list of items into a batch; torch's default_collate if None. The batch's first
@@ -37,7 +37,7 @@ class Task:
     name: str
     module: nn.Module
     batch_size: int
-    dataset: Any
+    dataset: Any = None
     weight: float = 1.0
     reduction: Reduction = "mean"
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
@@ -75,7 +75,7 @@ class FlowTask:
 
     name: str
     batch_size: int
-    dataset: Any
+    dataset: Any = None
     weight: float = 1.0
     reduction: Reduction = "mean"
     collate: Callable[[list[Any]], dict[str, Any]] | None = None
@@ -108,6 +108,9 @@ class Workload:
             without being named too.
         tp_plans: how a layer class is split for tensor parallelism: {class: {submodule: "colwise" | "rowwise"
             | ...}}.
+        evaluated: tasks that are never trained, only evaluated: each has an `eval_dataset` and no `dataset`.
+            What they share with `tasks` they take as it is trained so far; parameters of their own stay as
+            they are initialised.
     """
 
     name: str
@@ -116,6 +119,12 @@ class Workload:
     coupled: tuple[type[nn.Module], ...] = ()
     contrastive: tuple[type[nn.Module], ...] = ()
     tp_plans: Mapping[type[nn.Module], Mapping[str, Any]] = field(default_factory=dict)
+    evaluated: Sequence[Task | FlowTask] = ()
+
+    @property
+    def all_tasks(self) -> tuple[Task | FlowTask, ...]:
+        """Those that are trained, then those that are only evaluated."""
+        return (*self.tasks, *self.evaluated)
 
     @property
     def operator_classes(self) -> tuple[type[nn.Module], ...]:

@@ -6,48 +6,32 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
-from spindle_cli.program.forward import forward_only
-from spindle_cli.program.proof.proof_forward import prove_forward
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples
-from spindle_cli.runtime.communication.transfers import Exchange
-from spindle_cli.runtime.communication.wiring import Wiring, wire
 from spindle_cli.runtime.evaluating.gathering import Results
 from spindle_cli.runtime.evaluating.measures import measured
-from spindle_cli.runtime.evaluating.passes import Fields, Passes, present
+from spindle_cli.runtime.evaluating.passes import Fields, present
+from spindle_cli.runtime.evaluating.prepared import Prepared, Preparing
 from spindle_cli.runtime.evaluating.untouched import untouched
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.evaluated.in_order import InOrder
-from spindle_cli.workload.evaluated.trace import analyse_evaluation
-from spindle_cli.workload.graph import TaskGraph
-from spindle_cli.workload.losses.shares import LossCounter, share_of_samples
-from spindle_cli.workload.training.precision import computing, in_dtype
+from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.training.precision import computing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class _Prepared:
-    """A task as it is evaluated: its graph, and this rank's passes of it."""
-
-    graph: TaskGraph
-    wiring: Wiring
-    slices: dict[int, LocalSlice]
-    passes: Passes
-    counter: LossCounter | None
 
 
 class Evaluator:
@@ -60,36 +44,44 @@ class Evaluator:
         rank: int,
         device: torch.device,
         communicators: Communicators,
+        timeout_s: float,
         around: Callable[[], AbstractContextManager[None]],
     ) -> None:
         """`source`: of the workload. `around`: what passes run in besides autocast."""
         self._model = model
-        self._source = source
         self._rank = rank
         self._device = device
-        self._communicators = communicators
         self._around = around
-        self._prepared: dict[str, _Prepared] = {}
+        self._preparing = Preparing(
+            model, source, rank, device, communicators, timeout_s, computing=self._computing
+        )
+        self._prepared: dict[str, Prepared] = {}
 
     @property
     def tasks(self) -> tuple[str, ...]:
         """Those that have a dataset to be evaluated on."""
-        return tuple(task.name for task in self._model.graph.workload.tasks if task.eval_dataset is not None)
+        tasks = self._model.graph.workload.all_tasks
+        return tuple(task.name for task in tasks if task.eval_dataset is not None)
 
     def prepare(self) -> None:
         """Make ready what will be evaluated, so that what cannot be is known before anything is trained;
         collective. Raises what `evaluate` raises of tasks and datasets.
         """
-        roots = [graph.root for graph in self._model.graph.tasks.values()]
-        with untouched(roots, self._device):
+        with untouched(self._roots, self._device):
             for name in self.tasks:
-                self._prepare(name)
+                fields = self._prepare(name).graph.fields
                 task = self._task(name)
                 data = self._data(task, task.eval_dataset)
-                data.rows(0, 0, 1, tuple(self._model.graph.tasks[name].fields))
+                data.rows(0, 0, 1, tuple(fields))
+
+    @property
+    def _roots(self) -> list[nn.Module]:
+        """Of all tasks."""
+        graph = self._model.graph
+        return [task.root for task in (*graph.tasks.values(), *graph.evaluations.values())]
 
     def _data(self, task: Any, dataset: Any) -> InOrder:
-        fields = self._model.graph.tasks[task.name].fields
+        fields = self._prepare(task.name).graph.fields
         taken = dataclasses.replace(task, dataset=dataset)
         return InOrder(taken, dataset, self._model.train.seed, fields)
 
@@ -113,8 +105,7 @@ class Evaluator:
                 hint="Give the task an eval_dataset, or evaluate() a dataset.",
             )
         began_s = time.perf_counter()
-        roots = [graph.root for graph in self._model.graph.tasks.values()]
-        with untouched(roots, self._device):
+        with untouched(self._roots, self._device):
             prepared = self._prepare(name)
             data = self._data(task, chosen)
             loss, gathered = self._run(prepared, data)
@@ -134,13 +125,14 @@ class Evaluator:
             yield
 
     def _task(self, name: str) -> Any:
-        for task in self._model.graph.workload.tasks:
+        tasks = self._model.graph.workload.all_tasks
+        for task in tasks:
             if task.name == name:
                 return task
-        known = ", ".join(self._model.graph.tasks)
+        known = ", ".join(task.name for task in tasks)
         raise UsageError(f"there is no task {name!r} to evaluate", hint=f"The tasks are {known}.")
 
-    def _run(self, prepared: _Prepared, data: InOrder) -> tuple[float, dict[str, Tensor] | None]:
+    def _run(self, prepared: Prepared, data: InOrder) -> tuple[float, dict[str, Tensor] | None]:
         """The loss, on every rank, and on rank 0 what was gathered of all samples."""
         graph, is_mean = prepared.graph, prepared.graph.task.reduction == "mean"
         if graph.decided and data.num_samples % graph.task.batch_size:
@@ -164,7 +156,7 @@ class Evaluator:
         loss = total.item() / (data.num_samples if is_mean else 1)
         return loss, results.whole() if self._rank == 0 else None
 
-    def _load(self, prepared: _Prepared, data: InOrder, number: int) -> dict[Samples, dict[str, Tensor]]:
+    def _load(self, prepared: Prepared, data: InOrder, number: int) -> dict[Samples, dict[str, Tensor]]:
         """What this rank's slices read of a batch, by samples, on the host."""
         size = data.size(number)
         wanted: dict[Samples, dict[str, None]] = {}
@@ -189,7 +181,7 @@ class Evaluator:
         return fields
 
     def _counts(
-        self, prepared: _Prepared, loaded: dict[Samples, dict[str, Tensor]], size: int
+        self, prepared: Prepared, loaded: dict[Samples, dict[str, Tensor]], size: int
     ) -> Sequence[Tensor]:
         """What the loss counts of a batch, over all ranks."""
         shares = prepared.graph.loss_shares
@@ -205,45 +197,10 @@ class Evaluator:
         dist.all_reduce(total)
         return total.unbind()
 
-    def _prepare(self, name: str) -> _Prepared:
+    def _prepare(self, name: str) -> Prepared:
         if name not in self._prepared:
-            self._prepared[name] = self._made(name)
+            self._prepared[name] = self._preparing.prepared(name)
         return self._prepared[name]
-
-    def _made(self, name: str) -> _Prepared:
-        model = self._model
-        graph = analyse_evaluation(self._source, model.graph, name)
-        tasks = {**model.graph.tasks, name: graph}
-        whole = dataclasses.replace(model.graph, tasks=tasks)
-        whole = whole if model.dtype is None else in_dtype(whole, model.dtype)
-        forward = forward_only(model.program, name)
-        prove_forward(forward, model.program, name)
-        wiring = wire(whole, model.program)
-        slices = {
-            wired.index: model.ops.evaluated(wired)
-            for wired in wiring.slices
-            if self._rank in wired.layout.share_of and wired.task.task.name == name
-        }
-        for wired in wiring.slices:
-            if wired.task.task.name == name and wired.layout.dp > 1:
-                _require_splittable(wired.piece.label, wired.ops)
-        self._join(slices)
-        passes = Passes(
-            forward.actions[self._rank],
-            slices,
-            Exchange(wiring, self._rank, self._device, self._communicators),
-            self._device,
-            self._computing,
-        )
-        shares = graph.loss_shares
-        counter = LossCounter(graph.root, shares) if shares.num_counts and slices else None
-        return _Prepared(whole.tasks[name], wiring, slices, passes, counter)
-
-    def _join(self, slices: dict[int, LocalSlice]) -> None:
-        for local in slices.values():
-            layout = local.wired.layout
-            if local.group is not None:
-                local.group.join(self._communicators.inside(layout, layout.share_of[self._rank]))
 
 
 def _speaks(local: LocalSlice) -> bool:
@@ -252,21 +209,3 @@ def _speaks(local: LocalSlice) -> bool:
 
 def _loss_arguments(size: int, counts: Sequence[Tensor], there: Samples) -> Sequence[Any]:
     return (share_of_samples(there[1] - there[0], size, 1), *counts)
-
-
-def _require_splittable(label: str, ops: Sequence[Any]) -> None:
-    """Refuse to evaluate by shares what needs the whole batch in eval mode.
-
-    Raises:
-        WorkloadError: an op does.
-    """
-    for op in ops:
-        if op.coupled or op.talks:
-            why = op.coupled_because or "a batch norm without running statistics normalises over the batch"
-            if op.contrasts:
-                why = "its loss compares every sample with every other"
-            raise WorkloadError(
-                f"{label}: in eval mode its samples depend on each other, and the plan splits its batch: "
-                f"{why}",
-                hint="List its class in the workload's `coupled`, then profile and plan again.",
-            )

@@ -36,7 +36,7 @@ class BatchRun:
 
 def present(samples: Samples, size: int) -> Samples:
     """Those of a share's samples that are there, in a batch of so many."""
-    return min(samples[0], size), min(samples[1], size)
+    return samples[0], max(samples[0], min(samples[1], size))
 
 
 class Passes:

@@ -66,13 +66,13 @@ class LocalOps:
 
     def slices(self) -> dict[int, LocalSlice]:
         """The rank's slices, by index."""
-        return {wired.index: self._slice(wired, trains=True) for wired in self._wired}
+        return {wired.index: self._slice(wired, self._splits, trains=True) for wired in self._wired}
 
-    def evaluated(self, wired: WiredSlice) -> LocalSlice:
-        """One of the rank's slices as it is evaluated, over the same leaves: nothing is compiled, and no
-        batch norm sums anything.
+    def evaluated(self, wired: WiredSlice, splits: PlanSplits | None = None) -> LocalSlice:
+        """A slice as it is evaluated, over the same leaves: nothing is compiled, and no batch norm sums
+        anything. `splits`: of its plan; None: of the plan that is trained by.
         """
-        return self._slice(wired, trains=False)
+        return self._slice(wired, self._splits if splits is None else splits, trains=False)
 
     def _modules_of(self, wired: WiredSlice) -> tuple[fx.GraphModule, ...]:
         first, last = wired.layout.rows_of(self._place.rank)
@@ -103,7 +103,7 @@ class LocalOps:
             return range(cut.count)
         return cut.of_member(wired.layout.member_of(self._place.rank), split.degree)
 
-    def _slice(self, wired: WiredSlice, *, trains: bool) -> LocalSlice:
+    def _slice(self, wired: WiredSlice, splits: PlanSplits, *, trains: bool) -> LocalSlice:
         rank, device = self._place.rank, self._place.device
         group = None
         shares = _shares(wired, rank, device) if trains else None
@@ -117,7 +117,9 @@ class LocalOps:
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(
-            self._runnable(wired, position, op, module, group, shares, trains=trains)
+            self._runnable(
+                wired, op, module, splits.by_op.get((wired.index, position)), group, shares, trains=trains
+            )
             for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)
         )
         return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group, shares)
@@ -125,9 +127,9 @@ class LocalOps:
     def _runnable(
         self,
         wired: WiredSlice,
-        position: int,
         op: Op,
         module: fx.GraphModule,
+        split: LayerSplit | None,
         group: TensorGroup | None,
         shares: TensorGroup | None,
         *,
@@ -136,12 +138,13 @@ class LocalOps:
         """The op's module, over views of leaves where it does not use whole parameters of this rank's own;
         else compiled, if that is asked for and nothing is summed inside of it.
         """
-        split = self._splits.by_op.get((wired.index, position))
         first = group is None or group.member == 0
         views: dict[str, View] = {}
         known: dict[tuple[str, bool, bool, int], View] = {}
         for dotted, parameter in module.named_parameters(remove_duplicate=False):
-            name = self._names[id(parameter)]
+            name = self._names.get(id(parameter))
+            if name is None:  # of a task that is only evaluated
+                continue
             cut = self._cuts.by_name[name]
             is_own = split is not None and (dotted in split.dims or dotted in split.partial)
             is_zero = not first and split is not None and dotted in split.added_once

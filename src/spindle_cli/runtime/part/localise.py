@@ -22,6 +22,12 @@ from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program, StepSettings
 from spindle_cli.runtime.communication.wiring import Wiring, wire
+from spindle_cli.runtime.part.evaluated import (
+    EvaluatedPart,
+    InitialPart,
+    evaluated_parts,
+    initial_parts_of_evaluated,
+)
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.step.compute import LocalSlice
@@ -48,6 +54,7 @@ class LocalModel:
         cuts: into which parts all parameters of the workload are cut.
         ops: what the slices are built by. `dtype`: of everything floating-point; None: that of the workload.
         groups: which optimizer settings each trained parameter has.
+        evaluated: where the tasks run that are only evaluated, by name.
     """
 
     graph: WorkloadGraph
@@ -61,6 +68,7 @@ class LocalModel:
     ops: LocalOps
     dtype: torch.dtype | None
     groups: OptimizerGroups
+    evaluated: dict[str, EvaluatedPart]
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -88,10 +96,13 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
 
     def choose(graph: WorkloadGraph) -> dict[str, set[int]]:
         require_same_workload(plan, graph, request)
-        return ops_of_rank(plan, graph, rank)
+        wanted = ops_of_rank(plan, graph, rank)
+        for name, part in evaluated_parts(plan, graph).items():
+            wanted.update(ops_of_rank(part.plan, graph.only_evaluated(name), rank))
+        return wanted
 
     memo = None if request.memo is None else AnalysisMemo.read(request.memo)
-    loaded = load_local(request.workload, choose, memo=memo)
+    loaded = load_local(request.workload, choose, memo=memo, evaluates=True)
     # A dtype that the request asks for is that of all arithmetic.
     train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
     graph = loaded.graph
@@ -105,19 +116,20 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     prove(program)
     dtype = dtype_of(request, train)
     wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
+    evaluated = evaluated_parts(plan, graph)
     own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
     ops = LocalOps(table, cuts, splits, own, place)
     slices = ops.slices()
-    loaded.initial.fill(initial_parts(ops.leaves, cuts))
-    return LocalModel(graph, train, program, wiring, slices, ops.leaves, table, cuts, ops, dtype, groups)
+    loaded.initial.fill({**initial_parts(ops.leaves, cuts), **initial_parts_of_evaluated(graph, table)})
+    return LocalModel(
+        graph, train, program, wiring, slices, ops.leaves, table, cuts, ops, dtype, groups, evaluated
+    )
 
 
-def initial_parts(
-    leaves: Mapping[str, nn.Parameter], cuts: Cuts
-) -> dict[str, tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]]:
-    """Of each leaf the parameter that it is a part of, its memory, and [first, last) of each dimension."""
-    found: dict[str, tuple[str, torch.Tensor, tuple[tuple[int, int], ...] | None]] = {}
+def initial_parts(leaves: Mapping[str, nn.Parameter], cuts: Cuts) -> dict[str, InitialPart]:
+    """What initial values go into, by leaf."""
+    found: dict[str, InitialPart] = {}
     for cut in cuts.by_name.values():
         for index in range(cut.count):
             leaf = leaves.get(cut.key(index))

@@ -98,7 +98,7 @@ def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWork
             workload = build(found)
     except WorkloadError:
         workload = build(found)
-        for task in workload.tasks:
+        for task in workload.all_tasks:
             for module in _modules(task):
                 drop(module.parameters())
     initial = find_initial(found.init_from, workload)

@@ -86,9 +86,17 @@ def check_workload(workload: Any, where: str) -> Workload:
         )
     if not workload.tasks:
         raise WorkloadError(f"{where}: the workload {workload.name!r} has no tasks")
-    for task in workload.tasks:
+    for task in workload.all_tasks:
         _check_task(task, where)
-    names = [task.name for task in workload.tasks]
+    for task in workload.tasks:
+        if task.dataset is None:
+            raise WorkloadError(
+                f"{where}: task {task.name!r} has no dataset to be trained on",
+                hint="Give it one; a task that is only evaluated belongs in the workload's `evaluated`.",
+            )
+    for task in workload.evaluated:
+        _check_only_evaluated(task, where)
+    names = [task.name for task in workload.all_tasks]
     for name in names:
         if names.count(name) > 1:
             raise WorkloadError(
@@ -101,6 +109,17 @@ def check_workload(workload: Any, where: str) -> Workload:
                     f"{where}: {key}: found {item!r}, expected classes derived from nn.Module"
                 )
     return workload
+
+
+def _check_only_evaluated(task: Task | FlowTask, where: str) -> None:
+    where = f"{where}: evaluated: task {task.name!r}"
+    if task.eval_dataset is None:
+        raise WorkloadError(f"{where} has no eval_dataset", hint="Give it what it is to be evaluated on.")
+    if task.dataset is not None:
+        raise WorkloadError(
+            f"{where} has a dataset, and is never trained",
+            hint="Leave its dataset out; or list it in the workload's `tasks`, to train it.",
+        )
 
 
 def _check_task(task: Any, where: str) -> None:

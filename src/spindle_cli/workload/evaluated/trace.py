@@ -4,39 +4,77 @@ forward returns beside the loss.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse_task
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.splitting.independence import Independence
-from spindle_cli.workload.tracing.observe import Observer
+from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.metaops.task import analyse_task
+from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.types import FlowTask, Task, Workload
 
 _FROM_ONE = (
     "Compute what forward returns beside the loss from one operator's output, or from what the loss takes."
 )
 
 
-def analyse_evaluation(source: str, graph: WorkloadGraph, name: str) -> TaskGraph:
-    """A task of the workload at `source` as it is evaluated, over the modules of `graph`, of another build.
+def trace_evaluations(graph: WorkloadGraph, finder: Finder) -> dict[str, TaskGraph]:
+    """Every task of a workload that has a dataset to be evaluated on, as it is evaluated, by name.
 
-    Random numbers are drawn; generators are the caller's.
+    `finder`: of layers in eval mode. Random numbers are drawn; generators are the caller's.
 
     Raises:
-        WorkloadError: forward takes another way through its operators in eval mode, or cannot be traced.
+        WorkloadError: forward takes another way through its operators in eval mode than in training, or
+            cannot be traced.
+    """
+    workload = graph.workload
+    trained = [task for task in workload.tasks if task.eval_dataset is not None]
+    return {
+        task.name: _traced(task, workload, finder, graph.tasks.get(task.name))
+        for task in (*trained, *map(evaluated_on_its_own, workload.evaluated))
+    }
+
+
+def analyse_evaluation(source: str, graph: WorkloadGraph, name: str) -> TaskGraph:
+    """A trained task of the workload at `source` as it is evaluated, over the modules of `graph`, of another
+    build. Raises what `trace_evaluations` raises.
     """
     workload = load_abstract(source).workload
     task = next(task for task in workload.tasks if task.name == name)
     trained = graph.tasks[name]
-    modules = [task.module] if hasattr(task, "module") else [flow.consumer for flow in task.flows]
-    for module in modules:
-        module.eval()
-    observer = Observer(None)
-    keeps = bool(trained.task.metrics)
-    found = analyse_task(task, workload, observer, Independence(observer), keeps_results=keeps)
-    _require_same_way(trained, found)
+    found = _traced(task, workload, Finder(), trained)
     return replace(found, task=trained.task, root=trained.root)
+
+
+def evaluated_on_its_own(task: Task | FlowTask) -> Task | FlowTask:
+    """A task that is only evaluated, with the dataset for that as its own."""
+    return replace(task, dataset=task.eval_dataset)
+
+
+def _traced(
+    task: Task | FlowTask, workload: Workload, finder: Finder, trained: TaskGraph | None
+) -> TaskGraph:
+    with _in_eval_mode(task):
+        found = analyse_task(task, workload, finder, keeps_results=bool(task.metrics))
+    if trained is not None:
+        _require_same_way(trained, found)
+    return found
+
+
+@contextmanager
+def _in_eval_mode(task: Task | FlowTask) -> Iterator[None]:
+    root = root_of(task)
+    modes = [(module, module.training) for module in root.modules()]
+    try:
+        root.eval()
+        yield
+    finally:
+        root.train()  # a module's own way back
+        for module, mode in modes:
+            module.training = mode
 
 
 def _require_same_way(trained: TaskGraph, found: TaskGraph) -> None:

@@ -31,7 +31,7 @@ class Holders:
     def of(cls, workload: Workload) -> Holders:
         """Those of a built workload, whether its parameters are real or not."""
         found, by_id = cls(), dict[int, str]()
-        for task in workload.tasks:
+        for task in workload.all_tasks:
             root = root_of(task)
             passing = _not_saved(root)
             for dotted, tensor in (

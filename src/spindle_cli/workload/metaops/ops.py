@@ -9,13 +9,12 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
+from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.glue import find_homes
 from spindle_cli.workload.pairs.find import split_pairs
 from spindle_cli.workload.splitting.coupling import Trace, hands_on_whole
-from spindle_cli.workload.splitting.independence import Independence
 from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
-from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.prepare import (
     NO_RESULTS,
     cut_gradients,
@@ -37,8 +36,7 @@ def make_ops(
     graph: fx.Graph,
     samples: Mapping[str, Tensor],
     workload: Workload,
-    observer: Observer,
-    independence: Independence,
+    finder: Finder,
     *,
     keeps_results: bool = False,
 ) -> TaskGraph:
@@ -47,13 +45,14 @@ def make_ops(
     Args:
         root: module that the trace's names are relative to.
         samples: a small collated batch, for the shapes of the fields.
-        observer, independence: of the whole workload.
+        finder: of the whole workload.
         keeps_results: ops also give what forward returns beside the loss.
 
     Raises:
         WorkloadError: no scalar loss, or an op that cannot run on the task's batch; with the place in the
             user's code.
     """
+    observer, independence = finder.observer, finder.independence
     check_in_place(task.name, root, graph)
     changes = Changes(graph)
     shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
@@ -78,7 +77,7 @@ def make_ops(
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
     made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace))
     specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
-    return replace(split_pairs(made, workload), results=specs, left_out=results.left_out)
+    return replace(split_pairs(made, workload, finder.pairs), results=specs, left_out=results.left_out)
 
 
 def _loss_inside(trace: Trace) -> str | None:

@@ -6,14 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.pairs.follow import Argument
 from spindle_cli.workload.pairs.recipe import make_recipe
 from spindle_cli.workload.pairs.record import record
 from spindle_cli.workload.pairs.steps import Gather
 from spindle_cli.workload.rules.states import MixesError
+from spindle_cli.workload.tracing.behaviour import name_of
+from spindle_cli.workload.tracing.kind import Kinds
+from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.types import Workload
 
 NAMED = "it is named as contrastive, but it cannot be split: {why}"
@@ -22,22 +26,51 @@ _WHOLE = "it takes a value that is not one per sample from another operator"
 _NO_PAIRS = "it compares no samples with each other"
 
 
-def split_pairs(task: TaskGraph, workload: Workload) -> TaskGraph:
+class PairVerdicts:
+    """Whether the losses of one workload can be split, equal ones found once."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._known: dict[str, str | None] = {}
+
+    def why_not(self, task: TaskGraph, loss: Op) -> str | None:
+        """Why shares of a loss cannot be computed with what is compared gathered; None: they can."""
+        key = _described(task, loss, self._observer.kinds)
+        memo = self._observer.memo
+        told = {} if memo is None else memo.pairs
+        if key not in self._known:
+            name = key_of(key) or ""
+            self._known[key] = told[name] if name in told else _why_not(task, loss)
+        return self._known[key]
+
+    def found(self) -> dict[str, str | None]:
+        """What was found, for another process (see `AnalysisMemo`)."""
+        return portable(self._known, lambda why: why)
+
+
+def split_pairs(task: TaskGraph, workload: Workload, verdicts: PairVerdicts) -> TaskGraph:
     """A task with its loss as one that is split, where that is contrastive. Where the workload names it as
     that and it cannot be split, its reason says why.
     """
     loss = task.ops[-1]
     if not loss.coupled or loss.coupled_because is None or task.task.batch_size < 2:
         return task
+    why = verdicts.why_not(task, loss)
+    if why is None:
+        found = replace(loss, coupled=False, coupled_because=None, contrasts=True)
+    elif loss.target is None or not isinstance(task.root.get_submodule(loss.target), workload.contrastive):
+        return task
+    else:
+        found = replace(loss, coupled_because=NAMED.format(why=why))
+    return replace(task, ops=(*task.ops[:-1], found))
+
+
+def _why_not(task: TaskGraph, loss: Op) -> str | None:
     try:
         _check(task, loss)
     except MixesError as error:
-        if loss.target is None or not isinstance(task.root.get_submodule(loss.target), workload.contrastive):
-            return task
-        found = replace(loss, coupled_because=NAMED.format(why=error))
-    else:
-        found = replace(loss, coupled=False, coupled_because=None, contrasts=True)
-    return replace(task, ops=(*task.ops[:-1], found))
+        return str(error)
+    return None
 
 
 def _check(task: TaskGraph, loss: Op) -> None:
@@ -51,6 +84,32 @@ def _check(task: TaskGraph, loss: Op) -> None:
     recording = record(module, module, arguments_of(task, loss), task.task.batch_size)
     if not any(isinstance(action, Gather) for action in make_recipe(recording).actions):
         raise MixesError(_NO_PAIRS)
+
+
+def _described(task: TaskGraph, loss: Op, kinds: Kinds) -> str:
+    """A text that two losses share if the same holds of them."""
+    assert loss.shares is not None, "the last op holds the loss"
+    known = bool(loss.shares.num_counts), bool(loss.shares.all_must_count), len(loss.inputs)
+    numbers = {node: number for number, node in enumerate(loss.graph.nodes)}
+    lines = [f"{task.task.batch_size} {known} {arguments_of(task, loss)}"]
+    for node in loss.graph.nodes:
+        taken = fx.node.map_aggregate(
+            (node.args, node.kwargs), lambda item: f"%{numbers[item]}" if isinstance(item, fx.Node) else item
+        )
+        lines.append(f"{node.op} {_behaviour(node, task, kinds)} {taken!r}")
+    return "\n".join(lines)
+
+
+def _behaviour(node: fx.Node, task: TaskGraph, kinds: Kinds) -> str:
+    if node.op not in ("call_module", "get_attr"):
+        return name_of(node.target) if node.op == "call_function" else str(node.target)
+    owner, _, last = str(node.target).rpartition(".")
+    held = getattr(task.root.get_submodule(owner), last)
+    if isinstance(held, nn.Module):
+        return kinds.behaviour(held)
+    if isinstance(held, Tensor):
+        return f"{type(held).__name__} {tuple(held.shape)} {held.dtype} {held.requires_grad}"
+    return repr(held)
 
 
 def arguments_of(task: TaskGraph, op: Op, tensors: Sequence[Tensor] = ()) -> list[Argument]:

@@ -55,7 +55,10 @@ def name_of(target: Any) -> str:
     found: Any = sys.modules.get(module) if isinstance(module, str) else None
     for part in name.split(".") if isinstance(name, str) else ():
         found = getattr(found, part, None)
-    return f"{module}.{name}" if found is not None and found is target else repr(target)
+    if found is not None and found is target:
+        return f"{module}.{name}"
+    own = getattr(target, "__name__", "")  # torch.arange and its like name no module
+    return f"torch.{own}" if getattr(torch, str(own), None) is target else repr(target)
 
 
 def _text(value: Any, depth: int) -> str:

@@ -1,0 +1,141 @@
+"""A task made ready to be evaluated on this rank: its graph in eval mode, and its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.plan_splits import PlanSplits
+from spindle_cli.program.forward import forward_only
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.program.types import Program
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.transfers import Exchange
+from spindle_cli.runtime.communication.wiring import Wiring, wire
+from spindle_cli.runtime.evaluating.passes import Passes
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.evaluated.trace import analyse_evaluation
+from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.training.precision import in_dtype
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task as it is evaluated: its graph, and this rank's passes of it."""
+
+    graph: TaskGraph
+    wiring: Wiring
+    slices: dict[int, LocalSlice]
+    passes: Passes
+    counter: LossCounter | None
+
+
+@dataclass(frozen=True)
+class _Route:
+    """What a task's passes follow: the program of a plan, the part of it that an evaluation runs, the graph
+    that belongs to it, and what its messages go over.
+    """
+
+    program: Program
+    forward: Program
+    graph: WorkloadGraph
+    splits: PlanSplits | None
+    communicators: Communicators
+
+
+@dataclass(frozen=True)
+class Preparing:
+    """Makes tasks of a run ready on one rank.
+
+    Attributes:
+        source: of the workload.
+        communicators: of the program that is trained by. `timeout_s`: of others that are made.
+        computing: what passes run in.
+    """
+
+    model: LocalModel
+    source: str
+    rank: int
+    device: torch.device
+    communicators: Communicators
+    timeout_s: float
+    computing: Callable[[], AbstractContextManager[object]]
+
+    def prepared(self, name: str) -> Prepared:
+        """A task, made ready; collective.
+
+        Raises:
+            WorkloadError: it cannot be traced in eval mode, or its plan cannot evaluate it.
+        """
+        route = self._trained(name) if name in self.model.graph.tasks else self._only_evaluated(name)
+        wiring = wire(route.graph, route.program)
+        slices = {
+            wired.index: self.model.ops.evaluated(wired, route.splits)
+            for wired in wiring.slices
+            if self.rank in wired.layout.share_of and wired.task.task.name == name
+        }
+        for wired in wiring.slices:
+            if wired.task.task.name == name and wired.layout.dp > 1:
+                _require_splittable(wired.piece.label, wired.ops)
+        for local in slices.values():
+            layout = local.wired.layout
+            if local.group is not None:
+                local.group.join(route.communicators.inside(layout, layout.share_of[self.rank]))
+        exchange = Exchange(wiring, self.rank, self.device, route.communicators)
+        passes = Passes(route.forward.actions[self.rank], slices, exchange, self.device, self.computing)
+        graph = route.graph.tasks[name]
+        shares = graph.loss_shares
+        counter = LossCounter(graph.root, shares) if shares.num_counts and slices else None
+        return Prepared(graph, wiring, slices, passes, counter)
+
+    def _trained(self, name: str) -> _Route:
+        """Of a task that is trained: where it is."""
+        model = self.model
+        traced = model.graph.evaluations.get(name) or analyse_evaluation(self.source, model.graph, name)
+        graph = replace(model.graph, tasks={**model.graph.tasks, name: traced})
+        forward = forward_only(model.program, name)
+        prove_forward(forward, model.program, name)
+        return _Route(model.program, forward, self._in_dtype(graph), None, self.communicators)
+
+    def _only_evaluated(self, name: str) -> _Route:
+        """Of a task that is only evaluated: by a plan of its own."""
+        part, graph = self.model.evaluated[name], self.model.graph.only_evaluated(name)
+        uses = {(metaop.name, op): () for metaop in part.plan.metaops for op in range(metaop.num_ops)}
+        program = link(part.plan, uses)
+        prove(program)
+        forward = forward_only(program, name)
+        prove_forward(forward, program, name)
+        used = {action.communicator for actions in forward.actions.values() for action in actions}
+        own = Communicators((each for each in program.communicators if each.index in used), self.timeout_s)
+        own.meet(forward, self.rank, self.device)
+        return _Route(program, forward, self._in_dtype(graph), part.splits, own)
+
+    def _in_dtype(self, graph: WorkloadGraph) -> WorkloadGraph:
+        return graph if self.model.dtype is None else in_dtype(graph, self.model.dtype)
+
+
+def _require_splittable(label: str, ops: Sequence[Any]) -> None:
+    """Refuse to evaluate by shares what needs the whole batch in eval mode.
+
+    Raises:
+        WorkloadError: an op does.
+    """
+    for op in ops:
+        if op.coupled or op.talks:
+            why = op.coupled_because or "a batch norm without running statistics normalises over the batch"
+            if op.contrasts:
+                why = "its loss compares every sample with every other"
+            raise WorkloadError(
+                f"{label}: in eval mode its samples depend on each other, and the plan splits its batch: "
+                f"{why}",
+                hint="List its class in the workload's `coupled`, then profile and plan again.",
+            )

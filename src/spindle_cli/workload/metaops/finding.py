@@ -1,0 +1,32 @@
+"""What finds out how a workload's layers behave, and keeps what it has found for other processes."""
+
+from __future__ import annotations
+
+import torch
+
+from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.pairs.find import PairVerdicts
+from spindle_cli.workload.splitting.independence import Independence
+from spindle_cli.workload.tracing.observe import Observer
+
+
+class Finder:
+    """Of the layers of one workload, in the mode (of training or of evaluation) that they are in; equal ones
+    once. `memo`: what another process has found.
+    """
+
+    def __init__(self, memo: AnalysisMemo | None = None) -> None:
+        self.observer = Observer(memo)
+        self.independence = Independence(self.observer)
+        self.pairs = PairVerdicts(self.observer)
+
+    def found(self) -> AnalysisMemo:
+        """What others need not find again: the memo and more."""
+        found = AnalysisMemo(
+            torch_version=torch.__version__,
+            observed=self.observer.observed(),
+            findings=self.independence.verdicts.findings(),
+            mixes=self.independence.tried(),
+            pairs=self.pairs.found(),
+        )
+        return found if self.observer.memo is None else self.observer.memo.with_more(found)

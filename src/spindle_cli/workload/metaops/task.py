@@ -1,0 +1,79 @@
+"""One task's ops and values: its forward traced, and cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.data.reading import first_samples
+from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph
+from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.metaops.ops import make_ops
+from spindle_cli.workload.tracing.flow import flow_graph
+from spindle_cli.workload.tracing.trace import trace_task
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+_SAMPLES = 2  # enough to see that items fit together
+
+
+def analyse_task(
+    task: Task | FlowTask,
+    workload: Workload,
+    finder: Finder,
+    *,
+    keeps_results: bool = False,
+) -> TaskGraph:
+    """One task's ops and values; `keeps_results`: also of what forward returns beside the loss.
+
+    Raises:
+        WorkloadError: it cannot be traced or run as it is written.
+    """
+    _check_not_lazy(task)
+    samples = first_samples(task, _SAMPLES)
+
+    def made_of(root: nn.Module, graph: fx.Graph) -> TaskGraph:
+        return make_ops(task, root, graph, samples, workload, finder, keeps_results=keeps_results)
+
+    if isinstance(task, FlowTask):
+        flows = flow_graph(task, tuple(samples))
+        return made_of(flows.root, flows.graph)
+    traced = trace_task(task, workload, samples, finder.observer)
+    made = replace(made_of(task.module, traced.graph), decided=traced.decided)
+    if not _is_better_opened(made, samples):
+        return made
+    try:
+        traced = trace_task(task, workload, samples, finder.observer, made.loss_inside)
+        opened = made_of(task.module, traced.graph)
+    except WorkloadError:
+        return made
+    if opened.ops[-1].coupled or opened.loss_shares.all_must_count:
+        return made
+    return replace(opened, opened=made.loss_inside, decided=traced.decided)
+
+
+def _is_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bool:
+    """Whether an operator gives a loss that is not split, or a mean that leaves labels of the samples out:
+    traced into, its loss is treated as one in the task's forward.
+    """
+    if task.loss_inside is None:
+        return False
+    last = task.ops[-1]
+    if last.coupled:
+        return last.coupled_because is not None
+    trusted = task.loss_shares.all_must_count
+    return any(bool((samples[name] == IGNORED_LABEL).any()) for name in trusted)
+
+
+def _check_not_lazy(task: Task | FlowTask) -> None:
+    """Refuse modules whose parameters take their shapes from the first batch."""
+    modules = [task.module] if isinstance(task, Task) else [flow.consumer for flow in task.flows]
+    lazy = [name for module in modules for name, part in module.named_parameters() if is_lazy(part)]
+    if lazy:
+        raise WorkloadError(
+            f"task {task.name!r}: the parameter {lazy[0]!r} has no shape yet",
+            hint="Give the layer its input size, or run its forward once where it is built.",
+        )
