@@ -4,6 +4,9 @@ and as SigLIP does, in an operator; with a parameter in each comparison.
 
 from __future__ import annotations
 
+from typing import Any
+
+import eval_toys
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
@@ -34,7 +37,17 @@ class Clip(nn.Module):
         logits = self.scale.exp() * image @ text.T
         labels = torch.arange(len(logits), device=logits.device)
         ways = functional.cross_entropy(logits, labels), functional.cross_entropy(logits.t(), labels)
-        return sum(ways) / 2
+        return self.returned(sum(ways) / 2, image)
+
+    def returned(self, loss: Tensor, _: Tensor) -> Any:
+        return loss
+
+
+class Looked(Clip):
+    """Gives what it compares as well."""
+
+    def returned(self, loss: Tensor, image: Tensor) -> Any:
+        return {"loss": loss, "features": image}
 
 
 class Pairwise(nn.Module):
@@ -70,6 +83,20 @@ class Drawn(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"picture": self.picture[index], "words": self.words[index]}
+
+
+def build_evaluated(looked_at: bool = False) -> Workload:
+    """The same, evaluated: on a last batch of which every share has samples, and on one of which two have
+    none. `looked_at`: metrics are worked out of what the first one compares.
+    """
+    workload = build()
+    clip, siglip = workload.tasks
+    assert isinstance(clip, Task)
+    if looked_at:
+        clip.module.__class__ = Looked
+        clip.metrics = {"features": eval_toys.features}
+    clip.eval_dataset, siglip.eval_dataset = Drawn(17, 2), Drawn(17, 3)
+    return workload
 
 
 def build() -> Workload:

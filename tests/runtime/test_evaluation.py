@@ -13,6 +13,7 @@ import pytest
 import torch
 from alone import run_case, world_of_one
 from case_runs import ADAMW, Case, captured, run_cases
+from contrast_cases import COMPARED
 from safetensors.torch import load_file
 from split_cases import SPLIT
 from torch import Tensor
@@ -192,6 +193,8 @@ ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
     Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
+    Case("contrasts", COMPARED, "contrast_toys", "build_evaluated", train=EVERY_TWO),
+    Case("looked-at", COMPARED, "contrast_toys", "build_evaluated", {"looked_at": True}, train=EVERY_TWO),
     Case("only-evaluated", SCATTERED, "only_evaluated_toys", train=TRAIN),
     Case("only-evaluated-split", SPLIT, "only_evaluated_toys", "build_split", train=EVERY_TWO),
 )
@@ -205,7 +208,9 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("name", ["watched", "tensor-split", "only-evaluated", "only-evaluated-split"])
+@pytest.mark.parametrize(
+    "name", ["watched", "tensor-split", "only-evaluated", "only-evaluated-split", "contrasts", "looked-at"]
+)
 def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
     folder = four / name
     lines = {line.task: line for line in read_evaluations(folder) if line.step == 3}

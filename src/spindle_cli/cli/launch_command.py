@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
+from spindle_cli.cli.evaluation_times import evaluation_times
 from spindle_cli.cli.launch_options import (
     AllowChangedDataOption,
     AsyncOption,
@@ -147,6 +148,8 @@ def launch(
         prepared, report = (prepared, start(prepared)) if fewer is None else fewer.train(prepared, start)
     if trace is not None:
         output.note(_write_trace(trace, prepared.plan, Path(report.run_dir)))
+    times = evaluation_times(Path(report.run_dir), prepared.plan, prepared.workload.graph)
+    report = report.model_copy(update={"evaluations": tuple(times)})
     output.report(as_json, report, render_report(report))
 
 

@@ -20,9 +20,6 @@ PEAK_FLOPS_PER_S: dict[str, dict[Arithmetic, float]] = {
     "h800": _HOPPER,
     "h200": _HOPPER,
 }
-# Operations of a forward and a backward pass over those of the forward pass: a product of matrices has one
-# product forward, and one for each of its two operands' gradients.
-PASSES = 3
 
 
 def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:

@@ -78,8 +78,9 @@ class StepMetrics(Model):
         gradient_norm: of all gradients together, before clipping; None where the train settings do not clip.
         tokens_per_s: of all tasks together: the elements of a task's largest field of whole numbers that has
             more than one of them for a sample, padding included; None where no task has such a field.
-        peak_share: of the devices' published peak (MFU): three times the forward operations that the profile
-            has counted, over what all devices could do in `iteration_s`; None where no peak is known (a CPU).
+        peak_share: of the devices' published peak (MFU): operations forward and backward, from what the
+            profile has counted, over what all devices could do in `iteration_s`; frozen parameters take no
+            gradient of their own. None where no peak is known (a CPU).
         least_memory_bytes, most_memory_bytes: of the ranks' highest memory so far, as of this step's forward
             passes: what torch has allocated on a CUDA device; of a CPU the whole process's.
         data_wait_s: for which the rank that waited longest for its data in this step did so.

@@ -62,6 +62,17 @@ class PairsOverShares(nn.Module):
         """
         return self._run(arguments, None)
 
+    def may_be_cut(self, *arguments: Any) -> bool:
+        """Whether shares of the batch can compute it, with these dtypes on this device."""
+        described = self._described
+        count = len(described.fields) + len(described.inputs)
+        tensors, told = arguments[:count], self._of_batch(arguments[count:])
+        try:
+            self._recipe(tensors, told)
+        except WorkloadError:
+            return False
+        return True
+
     def remembering(self) -> Callable[..., Tensor]:
         """The op as a function that is called twice: the second call takes what the first has gathered."""
         gathered: list[Tensor] = []
@@ -76,11 +87,15 @@ class PairsOverShares(nn.Module):
         count = len(described.fields) + len(described.inputs)
         tensors, told = arguments[:count], arguments[count:]
         rows = ShareRows(self._group, self._cuts, gathered)
-        # The share is told its part of all samples of a step; what is recorded is the whole batch's loss.
-        told = tuple(part * rows.size / rows.count for part in told)
-        recipe = self._recipe(tensors, told)
+        recipe = self._recipe(tensors, self._of_batch(told))
         with torch.autocast(tensors[0].device.type, enabled=False):
             return _ShareRun(self.op, recipe, rows).loss(tensors)
+
+    def _of_batch(self, told: Sequence[float]) -> tuple[float, ...]:
+        """A share is told its part of all samples of a step; what is recorded is the whole batch's loss."""
+        member = self._group.member
+        count = self._cuts[member + 1] - self._cuts[member]
+        return tuple(part * self._cuts[-1] / count for part in told)
 
     def _recipe(self, tensors: Sequence[Tensor], told: tuple[float, ...]) -> Recipe:
         autocast = tuple(

@@ -7,21 +7,27 @@ left in with it. So the reasons why the whole cannot hang (docs/program.md) hold
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from spindle_cli.program.types import Action, Kind, Program
 
 
-def forward_only(program: Program, task: str) -> Program:
+def forward_only(program: Program, task: str, gathering: Collection[int] = ()) -> Program:
     """The same program with nothing but the task's forward passes and what they hand to each other.
 
-    Batch norms take their running statistics, so that passes sum nothing over shares inside.
+    Batch norms take their running statistics, so that passes sum nothing over shares inside; but those of the
+    slices `gathering` gather what a loss compares.
     """
     pieces = {
         index for index, piece in enumerate(program.slices) if program.plan.by_name[piece.metaop].task == task
     }
     actions = {
-        device: tuple(_without_statistics(program, action) for action in own if _is_of(action, pieces))
+        device: tuple(
+            action if action.piece in gathering else _without_statistics(program, action)
+            for action in own
+            if _is_of(action, pieces)
+        )
         for device, own in program.actions.items()
     }
     return replace(program, actions=actions)

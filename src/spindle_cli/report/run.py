@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spindle_cli.costs.peaks import PASSES
+from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, Comparison, PredictedVsMeasured
 from spindle_cli.files.runs.attempts import AttemptEvent, read_attempts
@@ -86,15 +86,16 @@ def compared_of(plan: Plan, run_dir: Path) -> PredictedVsMeasured | None:
 
 
 def flops_by_task(plan: Plan) -> dict[str, float] | None:
-    """Floating-point operations of one step of each task, for one device in the mean: three times the forward
-    ones (costs/peaks.py); None where the profile has not counted them all.
+    """Floating-point operations of one step of each task, for one device in the mean; None where the profile
+    has not counted them all.
     """
+    flops = flops_by_metaop(plan.metaops)
+    if flops is None:
+        return None
     found: dict[str, float] = {}
     for metaop in plan.metaops:
-        if metaop.flops_per_op is None:
-            return None
-        flops = PASSES * plan.accumulate * metaop.num_ops * metaop.flops_per_op / plan.cluster.num_devices
-        found[metaop.task] = found.get(metaop.task, 0.0) + flops
+        own = plan.accumulate * flops[metaop.name] / plan.cluster.num_devices
+        found[metaop.task] = found.get(metaop.task, 0.0) + own
     return found
 
 

@@ -172,8 +172,8 @@ class StepPoint(Sparse):
         loss, task_losses: None where one of the steps' is not finite.
         loss_range, task_loss_ranges, iteration_range_s: the least and the most of the steps; of losses, of
             those that are finite. Left out where there is one step.
-        flops_per_s: floating-point operations of a device in the mean, three times the forward ones that the
-            profile has counted.
+        flops_per_s: floating-point operations of a device in the mean, forward and backward, from what the
+            profile has counted (costs/work.py).
         peak_share: the same as a share of the devices' published peak.
         least_memory_bytes, most_memory_bytes: of all ranks and steps.
         data_wait_s: for which the rank that waited longest for its data did so; `data_wait_most_s`: of the

@@ -1,10 +1,17 @@
-"""Simulate a plan: link its programs, prove them, and run them over its cluster's links."""
+"""Simulate a plan, or an evaluation by it: link its programs, prove them, and run them over its cluster's
+links.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spindle_cli.plan.types import Plan
+from spindle_cli.program.forward import forward_only
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.proof.proof_forward import prove_forward
+from spindle_cli.program.types import StepSettings
 from spindle_cli.simulate.engine import Engine
 from spindle_cli.simulate.types import Simulation
 
@@ -22,3 +29,30 @@ def simulate(plan: Plan) -> Simulation:
     program = link(plan)
     prove(program)
     return Engine(program).run()
+
+
+def has_times(plan: Plan, task: str) -> bool:
+    """Whether a plan knows what each of a task's slices takes."""
+    pieces = [piece for piece in plan.slices if plan.by_name[piece.metaop].task == task]
+    return bool(pieces) and all(
+        any((point.dp, point.tp) == (piece.dp, piece.tp) for point in plan.by_name[piece.metaop].curve)
+        for piece in pieces
+    )
+
+
+def evaluation_s(plan: Plan, task: str, num_samples: int) -> float:
+    """Seconds in which a task is evaluated on so many samples: of its forward passes and what they hand to
+    each other, one batch after another. Reading and gathering take no time in it.
+
+    Raises:
+        InputError: the plan lacks a curve point that a slice uses.
+        ProgramError: its forward passes alone would not come to their end.
+    """
+    batch_size = next(metaop.batch_size for metaop in plan.metaops if metaop.task == task)
+    whole = link(plan)
+    forward = forward_only(whole, task)
+    prove_forward(forward, whole, task)
+    once = plan.model_copy(update={"accumulate": 1})
+    # No parameters are on their way, as they are while a step begins.
+    alone = replace(forward, plan=once, settings=StepSettings())
+    return Engine(alone).run().step_s * num_samples / batch_size

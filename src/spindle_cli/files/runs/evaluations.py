@@ -44,6 +44,18 @@ class Evaluation(Model):
         return json.dumps(self.model_dump(mode="json"), allow_nan=False) + "\n"
 
 
+class EvaluationTimes(Model):
+    """How long a task's evaluations on so many samples were predicted to take, and the median of the `times`
+    that they took. `predicted_s`: None where the plan does not know what the task takes.
+    """
+
+    task: str
+    num_samples: Annotated[int, Field(ge=1)]
+    times: Annotated[int, Field(ge=1)]
+    predicted_s: Annotated[float, Field(ge=0)] | None
+    measured_s: Annotated[float, Field(ge=0)]
+
+
 def read_evaluations(run_dir: Path) -> Iterator[Evaluation]:
     """Every whole line of a run's evaluations.jsonl, in file order; none where there is no such file.
 

@@ -22,6 +22,7 @@ from spindle_cli.files.run_files import (
     data_wait_s,
 )
 from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.files.runs.evaluations import EvaluationTimes
 from spindle_cli.launch.types import Launch
 from spindle_cli.units import format_seconds
 
@@ -36,6 +37,7 @@ class RunReport(Artifact):
             disk,
             none are known here.
         samples_per_s: of all tasks together, over the median step.
+        evaluations: of each task that was evaluated, predicted against measured.
         files: what the run has left, by what it is.
     """
 
@@ -50,6 +52,7 @@ class RunReport(Artifact):
     last: StepMetrics | None
     samples_per_s: float | None
     predicted_vs_measured: PredictedVsMeasured | None
+    evaluations: tuple[EvaluationTimes, ...] = ()
     files: dict[str, str]
 
 
@@ -93,6 +96,7 @@ def render_report(report: RunReport) -> RenderableType:
         hint = _data_hint(report.predicted_vs_measured)
         parts.extend([] if hint is None else [hint])
     parts.append(_summary(report))
+    parts.extend(map(_evaluation, report.evaluations))
     if report.predicted_vs_measured is not None and report.predicted_vs_measured.start_up is not None:
         parts.append(_start_up(report.predicted_vs_measured.start_up))
     parts.extend(f"  {name}: {path}" for name, path in report.files.items())
@@ -104,6 +108,15 @@ def _summary(report: RunReport) -> str:
         return f"node {report.node_rank}: {report.workers} workers done; rank 0's node has the metrics"
     text = f"{report.steps} steps, loss {report.first.loss:.4g} -> {report.last.loss:.4g}"
     return text if report.samples_per_s is None else f"{text}, {report.samples_per_s:.4g} samples/s"
+
+
+def _evaluation(times: EvaluationTimes) -> str:
+    predicted = "" if times.predicted_s is None else f"predicted {format_seconds(times.predicted_s)}, "
+    count = "" if times.times == 1 else f" (median of {times.times})"
+    return (
+        f"evaluation of {times.task} on {times.num_samples} samples: {predicted}"
+        f"measured {format_seconds(times.measured_s)}{count}"
+    )
 
 
 def _start_up(start: StartUp) -> str:

@@ -109,12 +109,13 @@ class Evaluator:
             prepared = self._prepare(name)
             data = self._data(task, chosen)
             loss, gathered = self._run(prepared, data)
+            metrics = measured(prepared.graph, gathered)  # which may draw random numbers
         return Evaluation(
             step=step,
             task=name,
             num_samples=data.num_samples,
             loss=loss,
-            metrics=measured(prepared.graph, gathered),
+            metrics=metrics,
             seconds=time.perf_counter() - began_s,
         )
 
@@ -148,7 +149,7 @@ class Evaluator:
             loaded = self._load(prepared, data, number)
             counts = self._counts(prepared, loaded, size)
             arguments = partial(_loss_arguments, size, counts)
-            batch = prepared.passes.run(size, self._fields_of(loaded), arguments)
+            batch = prepared.passes.run(size, self._fields_of(prepared, loaded), arguments)
             if batch.loss is not None:
                 total += batch.loss * (size if is_mean else 1)
             results.gather(batch, size)
@@ -166,11 +167,14 @@ class Evaluator:
                 wanted.setdefault(there, {}).update(dict.fromkeys(local.wired.fields))
         return {there: data.rows(number, *there, tuple(names)) for there, names in wanted.items()}
 
-    def _fields_of(self, loaded: dict[Samples, dict[str, Tensor]]) -> Fields:
-        dtype = self._model.dtype
+    def _fields_of(self, prepared: Prepared, loaded: dict[Samples, dict[str, Tensor]]) -> Fields:
+        dtype, specs = self._model.dtype, prepared.graph.fields
+
+        def none_of(name: str) -> Tensor:
+            return torch.empty((0, *specs[name].shape[1:]), dtype=specs[name].dtype)
 
         def fields(samples: Samples, names: Sequence[str]) -> dict[str, Tensor]:
-            held = loaded.get(samples, {})
+            held = loaded.get(samples) or {name: none_of(name) for name in names}
             return {
                 name: held[name].to(
                     self._device, dtype if dtype is not None and held[name].is_floating_point() else None

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from spindle_cli.program.types import Action, Kind, Transfer
 from spindle_cli.runtime.communication.rows import Samples, share_shape, take_rows
 from spindle_cli.runtime.communication.transfers import Exchange, Held
+from spindle_cli.runtime.evaluating.gathered_loss import GatheredLoss
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.graph import ValueSpec
 
@@ -54,12 +56,15 @@ class Passes:
         exchange: Exchange,
         device: torch.device,
         computing: Callable[[], AbstractContextManager[object]],
+        gathered: Mapping[int, GatheredLoss] | None = None,
     ) -> None:
+        """`gathered`: by slice, losses that all of its shares compute together."""
         self._actions = tuple(actions)
         self._slices = slices
         self._exchange = exchange
         self._device = device
         self._computing = computing
+        self._gathered = gathered or {}
 
     def run(self, size: int, fields: Fields, loss_arguments: Callable[[Samples], Sequence[Any]]) -> BatchRun:
         """Run a batch of `size` samples; every rank at the same time.
@@ -117,9 +122,9 @@ class Passes:
             )
             for spec in edge.values:
                 values[spec.name] = take_rows(arrived[spec.name], spec, own, there)
-        if there[0] < there[1]:
+        if there[0] < there[1] or wired.index in self._gathered:
             with torch.no_grad(), self._computing():
-                self._run_ops(local, there, fields, loss_arguments, values, batch)
+                self._run_ops(local, size, there, fields, loss_arguments, values, batch)
         return {
             spec.name: _with_room(values.get(spec.name), spec, own, there, self._device)
             for spec in wired.outputs
@@ -128,6 +133,7 @@ class Passes:
     def _run_ops(
         self,
         local: LocalSlice,
+        size: int,
         there: Samples,
         fields: Fields,
         loss_arguments: Callable[[Samples], Sequence[Any]],
@@ -137,19 +143,36 @@ class Passes:
         taken = fields(there, local.wired.fields)
         for op, module in zip(local.wired.ops, local.runnable, strict=True):
             more = loss_arguments(there) if op.shares is not None else ()
-            arguments = [*(taken[name] for name in op.fields), *(values[name] for name in op.inputs), *more]
-            given = module(*arguments)
+            arguments = [*(taken[name] for name in op.fields), *(values[name] for name in op.inputs)]
             if op.is_loss:
-                loss, *results = given if op.results else (given,)
-                if local.is_first:
+                loss, results = self._loss(local, module, size, there, arguments, more)
+                if loss is not None and local.is_first:
                     part = loss.detach().double().reshape(())
                     batch.loss = part if batch.loss is None else batch.loss + part
             else:
+                given = module(*arguments, *more)
                 values.update(zip(op.outputs, given, strict=False))
                 results = list(given[len(op.outputs) :])
             batch.results.update(
                 ((key, there), result) for key, result in zip(op.results, results, strict=True)
             )
+
+    def _loss(
+        self,
+        local: LocalSlice,
+        module: nn.Module,
+        size: int,
+        there: Samples,
+        taken: Sequence[Tensor],
+        more: Sequence[Any],
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """This share's part of the loss, if it has one, and what is given beside it."""
+        together = self._gathered.get(local.wired.index)
+        if together is not None:
+            return together.run(size, there, taken, more[1:])
+        given = module(*taken, *more)
+        loss, *results = given if local.wired.ops[-1].results else (given,)
+        return loss, results
 
 
 def _with_room(

@@ -11,6 +11,7 @@ import torch
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.plan_splits import PlanSplits
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.program.forward import forward_only
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
@@ -19,6 +20,7 @@ from spindle_cli.program.types import Program
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.communication.wiring import Wiring, wire
+from spindle_cli.runtime.evaluating.gathered_loss import GatheredLoss, gathers
 from spindle_cli.runtime.evaluating.passes import Passes
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
@@ -85,26 +87,39 @@ class Preparing:
         }
         for wired in wiring.slices:
             if wired.task.task.name == name and wired.layout.dp > 1:
-                _require_splittable(wired.piece.label, wired.ops)
+                _require_splittable(wired.piece.label, wired.ops[:-1] if gathers(wired) else wired.ops)
         for local in slices.values():
             layout = local.wired.layout
             if local.group is not None:
                 local.group.join(route.communicators.inside(layout, layout.share_of[self.rank]))
         exchange = Exchange(wiring, self.rank, self.device, route.communicators)
-        passes = Passes(route.forward.actions[self.rank], slices, exchange, self.device, self.computing)
+        gathered = {
+            index: self._gathered(local, route.communicators)
+            for index, local in slices.items()
+            if gathers(local.wired)
+        }
+        actions = route.forward.actions[self.rank]
+        passes = Passes(actions, slices, exchange, self.device, self.computing, gathered)
         graph = route.graph.tasks[name]
         shares = graph.loss_shares
         counter = LossCounter(graph.root, shares) if shares.num_counts and slices else None
         return Prepared(graph, wiring, slices, passes, counter)
 
+    def _gathered(self, local: LocalSlice, communicators: Communicators) -> GatheredLoss:
+        layout = local.wired.layout
+        group = TensorGroup(layout.devices, layout.share_of[self.rank], self.device)
+        group.join(communicators.inside(layout, layout.share_of[self.rank]))
+        return GatheredLoss(local.runnable[-1], local.wired, group)
+
     def _trained(self, name: str) -> _Route:
         """Of a task that is trained: where it is."""
         model = self.model
         traced = model.graph.evaluations.get(name) or analyse_evaluation(self.source, model.graph, name)
-        graph = replace(model.graph, tasks={**model.graph.tasks, name: traced})
-        forward = forward_only(model.program, name)
+        graph = self._in_dtype(replace(model.graph, tasks={**model.graph.tasks, name: traced}))
+        slices = [each for each in wire(graph, model.program).slices if each.task.task.name == name]
+        forward = forward_only(model.program, name, {each.index for each in slices if gathers(each)})
         prove_forward(forward, model.program, name)
-        return _Route(model.program, forward, self._in_dtype(graph), None, self.communicators)
+        return _Route(model.program, forward, graph, None, self.communicators)
 
     def _only_evaluated(self, name: str) -> _Route:
         """Of a task that is only evaluated: by a plan of its own."""

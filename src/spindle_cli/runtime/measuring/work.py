@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spindle_cli.costs.peaks import PASSES, Arithmetic, peak_flops_per_s
+from spindle_cli.costs.peaks import Arithmetic, peak_flops_per_s
+from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.units import KIB
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 
@@ -58,11 +59,10 @@ def tokens_of(task: TaskGraph) -> int | None:
 
 def _peak_s(plan: Plan, arithmetic: Arithmetic, batches: int) -> float | None:
     peak = peak_flops_per_s(plan.cluster.device_type, arithmetic)
-    flops = [(metaop.num_ops, metaop.flops_per_op) for metaop in plan.metaops]
-    if peak is None or any(each is None for _, each in flops):
+    flops = flops_by_metaop(plan.metaops)
+    if peak is None or flops is None:
         return None
-    forward = sum(count * (each or 0.0) for count, each in flops)
-    return PASSES * batches * forward / (peak * plan.cluster.num_devices)
+    return batches * sum(flops.values()) / (peak * plan.cluster.num_devices)
 
 
 def highest_memory(device: torch.device) -> int:
