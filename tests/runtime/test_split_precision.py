@@ -25,9 +25,33 @@ ON_TWO: tuple[Placement, ...] = (
 )
 
 
+# Two optimizers, and a group without decay, over parameters of which ranks hold halves; and their averages.
+UPDATED = {
+    "groups": [
+        "no_decay",
+        {
+            "name": "towers",
+            "parameters": ["*.tower.*"],
+            "kinds": ["matrices"],
+            "optimizer": "SGD",
+            "lr": 1e-2,
+        },
+        "rest",
+    ],
+    "ema": {"decay": 0.5},
+}
+
+
 @pytest.mark.parametrize("precision", ["bf16-autocast", "bf16"])
 def test_split_layers_train_in_bfloat16_what_plain_pytorch_does(precision: str, tmp_path: Path) -> None:
-    train = {"precision": precision, "clip_norm": 1.0, "accumulate": 2, "optimizer": "AdamW", "lr": 1e-3}
+    train = {
+        "precision": precision,
+        "clip_norm": 1.0,
+        "accumulate": 2,
+        "optimizer": "AdamW",
+        "lr": 1e-3,
+        **UPDATED,
+    }
     recompute = ("describe/tower", "translate/layers")
     case = Case(precision, ON_TWO, "memory_toys", train=train, recompute=recompute)
     prepare(case, 2, tmp_path / "case")

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers import toy_workload
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.contracts import require_contract
-from spindle_cli.workload.optimizing.groups import optimizer_groups
-from spindle_cli.workload.optimizing.kept import KeptState, StateSizes
+from spindle_cli.workload.optimizing.groups import groups_of_graph, optimizer_groups
+from spindle_cli.workload.optimizing.kept import KeptState, StateSizes, stepped_whole
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
 from spindle_cli.workload.optimizing.optimizer import number_keys, state_keys, state_per_param
 from spindle_cli.workload.settings.optimizers import OptimizerChoice
@@ -159,6 +161,23 @@ def test_what_a_class_keeps_is_looked_at() -> None:
     assert number_keys(choice("Momentum")) == {"n": int}
     assert state_per_param(choice("Momentum")) == 1.0
     assert state_per_param(choice("Normed")) == 0.0
+
+
+def test_state_that_devices_do_not_share_is_said_with_its_size() -> None:
+    """Of the toy: in each of two blocks 48 x 16 and twice 16 x 16, and two heads of 4 x 16: 10,752 bytes."""
+    muon = [{"name": "m", "kinds": ["matrices"], "optimizer": "Muon"}, "rest"]
+    graph = analysed(toy_workload.build())
+
+    def said(**train: object) -> tuple[str, ...]:
+        settings = TrainSettings.model_validate({"groups": muon, **train})
+        return stepped_whole(settings, groups_of_graph(settings, graph), graph)
+
+    whole = "Muon (group m) steps whole parameters: every device that holds one of these 8 "
+    rest = "of all) and steps it, and shares neither with others"
+    assert said() == (f"{whole}(10.5 KiB) keeps its state (10.5 KiB {rest}",)
+    # State in float32, and masters: 4 bytes for 1.
+    assert said(precision="bf16") == (f"{whole}(5.25 KiB) keeps its state (21 KiB {rest}",)
+    assert said(shard_optimizer=False) == said(groups=None) == ()
 
 
 def test_bytes_of_state_are_counted_by_group() -> None:

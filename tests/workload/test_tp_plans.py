@@ -63,6 +63,31 @@ def test_a_layer_whose_split_weight_is_used_whole_beside_it_is_not_split() -> No
     assert layer_split(graph.workload, graph.tasks["t"], graph.tasks["t"].ops[0], 2) is None
 
 
+class Adapted(nn.Module):
+    """As PEFT puts it in the place of a layer."""
+
+    def __init__(self, base_layer: nn.Linear) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.lora_A = nn.Linear(base_layer.in_features, 2, bias=False)
+        self.lora_B = nn.Linear(2, base_layer.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+
+
+@pytest.mark.parametrize("named_by", ["a whole model's plan", "no plan"])
+def test_layers_with_adapters_stay_whole_and_it_is_said_where_they_would_be_split(named_by: str) -> None:
+    plan = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}
+    made = workload(dict(plan) if named_by != "no plan" else None)
+    layer = made.tasks[0].module.layer
+    layer.up = Adapted(layer.up)
+    graph = analyse(made)
+    assert layer_split(graph.workload, graph.tasks["t"], graph.tasks["t"].ops[0], 2) is None
+    said = "tensor parallelism: Mlp has adapters on up, and what they adapt is not split; it stays whole"
+    assert kept_whole(graph) == ((said,) if named_by != "no plan" else ())
+
+
 def test_torchs_styles_mean_the_same_unless_they_have_settings() -> None:
     plan = plan_of(workload({"up": ColwiseParallel(), "down": RowwiseParallel()}), Mlp())
     assert plan == {"up": "colwise", "down": "rowwise"}

@@ -32,6 +32,11 @@ def model_path(run_dir: Path, step: int) -> Path:
     return run_dir / CHECKPOINTS_DIR / f"step-{step:06d}" / MODEL_FILE
 
 
+def has_checkpoints(run_dir: Path) -> bool:
+    """Whether a run has saved anything that it may go on from, whole or not."""
+    return any((run_dir / CHECKPOINTS_DIR).glob("step-*"))
+
+
 def newest_model(run_dir: Path) -> Path:
     """The saved parameters of the most steps.
 

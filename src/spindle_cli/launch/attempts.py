@@ -9,7 +9,7 @@ from rich.console import Console
 
 from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint
 from spindle_cli.errors import ExitCode, InputError, RunFailedError, WorkerLostError
-from spindle_cli.files.run_files import CHECKPOINTS_DIR, StepMetrics, forget_metrics_after, last_step
+from spindle_cli.files.run_files import StepMetrics, forget_metrics_after, has_checkpoints, last_step
 from spindle_cli.files.runs.attempts import note_ended, note_started
 from spindle_cli.launch.build import build_again
 from spindle_cli.launch.owner import Hold
@@ -163,7 +163,7 @@ class Attempts:
 
     def _newest_checkpoint(self) -> FoundCheckpoint | None:
         run_dir = self._launch.run_dir
-        if not any((run_dir / CHECKPOINTS_DIR).glob("step-*")):
+        if not has_checkpoints(run_dir):
             return None
         try:
             found = find_checkpoint(run_dir, reads_all=True)

@@ -57,12 +57,15 @@ def require_valid(plan: Plan, plan_path: Path) -> None:
         )
 
 
-def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorkload:
+def find_workload(
+    plan: Plan, plan_path: Path, given: str | None, *, reads_initial: bool = True
+) -> FoundWorkload:
     """Find the plan's workload and make sure that it is the same; its code runs here, parameters on meta.
 
     Args:
         given: where the user says it is; else where the plan says, from the current folder or else from the
             plan's.
+        reads_initial: otherwise files of initial values need not be there: the run goes on from a checkpoint.
 
     Raises:
         InputError: it is not there, or is another workload (or another version of it), or the plan splits
@@ -84,7 +87,7 @@ def find_workload(plan: Plan, plan_path: Path, given: str | None) -> FoundWorklo
         from spindle_cli.workload.training.callbacks import find_callbacks
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
-    loaded = load_abstract(source)
+    loaded = load_abstract(source, reads_initial=reads_initial)
     found, memo = analyse_for_others(loaded.workload, evaluates=True)
     if found.fingerprint != plan.workload.fingerprint:
         raise InputError(
@@ -138,6 +141,15 @@ def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:
     from spindle_cli.workload.splitting.shared_statistics import shared_statistics
 
     return shared_statistics(workload.graph)
+
+
+def stepped_by_each(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
+    """Optimizers whose state devices do not share out, for people."""
+    from spindle_cli.workload.optimizing.kept import stepped_whole
+
+    if plan.cluster.num_devices == 1:
+        return ()
+    return stepped_whole(workload.train, workload.groups, workload.graph)
 
 
 def _how(backend: str | None) -> str:

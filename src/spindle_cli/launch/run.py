@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from spindle_cli.files.request import SeenData
-from spindle_cli.files.run_files import forget_metrics_after
+from spindle_cli.files.run_files import forget_metrics_after, has_checkpoints
 from spindle_cli.launch.attempts import Attempts, Say
 from spindle_cli.launch.build import (
     beginning_from,
@@ -29,6 +29,7 @@ from spindle_cli.launch.checks import (
     find_workload,
     kept_by_device,
     require_valid,
+    stepped_by_each,
 )
 from spindle_cli.launch.choose import choose_run_dir, is_free
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
@@ -116,7 +117,8 @@ def prepare(
     if head_start is not None:
         modules = (*IMPORTED_LATE, asked.worker_module) if start_method(plan) == "fork" else ()
         head_start.begin(modules, worker_environment(threads, plan.cluster.talks_by, share))
-    found = find_workload(plan, plan_path, workload)
+    goes_on = asked.resume and has_checkpoints(chosen)
+    found = find_workload(plan, plan_path, workload, reads_initial=not goes_on)
     steps = asked.steps or found.train.steps
     full = replace(asked, steps=steps, threads=threads)
 
@@ -148,6 +150,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
         *compiled_otherwise(prepared.plan, prepared.workload.train),
         *chunked_otherwise(prepared.plan, prepared.workload.train),
         *kept_by_device(prepared.workload),
+        *stepped_by_each(prepared.plan, prepared.workload),
     )
 
 

@@ -18,7 +18,7 @@ from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
-from spindle_cli.files.run_files import CHECKPOINTS_DIR
+from spindle_cli.files.run_files import has_checkpoints
 from spindle_cli.launch.checks import FoundWorkload
 
 # Settings that say nothing of the model or of what is trained.
@@ -58,8 +58,7 @@ def find_start(
             data has changed.
         WorkloadError: the optimizer cannot be made.
     """
-    has_own = any((request.run_dir / CHECKPOINTS_DIR).glob("step-*"))
-    if request.resume and (has_own or not (or_anew or request.begin_from)):
+    if request.resume and (has_checkpoints(request.run_dir) or not (or_anew or request.begin_from)):
         found = find_checkpoint(request.run_dir, reads_all=True)
         require_same_workload(found.checkpoint, workload.graph.fingerprint, found.folder)
         require_steps_left(found, total_steps)

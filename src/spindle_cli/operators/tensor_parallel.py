@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.operators.tp_plans import Way, plan_of, unknown_ways
+from spindle_cli.operators.tp_plans import Way, adapted, plan_of, unknown_ways
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.types import Workload
 
@@ -141,6 +141,8 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
     if unknown:
         listed = ", ".join(f"{path}: {way}" for path, way in unknown.items())
         return f"the plan of {kind} says what is not supported: {listed}"
+    if not plan and (with_adapters := adapted(workload, layer)):
+        return f"{kind} has adapters on {', '.join(with_adapters)}, and what they adapt is not split"
     if not plan:
         return f"{kind} has no plan in tp_plans, or none that splits anything"
     return f"the heads or channels of {kind} do not divide by it, or its parameters are used elsewhere too"
@@ -152,6 +154,9 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
     for metaop in graph.metaops:
         task = graph.tasks[metaop.task]
         op = task.ops[metaop.ops[0]]
-        if op.target is not None and unknown_ways(graph.workload, task.root.get_submodule(op.target)):
+        if op.target is None:
+            continue
+        layer = task.root.get_submodule(op.target)
+        if unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
     return tuple(found)

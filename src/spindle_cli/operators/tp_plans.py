@@ -67,6 +67,17 @@ def unknown_ways(workload: Workload, layer: nn.Module) -> dict[str, str]:
     return {path: _spoken(way) for path, way in matched.items() if _spoken(way) not in WAYS}
 
 
+def adapted(workload: Workload, layer: nn.Module) -> tuple[str, ...]:
+    """What a plan of a whole model would split of the layer, but what PEFT has put adapters on."""
+    found = dict(layer.named_modules())
+    wanted = (path for path, way in _matched(layer, _given(workload, layer) or {}).items() if _splits(way))
+    return tuple(path for path in wanted if hasattr(found.get(path), "base_layer"))
+
+
+def _splits(way: object) -> bool:
+    return WAYS.get(_spoken(way)) in ("colwise", "rowwise")
+
+
 def _given(workload: Workload, layer: nn.Module) -> Mapping[str, Any] | None:
     """The plan that the workload has for the layer's class, or its model's configuration."""
     given = workload.tp_plans.get(type(layer))

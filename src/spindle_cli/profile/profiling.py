@@ -32,6 +32,7 @@ from spindle_cli.profile.types import Profile
 from spindle_cli.workload.data.shapes import require_one_shape
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.optimizing.groups import groups_of_graph
+from spindle_cli.workload.optimizing.kept import stepped_whole
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
 
@@ -225,7 +226,10 @@ def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience
     if degrees:
         for line in kept_whole(analysed.graph):
             audience.note(line)
-    for line in whole_losses(analysed.graph, analysed.loaded.train.loss_chunks):
+    train = analysed.loaded.train
+    for line in whole_losses(analysed.graph, train.loss_chunks):
+        audience.note(line)
+    for line in stepped_whole(train, groups_of_graph(train, analysed.graph), analysed.graph):
         audience.note(line)
 
 

@@ -45,10 +45,10 @@ class CallbackSettings(Model):
 class TrainSettings(RampSettings):
     """How a workload is trained.
 
-    `optimizer`: the name of a class of torch.optim, or 'package.module:Class'; `optimizer_args`: its keyword
-    arguments besides the learning rate `lr`. `contract`: of a class by import path, whether it treats each
-    element of a parameter by itself ('element-wise': parameters may be cut anywhere), or each parameter as a
-    whole ('whole', and without it).
+    `optimizer`: the name of a class of torch.optim, or 'package.module:Class' or 'path/to/file.py:Class', as
+    all code here; `optimizer_args`: its keyword arguments besides the learning rate `lr`. `contract`: of a
+    class by import path, whether it treats each element of a parameter by itself ('element-wise': parameters
+    may be cut anywhere), or each parameter as a whole ('whole', and without it).
     `groups`: rules that give parameters other settings; every trained parameter fits exactly one.
     `seed`: of the initial values and of the order of the samples.
     `clip_norm`: before each update the gradients of all parameters together are scaled down to this norm

@@ -23,7 +23,7 @@ from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.initial.matching import fill_whole, find_initial
+from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.rebind import rebind
@@ -52,6 +52,7 @@ def load_local(
     memo: AnalysisMemo | None = None,
     unused: bool = False,
     evaluates: bool = False,
+    reads_initial: bool = True,
 ) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
     the meta device. Parameters whose values are in files (`initial`) still have those of the build, so that
@@ -63,6 +64,7 @@ def load_local(
         relative_to: folder that relative paths start from; the current one if None.
         memo, evaluates: see `analyse`.
         unused: the parameters that no op uses are real, too, with their values from files.
+        reads_initial: otherwise files of initial values need not be there, and all values are the build's.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not
     wanted is dropped.
@@ -76,7 +78,7 @@ def load_local(
     except _UnlocalisableError:
         graph = analyse(build(found), memo, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
-    initial = find_initial(found.init_from, graph.workload)
+    initial = find_initial(found.init_from, graph.workload) if reads_initial else InitialValues()
     filled = _unused(graph) if unused else {}
     fill_whole(
         initial,

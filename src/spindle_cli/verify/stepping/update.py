@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import numpy
@@ -17,6 +16,7 @@ from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import optimizer_groups
+from spindle_cli.workload.optimizing.named import imported
 from spindle_cli.workload.types import FlowTask, Task
 
 
@@ -78,9 +78,8 @@ def schedule_of(
 
 
 def named(path: str) -> Any:
-    """What 'package.module:name' names; without a module, of torch.optim."""
-    module, _, name = path.rpartition(":")
-    return getattr(import_module(module or "torch.optim"), name)
+    """What 'package.module:name' or 'file.py:name' names; without a module, of torch.optim."""
+    return imported(path, "train") if ":" in path else getattr(torch.optim, path)
 
 
 def weights_at(train: TrainSettings, tasks: Sequence[Task | FlowTask], step: int) -> dict[str, float]:

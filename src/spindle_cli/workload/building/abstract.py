@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import LoadedWorkload, build
 from spindle_cli.workload.building.source import resolve
-from spindle_cli.workload.initial.matching import find_initial
+from spindle_cli.workload.initial.matching import InitialValues, find_initial
 
 
 class Dropped:
@@ -81,9 +81,11 @@ class Births:
         return [(tuple(parameter.shape), parameter.dtype) for parameter in self.parameters]
 
 
-def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
+def load_abstract(
+    source: str, *, relative_to: Path | None = None, reads_initial: bool = True
+) -> LoadedWorkload:
     """What `load` gives, with every parameter on the meta device; buffers and datasets are real. Of files of
-    initial values only the headers are read.
+    initial values only the headers are read; without `reads_initial` they need not be there.
 
     A build that needs its parameters' values (and so cannot do without them) is done for real, and its
     parameters are moved to the meta device afterwards.
@@ -101,7 +103,7 @@ def load_abstract(source: str, *, relative_to: Path | None = None) -> LoadedWork
         for task in workload.all_tasks:
             for module in _modules(task):
                 drop(module.parameters())
-    initial = find_initial(found.init_from, workload)
+    initial = find_initial(found.init_from, workload) if reads_initial else InitialValues()
     return LoadedWorkload(workload, found.train, source, initial=initial)
 
 

@@ -66,6 +66,7 @@ def resolve(source: str, *, relative_to: Path | None = None) -> Source:
     if source.endswith((".yaml", ".yml", ".json")):
         path = folder / source
         file = WorkloadFile.read(path)
+        _make_importable(path.parent)
         function = named_function(file.model, path.parent, where=f"{path}: model")
         init_from = InitFrom(str(path), path.parent, file.init_from)
         return Source(source, function, file.args, file.train, init_from)
@@ -106,7 +107,7 @@ def named_function(name: str, folder: Path, *, where: str, wanted: Wanted = _WOR
     if not colon or not module_name or not function_name:
         raise InputError(f"{where}: {name!r} is not {wanted.what}", hint=wanted.expected)
     if module_name.endswith(".py"):
-        module = _import_file(folder / module_name, where, wanted)
+        module = import_file(folder / module_name, where, wanted)
     elif not all(part.isidentifier() for part in module_name.split(".")):
         raise InputError(
             f"{where}: {shown(module_name)} is neither a module's name nor that of a file that ends in .py",
@@ -143,8 +144,13 @@ def _import_module(name: str, folder: Path, where: str, wanted: Wanted) -> Modul
         raise _import_failed(name, error) from error
 
 
-def _import_file(path: Path, where: str, wanted: Wanted) -> ModuleType:
-    """Import a Python file as a module of its own; the files beside it can be imported by it."""
+def import_file(path: Path, where: str, wanted: Wanted) -> ModuleType:
+    """Import a Python file as a module of its own; the files beside it can be imported by it.
+
+    Raises:
+        InputError: there is no such file.
+        WorkloadError: it fails while being imported.
+    """
     if not path.is_file():
         raise InputError(f"{where}: {path}: no such file", hint=wanted.expected)
     path = path.resolve()

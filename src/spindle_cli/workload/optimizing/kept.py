@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from spindle_cli.units import format_bytes
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph
 from spindle_cli.workload.optimizing.optimizer import state_per_param
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.training.precision import number_format
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,32 @@ class StateSizes:
         if not total:
             return None
         return KeptState(shared / total, whole / total, stepped_whole / total)
+
+
+def stepped_whole(train: TrainSettings, groups: OptimizerGroups, graph: WorkloadGraph) -> tuple[str, ...]:
+    """For people: optimizers whose state is not spread over the devices that hold the same parameters,
+    although `train` asks for that, and what it comes to.
+
+    Raises:
+        WorkloadError: an optimizer cannot be made.
+    """
+    if not train.shard_optimizer:
+        return ()
+    table, held_as = ParameterTable.of(graph), number_format(train)
+    lines = []
+    for index, choice in enumerate(groups.choices):
+        found = [table.parameters[name] for name, group in groups.of.items() if group == index]
+        sizes = [each.numel() * (held_as or each.dtype).itemsize for each in found]
+        if choice.treats_elements_alone or not sizes:
+            continue
+        state = sum(sizes) * train.state_per_param(state_per_param(choice))
+        which = "" if choice.name is None else f" (group {choice.name})"
+        lines.append(
+            f"{choice.optimizer}{which} steps whole parameters: every device that holds one of these "
+            f"{len(sizes)} ({format_bytes(sum(sizes))}) keeps its state ({format_bytes(state)} of all) and "
+            "steps it, and shares neither with others"
+        )
+    return tuple(lines)
 
 
 def kept_per_param(train: TrainSettings, graph: WorkloadGraph) -> float:

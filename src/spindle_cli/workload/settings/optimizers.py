@@ -11,8 +11,10 @@ from spindle_cli.files.artifact import Model
 # 'element-wise': it keeps, and steps, each element of a parameter by itself. 'whole': it looks at a parameter
 # as a whole (a matrix, its rows), at each by itself.
 Contract = Literal["element-wise", "whole"]
-# 'package.module:Name', importable from the folder of the workload file.
-ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]*:[A-Za-z_][A-Za-z0-9_]*$")]
+# 'package.module:Name' or 'path/to/file.py:Name', from the folder of the workload file.
+ImportPath = Annotated[
+    str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_.]*|[^:]*[^:/]\.py):[A-Za-z_][A-Za-z0-9_]*$")
+]
 
 # Bytes of optimizer state over bytes of parameters, of torch's optimizers that step each element by itself.
 STATE_PER_PARAM = {
