@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from spindle_cli.files.run_files import newest_model
 from spindle_cli.launch.checks import find_workload
 from spindle_cli.plan.file import read_plan
 from spindle_cli.runtime.worker import train_plan
+from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.localise import load_local
 
 CASE = Case(
     "initial", (0,), args={"frozen_tower": True}, train=ADAMW, steps=1, checkpoint_every=1, dtype=None
@@ -75,3 +78,35 @@ def test_the_launcher_asks_for_them_only_where_they_are_needed(tmp_path: Path) -
     with pytest.raises(InputError, match=r"base\.safetensors"):
         find_workload(plan, request.plan, source)
     assert find_workload(plan, request.plan, source, reads_initial=False).initial == ()
+
+
+EVALUATED = """
+from torch import nn
+import torch
+from spindle_cli import Task, Workload
+
+class Square(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.linear(x).square().mean()
+
+def build(evaluates):
+    items = [{"x": torch.ones(2)}] * 4
+    held_out = Task("held_out", Square(), 2, eval_dataset=items, metrics={"loss": lambda out: out})
+    tasks = [Task("trained", Square(), 2, items)]
+    return Workload("w", tasks, operators=(nn.Linear,), evaluated=[held_out] if evaluates else [])
+"""
+
+
+def test_what_is_only_evaluated_is_in_no_checkpoint_and_needs_them_always(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(EVALUATED)
+    source = tmp_path / "workload.yaml"
+    content = {"schema": "spindle.workload/1", "model": "model.py:build", "init_from": "absent.safetensors"}
+    for evaluates in (False, True):
+        source.write_text(yaml.safe_dump({**content, "args": {"evaluates": evaluates}}))
+        for loads in (load_abstract, lambda path, **how: load_local(path, {}, **how)):
+            with pytest.raises(InputError, match="absent") if evaluates else nullcontext():
+                loads(str(source), reads_initial=False)

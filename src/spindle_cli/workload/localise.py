@@ -64,7 +64,8 @@ def load_local(
         relative_to: folder that relative paths start from; the current one if None.
         memo, evaluates: see `analyse`.
         unused: the parameters that no op uses are real, too, with their values from files.
-        reads_initial: otherwise files of initial values need not be there, and all values are the build's.
+        reads_initial: otherwise files of initial values need not be there, and all values are the build's;
+            but what tasks have that are only evaluated is in no checkpoint, so that these need them always.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not
     wanted is dropped.
@@ -78,7 +79,9 @@ def load_local(
     except _UnlocalisableError:
         graph = analyse(build(found), memo, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
-    initial = find_initial(found.init_from, graph.workload) if reads_initial else InitialValues()
+    initial = InitialValues()
+    if reads_initial or graph.workload.evaluated:
+        initial = find_initial(found.init_from, graph.workload)
     filled = _unused(graph) if unused else {}
     fill_whole(
         initial,

@@ -85,7 +85,8 @@ def load_abstract(
     source: str, *, relative_to: Path | None = None, reads_initial: bool = True
 ) -> LoadedWorkload:
     """What `load` gives, with every parameter on the meta device; buffers and datasets are real. Of files of
-    initial values only the headers are read; without `reads_initial` they need not be there.
+    initial values only the headers are read; without `reads_initial` they need not be there, unless
+    tasks are only evaluated: what these have is in no checkpoint.
 
     A build that needs its parameters' values (and so cannot do without them) is done for real, and its
     parameters are moved to the meta device afterwards.
@@ -103,7 +104,9 @@ def load_abstract(
         for task in workload.all_tasks:
             for module in _modules(task):
                 drop(module.parameters())
-    initial = find_initial(found.init_from, workload) if reads_initial else InitialValues()
+    initial = InitialValues()
+    if reads_initial or workload.evaluated:
+        initial = find_initial(found.init_from, workload)
     return LoadedWorkload(workload, found.train, source, initial=initial)
 
 
