@@ -18,6 +18,7 @@ from torch.func import functional_call
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
+from spindle_cli.operators.sums import sum_backward, sum_forward
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 
@@ -42,7 +43,8 @@ class View:
         whole = self.leaves[0] if len(self.leaves) == 1 else torch.cat(self.leaves, self.dim)
         if self.counts:
             return whole
-        return _apply(_Uncounted, whole, self.is_zero)
+        uncounted: Tensor = _Uncounted.apply(whole, self.is_zero)  # type: ignore[no-untyped-call]  # torch's
+        return uncounted
 
 
 class PartialOp(nn.Module):
@@ -127,13 +129,13 @@ class _RegionRun:
         """Behind a rowwise map: every device has a summand of the output."""
         self.called.add(id(module))
         self.leave_stream()
-        return _apply(_SumForward, output, self.group)
+        return sum_forward(output, self.group)
 
     def _entered(self, tensor: Tensor) -> Tensor:
         for known, inside in self._inputs:
             if known is tensor:
                 return inside
-        inside = _apply(_SumBackward, tensor, self.group)
+        inside = sum_backward(tensor, self.group)
         self._inputs.append((tensor, inside))
         return inside
 
@@ -149,41 +151,6 @@ class _RegionRun:
         if self._outside is not None:
             self._outside.restore()
             self._outside = None
-
-
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
-
-
-class _SumBackward(torch.autograd.Function):
-    """Nothing forward; the sum over the group backward."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
-        ctx.group = group
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        summed = gradients[0].clone(memory_format=torch.contiguous_format)
-        ctx.group.sum_(summed, is_gradient=True)
-        return summed, None
-
-
-class _SumForward(torch.autograd.Function):
-    """The sum over the group forward; nothing backward."""
-
-    @staticmethod
-    def forward(_: Any, tensor: Tensor, group: TensorGroup) -> Tensor:
-        # In place, as nobody else has a linear map's output: its backward pass does not need it.
-        summed = tensor.detach().contiguous()
-        group.sum_(summed, is_gradient=False)
-        return summed.view_as(summed)
-
-    @staticmethod
-    def backward(_: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
 
 
 class _Uncounted(torch.autograd.Function):

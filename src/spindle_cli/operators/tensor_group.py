@@ -44,6 +44,15 @@ class TensorGroup:
         with _losing_peers():
             dist.all_reduce(tensor, group=self._joined())
 
+    def max_(self, tensor: Tensor) -> None:
+        """Take the largest of each entry of a contiguous tensor over the group, in place.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        with _losing_peers():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._joined())
+
     def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
         """The rows of all members, in their order, which have `per_share` of them; of a contiguous tensor.
 

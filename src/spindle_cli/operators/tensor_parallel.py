@@ -10,12 +10,15 @@ pairs every device of the group computes alike.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.heads.vocabulary import FoundWords, OwnWords, find_words
+from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, plan_of, unknown_ways
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.types import Workload
@@ -38,6 +41,7 @@ class LayerSplit:
         added_once: biases of rowwise modules: whole, and added by one device alone.
         partial: other parameters that all devices hold whole, but use for their own part of the layer: the
             gradient is the sum of what the devices find.
+        words: parameters of the vocabulary that the op's head or embedding is over; they are in `dims` too.
     """
 
     degree: int
@@ -46,23 +50,51 @@ class LayerSplit:
     summed: tuple[str, ...]
     added_once: frozenset[str] = frozenset()
     partial: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+
+    def own_words(self, group: TensorGroup) -> OwnWords | None:
+        """What a device of the group has of the vocabulary; None: the op's is not split."""
+        return OwnWords(self.words, VocabularyPart(self.degree, group)) if self.words else None
 
     def local(self, name: str, tensor: Tensor) -> Tensor:
-        """An empty tensor like one device's part of parameter `name`; `tensor` if all have all of it."""
+        """An empty tensor like one device's part of parameter `name`, the largest where they differ; `tensor`
+        if all have all of it.
+        """
         if name not in self.dims:
             return tensor
         shape = list(tensor.shape)
-        shape[self.dims[name]] //= self.degree
+        shape[self.dims[name]] = -(-shape[self.dims[name]] // self.degree)
         return torch.empty(shape, dtype=tensor.dtype)
 
 
 def layer_split(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
-    """How the op is split `degree` ways; None if its class has no plan, or not so many heads or channels.
+    """How the op is split `degree` ways: its layer by its class's plan, and its vocabulary; None if it has
+    neither, or not so many heads, channels or words.
 
     Raises:
         WorkloadError: the plan names a submodule that is no linear map of the layer, or an unknown way.
     """
-    if op.target is None or op.coupled or op.talks:
+    if op.coupled or op.talks:
+        return None
+    layer = _by_plan(workload, task, op, degree)
+    found = found_words(workload, task, op)
+    names = found.names if found.fewest >= degree else frozenset()
+    if not names:
+        return layer
+    layer = layer or LayerSplit(degree, {}, (), ())
+    if names & layer.dims.keys():
+        return layer
+    return replace(layer, dims={**layer.dims, **dict.fromkeys(sorted(names), 0)}, words=names)
+
+
+def found_words(workload: Workload, task: TaskGraph, op: Op) -> FoundWords:
+    """What of an op can be cut by words, as far as the workload wants it."""
+    smallest = workload.tp_vocabulary
+    return FoundWords() if smallest is None else find_words(task, op, smallest)
+
+
+def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerSplit | None:
+    if op.target is None:
         return None
     layer = task.root.get_submodule(op.target)
     plan = plan_of(workload, layer)
@@ -124,7 +156,7 @@ def _used_once(task: TaskGraph, op: Op, dims: Mapping[str, int]) -> bool:
 def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
     """For people: why an op cannot be split, or only by other degrees."""
     if op.target is None:
-        return "it holds no layer"
+        return "it holds no layer, and no vocabulary that can be split"
     layer = task.root.get_submodule(op.target)
     kind = type(layer).__name__
     if op.coupled:
@@ -149,7 +181,9 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
 
 
 def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
-    """For people: classes of layers that have a plan which cannot be followed, and why."""
+    """For people: classes of layers that have a plan which cannot be followed, heads over many words that
+    cannot be split, and why.
+    """
     found: dict[str, None] = {}
     for metaop in graph.metaops:
         task = graph.tasks[metaop.task]
@@ -159,4 +193,7 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         layer = task.root.get_submodule(op.target)
         if unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
+    for name, task in graph.tasks.items():
+        for why in found_words(graph.workload, task, task.ops[-1]).why_not:
+            found.setdefault(f"tensor parallelism: {name}: the head {why}; it stays whole")
     return tuple(found)

@@ -111,6 +111,8 @@ class Workload:
         evaluated: tasks that are never trained, only evaluated: each has an `eval_dataset` and no `dataset`.
             What they share with `tasks` they take as it is trained so far; parameters of their own stay as
             they are initialised.
+        tp_vocabulary: tensor parallelism also splits heads over at least so many words (classes), and
+            embeddings over the same ones; None: none.
     """
 
     name: str
@@ -119,6 +121,7 @@ class Workload:
     coupled: tuple[type[nn.Module], ...] = ()
     contrastive: tuple[type[nn.Module], ...] = ()
     tp_plans: Mapping[type[nn.Module], Mapping[str, Any]] = field(default_factory=dict)
+    tp_vocabulary: int | None = 1024
     evaluated: Sequence[Task | FlowTask] = ()
 
     @property

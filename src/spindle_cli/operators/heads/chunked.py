@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.operators.heads.chunks import InChunks, Repeated
 from spindle_cli.operators.heads.cuts import find_cuts
+from spindle_cli.operators.heads.logits_walk import Edits
 from spindle_cli.operators.heads.region import (
     NotInPartsError,
     Region,
@@ -19,9 +20,9 @@ from spindle_cli.operators.heads.region import (
     find_region,
     holds_module,
     modules_in,
-    shapes_of,
     widest_value,
 )
+from spindle_cli.operators.heads.vocabulary import OwnWords, copied, values_of, with_edits
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.metaops.ops import op_module, share_module
@@ -47,38 +48,47 @@ class LossInChunks:
     why_whole: str | None = None
 
 
-def loss_in_chunks(task: TaskGraph, op: Op, rows: int, setting: LossChunks) -> LossInChunks:
+def loss_in_chunks(
+    task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWords | None = None
+) -> LossInChunks:
     """An op as a share of `rows` samples computes it: of a loss, its widest part in chunks.
 
     Args:
         setting: of the workload. 'auto': chunks of no more elements than the parameters of the widest part
             have (so that adding up their gradients costs less time than making them), and of 64 MiB at least.
             A number: so many, as far as there are rows or positions.
+        own: the words of a device that shares out the op's vocabulary with others.
     """
     module = share_module(task, op)
-    if setting == 1 or not op.is_loss or op.coupled or op.shares is None or op.talks:
+    can_be_cut = op.is_loss and not op.coupled and op.shares is not None and not op.talks
+    if own is None and (setting == 1 or not can_be_cut):
         return LossInChunks(module)
-    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-    values = shapes_of(module, specs, rows, op.shares.num_counts)
-    widest = widest_value(module.graph, values, op.target)
-    if widest is None or (setting == "auto" and widest[1] <= _FEWEST_ELEMENTS):
-        return LossInChunks(module)
+    values = values_of(task, op, module, rows)
+    edits = {} if own is None else own.edits(module, values)
+    degree = 1 if own is None else own.part.degree
+    whole = LossInChunks(with_edits(module, edits))
+    widest = widest_value(module.graph, values, op.target) if can_be_cut and setting != 1 else None
+    if widest is None:
+        return whole
+    elements = -(-widest[1] // degree)
+    if setting == "auto" and elements <= _FEWEST_ELEMENTS:
+        return whole
     try:
         region = find_region(module.graph, values, op.target, module)
-        limit = _limit(region, values, module, setting)
-        if limit >= widest[1]:
-            return LossInChunks(module, widest[1])
-        doubled = shapes_of(module, specs, 2 * rows, op.shares.num_counts)
-        part = _region_module(region, module)
-        cuts = find_cuts(region, part, values, doubled)
+        limit = _limit(region, values, module, setting, degree)
+        if limit >= elements:
+            return replace(whole, elements=elements)
+        cuts = find_cuts(
+            region, _region_module(region, module, {}), values, values_of(task, op, module, 2 * rows)
+        )
     except NotInPartsError as error:
-        return LossInChunks(module, widest[1], why_whole=str(error))
+        return replace(whole, elements=elements, why_whole=str(error))
     held = _held(region, module)
-    in_chunks = InChunks(part, held, cuts, widest[1], limit)
+    in_chunks = InChunks(_region_module(region, module, edits), held, cuts, elements, limit)
     chunks = in_chunks.chunks([values[node] for node in region.inputs])
     if len(chunks) == 1:
-        return LossInChunks(module, widest[1], why_whole="it has one row, which cannot be cut")
-    return LossInChunks(_with_call(region, module, held, in_chunks), widest[1], len(chunks))
+        return replace(whole, elements=elements, why_whole="it has one row, which cannot be cut")
+    return LossInChunks(_with_call(region, module, held, in_chunks, edits), elements, len(chunks))
 
 
 @dataclass(frozen=True)
@@ -116,10 +126,16 @@ class _AsWholeBatch(nn.Module):
         return self.module(*arguments, *self._op.more_arguments(arguments[0].device))
 
 
-def timed_op(task: TaskGraph, op: Op, rows: int, setting: LossChunks) -> TimedOp:
-    """An op as a share of `rows` samples runs it, its loss in chunks where `setting` says so."""
-    found = loss_in_chunks(task, op, rows, setting)
-    if found.count == 1 or op.shares is None:
+def timed_op(
+    task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWords | None = None
+) -> TimedOp:
+    """An op as a share of `rows` samples runs it, its loss in chunks where `setting` says so; with `own`: as
+    one device of those that share out its vocabulary.
+    """
+    found = loss_in_chunks(task, op, rows, setting, own)
+    if op.shares is None:
+        return TimedOp(found.module)
+    if found.count == 1 and own is None:
         return TimedOp(op_module(task, op))
     return TimedOp(found.module, op.shares.num_counts, found.count)
 
@@ -160,19 +176,21 @@ def _parts_in_chunks(module: nn.Module) -> list[InChunks]:
     return [node.target for graph in graphs for node in graph.nodes if isinstance(node.target, InChunks)]
 
 
-def _limit(region: Region, values: dict[fx.Node, Any], module: fx.GraphModule, setting: LossChunks) -> int:
-    """Elements of the widest value that a chunk may have."""
+def _limit(
+    region: Region, values: dict[fx.Node, Any], module: fx.GraphModule, setting: LossChunks, degree: int
+) -> int:
+    """Elements of the widest value that a chunk may have on one of `degree` devices."""
     if setting != "auto":
-        return -(-region.widest[1] // setting)
+        return -(-region.widest[1] // (setting * degree))
     called = modules_in(_callers(region, module), module).values()
     parameters = {id(parameter): parameter for part in called for parameter in part.parameters()}
     given = [
         values[node] for node in region.inputs if node.op == "get_attr" and isinstance(values[node], Tensor)
     ]
-    return max(_FEWEST_ELEMENTS, elements_of(parameters.values()) + elements_of(given))
+    return max(_FEWEST_ELEMENTS, (elements_of(parameters.values()) + elements_of(given)) // degree)
 
 
-def _region_module(region: Region, module: fx.GraphModule) -> fx.GraphModule:
+def _region_module(region: Region, module: fx.GraphModule, edits: Edits) -> fx.GraphModule:
     """The region by itself, over the op's own modules; takes its inputs in order."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in region.inputs}
@@ -180,7 +198,7 @@ def _region_module(region: Region, module: fx.GraphModule) -> fx.GraphModule:
         for source in node.all_input_nodes:
             if source not in copies and holds_module(source, module):
                 copies[source] = graph.node_copy(source)
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node] = copied(graph, node, copies, edits)
     graph.output(copies[region.exit])
     return fx.GraphModule(module, graph)
 
@@ -204,7 +222,7 @@ def _callers(region: Region, module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _with_call(
-    region: Region, module: fx.GraphModule, held: Sequence[str], in_chunks: InChunks
+    region: Region, module: fx.GraphModule, held: Sequence[str], in_chunks: InChunks, edits: Edits
 ) -> fx.GraphModule:
     """The op with one call in the place of the region: behind all else that does not take what it gives."""
     graph = fx.Graph()
@@ -219,11 +237,11 @@ def _with_call(
             behind.add(node)
             late.append(node)
         else:
-            copies[node] = graph.node_copy(node, copies.__getitem__)
+            copies[node] = copied(graph, node, copies, edits)
     inputs = [copies[node] for node in region.inputs]
     copies[region.exit] = graph.call_function(in_chunks, (*inputs, *(graph.get_attr(name) for name in held)))
     for node in late:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node] = copied(graph, node, copies, edits)
     made = fx.GraphModule(module, graph)
     for name in held:
         owner, _, attribute = name.rpartition(".")

@@ -46,15 +46,15 @@ class Region:
 
 
 def shapes_of(
-    module: fx.GraphModule, specs: Sequence[ValueSpec], rows: int, num_counts: int
+    module: fx.GraphModule, specs: Sequence[ValueSpec], rows: int, num_counts: int | None
 ) -> dict[fx.Node, Any]:
-    """What every node of a loss op's graph gives on so many samples, as tensors without data.
+    """What every node of an op's graph gives on so many samples, as tensors without data.
 
     Floating-point tensors are all float32: of interest are shapes.
 
     Args:
         module: as `share_module` gives it; it may be on any device.
-        specs: of its fields and inputs. `num_counts`: of its loss.
+        specs: of its fields and inputs. `num_counts`: of its loss; None: it is none.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     made: dict[int, Tensor] = {}
@@ -75,7 +75,8 @@ def shapes_of(
         swapped_tensors(module, stand_in),
     ):
         arguments: list[Any] = [_input(spec, rows) for spec in specs]
-        arguments += [1.0, *(torch.ones((), dtype=torch.float64) for _ in range(num_counts))]
+        if num_counts is not None:
+            arguments += [1.0, *(torch.ones((), dtype=torch.float64) for _ in range(num_counts))]
         run = _Shapes(module)
         run.run(*arguments)
     return run.env

@@ -153,15 +153,16 @@ def _sums_shares(job: Job) -> bool:
 
 def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, degree: int = 1) -> OpTiming:
     seconds = partial(kernels_s, device=settings.device, precision=settings.precision)
-    sum_s = 0.0
-    if settings.cluster is not None:
-        sum_s = sum(
-            all_reduce_s(num_bytes, range(degree), settings.cluster) for num_bytes in work.summed_bytes
-        )
+    forward_s, backward_s = (
+        0.0
+        if settings.cluster is None
+        else sum(all_reduce_s(size, range(degree), settings.cluster) for size in (*work.summed_bytes, *more))
+        for more in work.word_sums
+    )
     times = PhaseTimes(
-        forward_s=seconds(work.forward) + sum_s,
-        backward_s=seconds(work.backward) + sum_s,
-        communication_s=2 * sum_s,
+        forward_s=seconds(work.forward) + forward_s,
+        backward_s=seconds(work.backward) + backward_s,
+        communication_s=forward_s + backward_s,
     )
     return OpTiming(
         slowest=(times,),

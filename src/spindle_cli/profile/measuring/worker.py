@@ -140,13 +140,16 @@ class _Worker:
         ref = request.job.op
         task = self._graph.tasks[ref.task]
         op = task.ops[ref.op]
-        timed = timed_op(task, op, request.job.rows, self._train.loss_chunks)
-        whole = timed.module.to(self._device)
-        module: nn.Module = whole
         sums = SumCounter((0,), 0, self._device)
+        split = None
         if request.job.tp > 1:
             split = layer_split(self._graph.workload, task, op, request.job.tp)
             assert split is not None, "a job is made only where the op can be split"
+        own = None if split is None else split.own_words(sums)
+        timed = timed_op(task, op, request.job.rows, self._train.loss_chunks, own)
+        whole = timed.module.to(self._device)
+        module: nn.Module = whole
+        if split is not None:
             module = one_part(module, split, sums)
         elif request.job.sums_shares:
             module = over_shares(whole, whole, sums)

@@ -62,7 +62,8 @@ _NO_SUMS = SplitSums()
 class Work:
     """One op on one share: kernels of each direction, and bytes kept from forward to backward.
 
-    `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction.
+    `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction;
+    `word_sums`: what they sum besides, where they share out a vocabulary, in each direction.
     `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`:
     in how many chunks its loss is computed, whose gradients are made in the forward pass.
     """
@@ -71,6 +72,7 @@ class Work:
     backward: tuple[Kernel, ...]
     activation_bytes: float
     summed_bytes: tuple[float, ...] = ()
+    word_sums: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     batch_sums: SplitSums = _NO_SUMS
     loss_chunks: int = 1
 
@@ -98,14 +100,15 @@ def count_work(
     settings.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    timed = timed_op(task, op, rows, loss_chunks)
+    itemsize = itemsizes(precision)
+    of_words = SumCounter((0,), 0, torch.device("cpu"), itemsize=itemsize)
+    timed = timed_op(task, op, rows, loss_chunks, None if split is None else split.own_words(of_words))
     module = timed.module
     with mode:
         more = timed.more_arguments(torch.device("cpu"))
         state = fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
         inputs = [fake_input(spec, rows) for spec in specs]
-    itemsize = itemsizes(precision)
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
     with torch.random.fork_rng(devices=[]), mode, counter, Unread(), torch.enable_grad():
@@ -126,6 +129,7 @@ def count_work(
         if differentiable:
             gradients = [torch.empty_like(output) for output in differentiable]
             torch.autograd.backward(differentiable, gradients)
+    words = of_words.take()
     fields = [_num_bytes(tensor, itemsize) for tensor in inputs[: len(op.fields)]]
     casts, accumulations = _parameter_kernels(list({id(t): t for t in state.values()}.values()), itemsize)
     return Work(
@@ -133,6 +137,7 @@ def count_work(
         counter.take() + accumulations,
         sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
         tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
+        (words.forward, words.backward),
         counted.take(),
         timed.loss_chunks,
     )
@@ -144,6 +149,8 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
     None where the two do not run the same kernels, so that nothing can be said of what lies between.
     """
     if len(few.forward) != len(many.forward) or len(few.backward) != len(many.backward):
+        return None
+    if [*map(len, few.word_sums)] != [*map(len, many.word_sums)]:
         return None
     share = (rows - few_rows) / (many_rows - few_rows)
 
@@ -165,6 +172,10 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
         mix_kernels(few.backward, many.backward),
         mix(few.activation_bytes, many.activation_bytes),
         tuple(mix(a, b) for a, b in zip(few.summed_bytes, many.summed_bytes, strict=True)),
+        tuple(  # type: ignore[arg-type]  # two of them
+            tuple(mix(a, b) for a, b in zip(*each, strict=True))
+            for each in zip(few.word_sums, many.word_sums, strict=True)
+        ),
         few.batch_sums,
     )
 

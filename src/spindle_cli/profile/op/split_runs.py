@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -66,8 +66,12 @@ class SplitSums:
 
 @dataclass
 class SumCounter(TensorGroup):
-    """Stands for the other devices of a group, and only counts what they would sum."""
+    """Stands for the other devices of a group, and only counts what they would sum.
 
+    `itemsize`: bytes of an element by dtype, where they are not the tensor's own.
+    """
+
+    itemsize: Callable[[torch.dtype], int] | None = None
     _forward: list[int] = field(default_factory=list)
     _backward: list[int] = field(default_factory=list)
     _gathers: list[int] = field(default_factory=list)
@@ -75,7 +79,11 @@ class SumCounter(TensorGroup):
 
     def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:
         """Count it."""
-        (self._backward if is_gradient else self._forward).append(tensor.nbytes)
+        (self._backward if is_gradient else self._forward).append(self._bytes(tensor))
+
+    def max_(self, tensor: Tensor) -> None:
+        """Count it: it moves as a sum does."""
+        self._forward.append(self._bytes(tensor))
 
     def gather(self, own: Tensor, per_share: Sequence[int]) -> Tensor:
         """Its own rows in the place of those of all, which takes memory and time as those do."""
@@ -88,6 +96,9 @@ class SumCounter(TensorGroup):
         self._scatters.append(whole.nbytes)
         return whole[: per_share[0]].clone()
 
+    def _bytes(self, tensor: Tensor) -> int:
+        return tensor.nbytes if self.itemsize is None else tensor.numel() * self.itemsize(tensor.dtype)
+
     def take(self) -> SplitSums:
         """What was counted so far, in one run."""
         return SplitSums(
@@ -98,14 +109,17 @@ class SumCounter(TensorGroup):
 def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
     """The first device's part of an op, with parameters of its own; the op is left as it is."""
     module = copy.deepcopy(op)
+    made: dict[int, View] = {}
     views: dict[str, View] = {}
-    for name, dim in split.dims.items():
-        whole = module.get_parameter(name)
-        leaf = nn.Parameter(
-            whole.detach().narrow(dim, 0, whole.shape[dim] // split.degree).clone(), whole.requires_grad
-        )
-        whole.data = whole.new_empty(0)
-        views[name] = View((leaf,), dim)
+    for name, whole in module.named_parameters(remove_duplicate=False):
+        if name not in split.dims:
+            continue
+        if id(whole) not in made:
+            dim = split.dims[name]
+            part = whole.detach().narrow(dim, 0, -(-whole.shape[dim] // split.degree)).clone()
+            made[id(whole)] = View((nn.Parameter(part, whole.requires_grad),), dim)
+            whole.data = whole.new_empty(0)
+        views[name] = made[id(whole)]
     return PartialOp(module, views, SplitRegion(module, split, sums))
 
 

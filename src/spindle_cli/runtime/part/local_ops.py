@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,7 @@ from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
+from spindle_cli.operators.heads.vocabulary import OwnWords, values_of, with_edits
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
 from spindle_cli.operators.tensor_group import TensorGroup
@@ -24,6 +25,7 @@ from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.tracing.observe import swapped_tensors
 from spindle_cli.workload.training.precision import convert_module, dtype_in
 
 
@@ -59,7 +61,9 @@ class LocalOps:
         self._splits = splits
         self._place = place
         self._wired = tuple(wired)
+        self._groups = {each.index: self._group_of(each) for each in self._wired}
         self._names = {id(parameter): name for name, parameter in table.parameters.items()}
+        self._shapes = {id(parameter): parameter.shape for parameter in table.parameters.values()}
         # Made while all parameters have their shapes.
         self._modules = {each.index: self._modules_of(each) for each in self._wired}
         self.leaves = self._take_leaves()
@@ -74,10 +78,52 @@ class LocalOps:
         """
         return self._slice(wired, self._splits if splits is None else splits, trains=False)
 
+    def _group_of(self, wired: WiredSlice) -> TensorGroup | None:
+        """The devices that hold the same share of a slice."""
+        rank, layout = self._place.rank, wired.layout
+        if wired.piece.tp == 1:
+            return None
+        return TensorGroup(layout.holders(layout.share_of[rank]), layout.member_of(rank), self._place.device)
+
     def _modules_of(self, wired: WiredSlice) -> tuple[fx.GraphModule, ...]:
         first, last = wired.layout.rows_of(self._place.rank)
-        setting = self._place.loss_chunks
-        return tuple(loss_in_chunks(wired.task, op, last - first, setting).module for op in wired.ops)
+        setting, group = self._place.loss_chunks, self._groups[wired.index]
+        return tuple(
+            loss_in_chunks(wired.task, op, last - first, setting, self._own_words(wired, position, group)).module
+            for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True)
+        )
+
+    def _evaluated_modules(self, wired: WiredSlice, group: TensorGroup | None) -> tuple[fx.GraphModule, ...]:
+        """Those of an evaluation, whose ops are traced in eval mode: with no loss in chunks."""
+        found: list[fx.GraphModule] = []
+        first, last = wired.layout.rows_of(self._place.rank)
+        for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True):
+            module, own = share_module(wired.task, op), self._own_words(wired, position, group)
+            if own is not None:
+                with swapped_tensors(module, self._as_uncut()):
+                    values = values_of(wired.task, op, module, last - first)
+                    edits = own.edits(module, values, gathers=True)
+                module = with_edits(module, edits)
+            found.append(module)
+        return tuple(found)
+
+    def _as_uncut(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """What a tensor was before it was taken apart, without data."""
+        known: dict[int, torch.Tensor] = {}
+
+        def as_uncut(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in known:
+                shape = self._shapes.get(id(tensor), tensor.shape)
+                empty = torch.empty(shape, dtype=tensor.dtype, device="meta")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                known[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+            return known[id(tensor)]
+
+        return as_uncut
+
+    def _own_words(self, wired: WiredSlice, position: int, group: TensorGroup | None) -> OwnWords | None:
+        split = self._splits.by_op.get((wired.index, position))
+        return None if split is None or group is None else split.own_words(group)
 
     def _take_leaves(self) -> dict[str, nn.Parameter]:
         """Every leaf of this rank, on its device, in the workload's order."""
@@ -105,15 +151,9 @@ class LocalOps:
 
     def _slice(self, wired: WiredSlice, splits: PlanSplits, *, trains: bool) -> LocalSlice:
         rank, device = self._place.rank, self._place.device
-        group = None
         shares = _shares(wired, rank, device) if trains else None
-        if wired.piece.tp > 1:
-            ranks = wired.layout.holders(wired.layout.share_of[rank])
-            group = TensorGroup(ranks, wired.layout.member_of(rank), device)
-        # An evaluation has ops of its own: traced in eval mode, with no loss in chunks.
-        modules = (
-            self._modules[wired.index] if trains else tuple(share_module(wired.task, op) for op in wired.ops)
-        )
+        group = self._groups[wired.index] if trains else self._group_of(wired)
+        modules = self._modules[wired.index] if trains else self._evaluated_modules(wired, group)
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(

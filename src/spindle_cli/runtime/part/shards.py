@@ -25,7 +25,9 @@ from spindle_cli.workload.parameters import ParameterTable
 
 @dataclass(frozen=True)
 class Cut:
-    """A parameter's equal parts: `count` of them along dimension `dim` of `size`; one part is all of it."""
+    """A parameter's parts: `count` of them along dimension `dim` of `size`, equal but for one entry; one part
+    is all of it.
+    """
 
     name: str
     dim: int = 0
@@ -36,13 +38,15 @@ class Cut:
         """The name of a part's leaf."""
         if self.count == 1:
             return self.name
-        width = self.size // self.count
-        return fragment_key(self.name, Fragment(self.dim, index * width, (index + 1) * width))
+        return fragment_key(self.name, Fragment(self.dim, *self.span(index)))
+
+    def span(self, index: int) -> tuple[int, int]:
+        """[first, last) of its dimension that a part has; those of more parts nest in those of fewer."""
+        return self.size * index // self.count, self.size * (index + 1) // self.count
 
     def ranges(self, index: int, shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
         """[first, last) of each dimension that a part has of the parameter; `shape`: the part's."""
-        width = self.size // self.count
-        first = [index * width if dim == self.dim else 0 for dim in range(len(shape))]
+        first = [self.span(index)[0] if dim == self.dim else 0 for dim in range(len(shape))]
         return tuple((begin, begin + size) for begin, size in zip(first, shape, strict=True))
 
     def of_member(self, member: int, degree: int) -> range:
@@ -77,7 +81,7 @@ def find_cuts(plan: Plan, graph: WorkloadGraph, table: ParameterTable, splits: P
     """The parts of every parameter that a plan asks for.
 
     Raises:
-        WorkloadError: a parameter is split along two dimensions.
+        WorkloadError: a parameter is split along two dimensions, or into more parts than it has entries.
     """
     cuts = {name: Cut(name) for name in table.parameters}
     for (index, position), split in splits.by_op.items():
@@ -92,7 +96,13 @@ def find_cuts(plan: Plan, graph: WorkloadGraph, table: ParameterTable, splits: P
                     hint="Layers that share a parameter have to split it alike.",
                 )
             size = table.parameters[name].shape[dim]
-            cuts[name] = Cut(name, dim, size, lcm(before.count, split.degree))
+            count = lcm(before.count, split.degree)
+            if count > size:
+                raise WorkloadError(
+                    f"{name} has {size} words, too few for the {count} parts that slices of this plan share",
+                    hint="Plan with one degree of tensor parallelism, or set tp_vocabulary=None.",
+                )
+            cuts[name] = Cut(name, dim, size, count)
     return Cuts(cuts)
 
 
@@ -100,14 +110,14 @@ def take_parts(parameter: nn.Parameter, cut: Cut, held: range | set[int]) -> dic
     """The leaves of the parts `held` of a parameter, whose own memory is given up where it is cut."""
     if cut.count == 1:
         return {cut.name: parameter}
-    width = cut.size // cut.count
     with torch.no_grad():
         leaves = {
             cut.key(index): nn.Parameter(
-                parameter.narrow(cut.dim, index * width, width).clone(memory_format=torch.contiguous_format),
+                parameter.narrow(cut.dim, first, last - first).clone(memory_format=torch.contiguous_format),
                 requires_grad=parameter.requires_grad,
             )
             for index in sorted(held)
+            for first, last in (cut.span(index),)
         }
         parameter.data = parameter.new_empty(0)
     return leaves

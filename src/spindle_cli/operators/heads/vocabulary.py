@@ -1,0 +1,226 @@
+"""Heads over a large vocabulary, and the embeddings over the same words, that the devices of a
+tensor-parallel group share out: found in an op's graph by what is computed, whatever it is called.
+
+A head is a projection onto the words whose logits go into cross entropies (and sums of exponentials, as for
+z-losses) alone. What lies between may change their numbers one by one, and the order and number of rows,
+but nothing may look at several words at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from spindle_cli.operators.heads.logits_walk import Copies, Edit, Edits, LogitsWalk, NotByWordsError
+from spindle_cli.operators.heads.projections import Lookup, Projection, Use, uses_of_words
+from spindle_cli.operators.heads.region import shapes_of
+from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.tensor_group import TensorGroup
+from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.metaops.ops import share_module
+
+
+@dataclass(frozen=True)
+class OwnWords:
+    """What one device of a group has of an op's vocabulary.
+
+    Attributes:
+        names: dotted, of the parameters that are cut by words.
+        part: which words are its own.
+    """
+
+    names: frozenset[str]
+    part: VocabularyPart
+
+    def edits(
+        self, module: fx.GraphModule, values: Mapping[fx.Node, Any], *, gathers: bool = False
+    ) -> Edits:
+        """What is made anew of an op's graph for this device.
+
+        Args:
+            values: what its nodes give for the whole vocabulary, as tensors without data.
+            gathers: logits that are used as a whole are gathered, for who needs no gradients.
+
+        Raises:
+            NotByWordsError: without `gathers`: logits are used as a whole.
+        """
+        held = {id(parameter) for name, parameter in _parameters(module) if name in self.names}
+        uses = [use for use in uses_of_words(module.graph, module) if _is_held(use, module, held)]
+        found = {use.node: _lookup_edit(use, self.part) for use in uses if isinstance(use, Lookup)}
+        for heads in _by_words(uses):
+            try:
+                found.update(LogitsWalk(module.graph, module, values, heads, self.part).edits)
+            except NotByWordsError:
+                if not gathers:
+                    raise
+                found.update({head.node: _gathering_edit(head, self.part) for head in heads})
+        return found
+
+
+@dataclass(frozen=True)
+class FoundWords:
+    """An op's parameters that can be cut by words.
+
+    Attributes:
+        names: dotted, of each parameter all that it has.
+        fewest: words of the smallest vocabulary among them.
+        why_not: of the heads that are large enough but cannot be cut, why.
+    """
+
+    names: frozenset[str] = frozenset()
+    fewest: int = 0
+    why_not: tuple[str, ...] = ()
+
+
+def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
+    """What of an op can be cut by words: heads over `smallest` of them or more, and embeddings over the same
+    vocabulary as the heads of the task.
+    """
+    module = share_module(task, op)
+    uses = list(uses_of_words(module.graph, module))
+    if not any(use.words >= smallest for use in uses):
+        return FoundWords()
+    heads, why_not = _find_heads(task, smallest)
+    if not heads:
+        return FoundWords(why_not=why_not if op.is_loss else ())
+    words, of_heads = {head.words for head in heads}, {id(task.root.get_parameter(h.weight)) for h in heads}
+    own: list[Use] = list(heads) if op.is_loss else []
+    own += [
+        use
+        for use in uses
+        if isinstance(use, Lookup)
+        and (use.words in words or id(task.root.get_parameter(use.weight)) in of_heads)
+    ]
+    own = _used_alone(own, uses, module)
+    if not own:
+        return FoundWords(why_not=why_not)
+    held = {id(module.get_parameter(name)) for use in own for name in use.parameters}
+    names = frozenset(name for name, parameter in _parameters(task.root) if id(parameter) in held)
+    return FoundWords(names, min(use.words for use in own), why_not if op.is_loss else ())
+
+
+def _find_heads(task: TaskGraph, smallest: int) -> tuple[tuple[Projection, ...], tuple[str, ...]]:
+    """A task's heads that can be cut, and of the others why they cannot."""
+    op = task.ops[-1]
+    module = share_module(task, op)
+    wide = [
+        use
+        for use in uses_of_words(module.graph, module)
+        if isinstance(use, Projection) and use.words >= smallest
+    ]
+    if not wide or op.coupled or op.talks:
+        return (), ()
+    values = values_of(task, op, module, task.task.batch_size)
+    nobody = VocabularyPart(1, TensorGroup((0,), 0, torch.device("cpu")))
+    found: list[Projection] = []
+    why_not: list[str] = []
+    for heads in _by_words(wide):
+        try:
+            LogitsWalk(module.graph, module, values, heads, nobody)
+            found += heads
+        except NotByWordsError as error:
+            why_not.append(f"{heads[0].weight} over {heads[0].words:,} words: {error}")
+    return tuple(found), tuple(why_not)
+
+
+def values_of(task: TaskGraph, op: Op, module: fx.GraphModule, rows: int) -> dict[fx.Node, Any]:
+    """What the nodes of an op's graph give for `rows` samples, as tensors without data.
+
+    Args:
+        module: as `share_module` gives it.
+    """
+    specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+    return shapes_of(module, specs, rows, None if op.shares is None else op.shares.num_counts)
+
+
+def with_edits(module: fx.GraphModule, edits: Edits) -> fx.GraphModule:
+    """The same op with some of its nodes made anew."""
+    if not edits:
+        return module
+    graph = fx.Graph()
+    copies: Copies = {}
+    for node in module.graph.nodes:
+        copies[node] = copied(graph, node, copies, edits)
+    return fx.GraphModule(module, graph)
+
+
+def copied(graph: fx.Graph, node: fx.Node, copies: Copies, edits: Edits) -> fx.Node:
+    """A node's counterpart in another graph."""
+    if node in edits:
+        return edits[node](graph, node, copies)
+    return graph.node_copy(node, copies.__getitem__)
+
+
+def _used_alone(own: list[Use], uses: Sequence[Use], module: fx.GraphModule) -> list[Use]:
+    """Those whose parameters the op uses in no other way."""
+    while True:
+        known = {use.node for use in own}
+        others = _held_by_others(module, known)
+        left = [
+            use for use in own if not any(id(module.get_parameter(name)) in others for name in use.parameters)
+        ]
+        if len(left) == len(own):
+            return own
+        own = left
+
+
+def _held_by_others(module: fx.GraphModule, known: Collection[fx.Node]) -> set[int]:
+    """Parameters that nodes use which are not `known`, nor made for these alone."""
+    found: set[int] = set()
+    for node in module.graph.nodes:
+        if node in known or node.op not in ("call_module", "get_attr") or _is_for(node, known):
+            continue
+        owner, _, last = str(node.target).rpartition(".")
+        held = getattr(module.get_submodule(owner), last)
+        parameters: Iterable[Any] = held.parameters() if isinstance(held, nn.Module) else (held,)
+        found.update(id(parameter) for parameter in parameters)
+    return found
+
+
+def _is_for(node: fx.Node, known: Collection[fx.Node]) -> bool:
+    """Whether all that takes a parameter is known; a transpose of it may lie between."""
+    if node.op == "call_module":
+        return False
+    return all(user in known or (user.users and user.users.keys() <= set(known)) for user in node.users)
+
+
+def _parameters(root: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return root.named_parameters(remove_duplicate=False)
+
+
+def _is_held(use: Use, module: nn.Module, held: Collection[int]) -> bool:
+    return id(module.get_parameter(use.weight)) in held
+
+
+def _by_words(uses: Iterable[Use]) -> list[list[Projection]]:
+    heads = [use for use in uses if isinstance(use, Projection)]
+    return [list(alike) for _, alike in groupby(sorted(heads, key=_words), _words)]
+
+
+def _words(head: Projection) -> int:
+    return head.words
+
+
+def _lookup_edit(lookup: Lookup, part: VocabularyPart) -> Edit:
+    """Of an embedding's call: its rows from the devices that have them."""
+
+    def edit(graph: fx.Graph, _: fx.Node, copies: Copies) -> fx.Node:
+        weight = graph.get_attr(lookup.weight)
+        return graph.call_function(part.lookup, (copies[lookup.ids], weight, lookup.words, lookup.padding))
+
+    return edit
+
+
+def _gathering_edit(head: Projection, part: VocabularyPart) -> Edit:
+    """Of a projection whose logits are wanted whole: those of all devices, without gradients."""
+
+    def edit(graph: fx.Graph, node: fx.Node, copies: Copies) -> fx.Node:
+        own = graph.node_copy(node, copies.__getitem__)
+        return graph.call_function(part.whole, (own, head.words))
+
+    return edit
