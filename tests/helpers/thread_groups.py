@@ -71,6 +71,8 @@ def in_threads(degree: int, run: Callable[[ThreadGroup], _Result]) -> tuple[list
     with ThreadPoolExecutor(degree) as pool:
         futures = [pool.submit(guarded, group) for group in groups]
         errors = [future.exception() for future in futures]
-        for error in sorted((e for e in errors if e), key=lambda e: isinstance(e, threading.BrokenBarrierError)):
+        for error in sorted(
+            (e for e in errors if e), key=lambda e: isinstance(e, threading.BrokenBarrierError)
+        ):
             raise error
         return [future.result() for future in futures], meeting

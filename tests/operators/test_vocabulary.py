@@ -10,15 +10,12 @@ from typing import Any
 import head_toys
 import pytest
 import torch
-from head_toys import TOKENS, WIDTH, WORDS, Writer, batch_of, task_of
+from head_toys import task_of
 from test_loss_chunks import EXACT, SHARE, arguments_of, passed, same
 from torch import Tensor, nn
-from torch.nn import functional
 
 from helpers.thread_groups import Meeting, in_threads
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.vocabulary import find_words
-from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.split_op import PartialOp, View
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.workload.file import LossChunks
@@ -77,7 +74,11 @@ def run_parts(task: TaskGraph, degree: int, setting: LossChunks = 1) -> Joined:
     results, meeting = in_threads(degree, one)
     first = results[0][0]
     for found, _ in results[1:]:
-        assert same({"loss": found["loss"], "hidden": found["hidden"]}, {k: first[k] for k in ("loss", "hidden")}, EXACT)
+        assert same(
+            {"loss": found["loss"], "hidden": found["hidden"]},
+            {k: first[k] for k in ("loss", "hidden")},
+            EXACT,
+        )
     joined = {
         name.removeprefix("op."): tensor
         for name, tensor in first.items()

@@ -25,7 +25,7 @@ class BlockUse:
 def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
     """The blocks of an op that have any bytes."""
     key, number = parameter_block(metaop, op)
-    split = split_param_bytes(metaop)
+    split = split_param_bytes(metaop, op)
     sizes = ((split, True), (op_param_bytes(metaop, op) - split, False))
     return tuple(
         BlockUse((key, number, is_split), size, size * metaop.trainable_fraction)

@@ -57,13 +57,14 @@ def held_param_bytes(metaop: MetaOp, op: int, tp: int) -> float:
     """Bytes of the parameters of one op that each device of a slice holds: of what tensor parallelism
     splits, a part.
     """
-    whole = metaop.whole_param_bytes_per_op + metaop.extra_param_bytes.get(op, 0)
-    return split_param_bytes(metaop) / tp + whole
+    split = split_param_bytes(metaop, op)
+    return split / tp + (op_param_bytes(metaop, op) - split)
 
 
-def split_param_bytes(metaop: MetaOp) -> int:
+def split_param_bytes(metaop: MetaOp, op: int) -> int:
     """Bytes of the parameters of one op that tensor parallelism splits, unsplit."""
-    return metaop.param_bytes_per_op - metaop.whole_param_bytes_per_op
+    own = metaop.param_bytes_per_op - metaop.whole_param_bytes_per_op
+    return own + metaop.split_extra_param_bytes.get(op, 0)
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
-
 from spindle_cli.costs.batch_sums import batch_sums_s
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.tensor_parallel import layer_split
+from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
-from spindle_cli.profile.op.attributes import attribute_bytes
 from spindle_cli.profile.op.jobs import JobTable, OpRef, valid_degrees
+from spindle_cli.profile.parameter_sizes import parameter_sizes
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
@@ -147,7 +145,7 @@ class _MetaOpAssembly:
         known = {point.num_devices for point in points}
         between = [n for n in valid if n > points[0].num_devices and n not in known]
         fitted = [] if fit is None else [fitted_point(points, fit, n) for n in between]
-        sizes = _parameter_sizes(self._task, self._ops)
+        sizes = parameter_sizes(self._task, self._ops, self._split)
         sums = self._batch_sums(valid)
         return MetaOpProfile(
             name=metaop.name,
@@ -160,7 +158,8 @@ class _MetaOpAssembly:
             parameter_blocks=metaop.parameter_blocks,
             param_bytes_per_op=sizes.layer_bytes,
             extra_param_bytes=sizes.extra_bytes,
-            whole_param_bytes_per_op=self._whole_bytes(),
+            whole_param_bytes_per_op=sizes.whole_bytes,
+            split_extra_param_bytes=sizes.split_extra_bytes,
             trainable_fraction=sizes.trained_share,
             optimizer=None if self._kept is None else self._kept.by(self._task, self._ops),
             activation_bytes_per_op=self._activation_bytes(),
@@ -308,18 +307,10 @@ class _MetaOpAssembly:
             if op.fields
         }
 
-    def _whole_bytes(self) -> int:
-        """Of one op's own layer, the parameters that tensor parallelism leaves whole; 0 where it cannot split
-        the layer.
-        """
-        whole = 0
-        for op in self._ops:
-            splits = (layer_split(self._workload, self._task, op, tp) for tp in self._times.by_tp)
-            split = next((split for split in splits if split is not None), None)
-            if split is not None:
-                kept = [name for name in op.layer_parameters if name not in split.dims]
-                whole = max(whole, sum(_num_bytes(self._task.root.get_parameter(name)) for name in kept))
-        return whole
+    def _split(self, op: Op) -> LayerSplit | None:
+        """How an op is split, in the first way of those that were looked at."""
+        splits = (layer_split(self._workload, self._task, op, tp) for tp in self._times.by_tp)
+        return next((split for split in splits if split is not None), None)
 
     def _output_bytes(self, op: Op) -> int:
         """Bytes that the op hands on, whole batch; a loss is handed to nobody."""
@@ -348,53 +339,3 @@ class _Kept:
         return OptimizerBytes(
             state_per_param=kept.shared, whole_state_per_param=kept.whole, whole_share=kept.whole_share
         )
-
-
-@dataclass(frozen=True)
-class _ParameterSizes:
-    """Bytes of one op's own layer, those of glue by op, and the share of all of them that is trained."""
-
-    layer_bytes: int
-    extra_bytes: dict[int, int]
-    trained_share: float
-
-
-def _parameter_sizes(task: TaskGraph, ops: Sequence[Op]) -> _ParameterSizes:
-    """Sizes of what the ops of a MetaOp hold: parameters, and as such that are not trained buffers, and
-    tensors that a layer's modules hold as plain attributes.
-    """
-    layer_bytes = 0
-    extra: dict[int, int] = {}
-    trained = total = 0
-    for position, op in enumerate(ops):
-        own = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
-        total += own
-        glue = 0
-        for name in (*op.parameters, *op.buffers):
-            tensor = _tensor(task, name)
-            num_bytes = _num_bytes(tensor)
-            total += num_bytes
-            trained += num_bytes * tensor.requires_grad
-            if name in op.layer_parameters or _is_within(name, op.target):
-                own += num_bytes
-            else:
-                glue += num_bytes
-        layer_bytes = max(layer_bytes, own)
-        if glue:
-            extra[position] = glue
-    return _ParameterSizes(layer_bytes, extra, trained / total if total else 1.0)
-
-
-def _tensor(task: TaskGraph, name: str) -> Tensor:
-    """A parameter or buffer by its dotted name."""
-    owner, _, attribute = name.rpartition(".")
-    tensor: Tensor = getattr(task.root.get_submodule(owner), attribute)
-    return tensor
-
-
-def _is_within(name: str, target: str | None) -> bool:
-    return target is not None and name.startswith(f"{target}.")
-
-
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.itemsize

@@ -124,8 +124,10 @@ class MetaOp(Model):
     param_bytes_per_op: Bytes = 0
     # parameters of neighbouring glue held with an op, {op index: bytes}, beyond param_bytes_per_op
     extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
-    # of param_bytes_per_op, those that tensor parallelism leaves whole on each device; all of the extra too
+    # of param_bytes_per_op, those that tensor parallelism leaves whole on each device
     whole_param_bytes_per_op: Bytes = 0
+    # of extra_param_bytes, those that tensor parallelism splits: a head and an embedding over many words
+    split_extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
     # of param_bytes_per_op (and the extra), the share that is trained: the rest needs no gradient or state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     # of the trained parameters, where they have optimizer settings of their own; absent: as of all
@@ -181,6 +183,12 @@ class MetaOpProfile(MetaOp):
                 f"whole_param_bytes_per_op: {self.whole_param_bytes_per_op} is more than the "
                 f"param_bytes_per_op of {self.name!r}, {self.param_bytes_per_op}"
             )
+        for op, split in self.split_extra_param_bytes.items():
+            if split > (extra := self.extra_param_bytes.get(op, 0)):
+                raise ValueError(
+                    f"split_extra_param_bytes: {split} for op {op} is more than the extra_param_bytes of "
+                    f"{self.name!r}, {extra}"
+                )
         order = [(entry.tp, entry.first_op) for entry in self.memory]
         firsts = {entry.tp for entry in self.memory if entry.first_op == 0}
         if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:

@@ -126,9 +126,7 @@ class _AsWholeBatch(nn.Module):
         return self.module(*arguments, *self._op.more_arguments(arguments[0].device))
 
 
-def timed_op(
-    task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWords | None = None
-) -> TimedOp:
+def timed_op(task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWords | None = None) -> TimedOp:
     """An op as a share of `rows` samples runs it, its loss in chunks where `setting` says so; with `own`: as
     one device of those that share out its vocabulary.
     """

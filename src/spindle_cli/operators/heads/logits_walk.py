@@ -94,7 +94,8 @@ class LogitsWalk:
         if loss is not None:
             self._into_loss(node, loss)
             return
-        name = node.target if node.op == "call_method" else _FUNCTIONS.get(node.target, "")  # type: ignore[arg-type]
+        target: Any = node.target
+        name = target if node.op == "call_method" else _FUNCTIONS.get(target, "")
         source = node.args[0] if node.args else None
         rule = _RULES.get(str(name), _one_by_one if name in _ONE_BY_ONE else None)
         if name == "logsumexp" and isinstance(source, fx.Node):
@@ -106,7 +107,8 @@ class LogitsWalk:
 
     def _asks(self, node: fx.Node) -> bool:
         """Whether it asks for a size, but not for the number of words, or for the kind of numbers."""
-        source, *more = node.args or (None,)
+        arguments: tuple[Any, ...] = node.args or (None,)
+        source, *more = arguments
         if not isinstance(source, fx.Node):
             return False
         place = self._shapes.get(source) or (self.dims.get(source, 0), _ndim(self._values[source]))
@@ -151,7 +153,10 @@ class LogitsWalk:
         self._losses += 1
 
     def _into_logsumexp(self, node: fx.Node, source: fx.Node) -> None:
-        given = {**dict(zip(("input", "dim", "keepdim"), node.args, strict=False)), **node.kwargs}
+        given: dict[str, Any] = {
+            **dict(zip(("input", "dim", "keepdim"), node.args, strict=False)),
+            **node.kwargs,
+        }
         dim, keepdim, part = given.get("dim"), bool(given.get("keepdim", False)), self._part
         ndim = _ndim(self._values[source])
         if not isinstance(dim, int) or dim % ndim != self.dims.get(source):
@@ -161,6 +166,13 @@ class LogitsWalk:
             return graph.call_function(part.logsumexp, (copies[source], dim, keepdim))
 
         self.edits[node] = edit
+
+    def _source(self, node: fx.Node) -> fx.Node:
+        """The logits that a call is of."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, fx.Node) or source not in self.dims:
+            raise NotByWordsError(f"{node.name!r} takes its logits beside something else")
+        return source
 
     # What follows: one rule for each kind of call that logits may pass through.
 
@@ -182,9 +194,11 @@ class LogitsWalk:
 
     def viewed(self, node: fx.Node) -> None:
         """Other rows; the words stay last."""
-        source = _first(node)
+        source = self._source(node)
         shape = self._values[node].shape
-        last = node.args[-1] if not isinstance(node.args[-1], list | tuple) else node.args[-1][-1]
+        last: Any = node.args[-1]
+        if isinstance(last, list | tuple):
+            last = last[-1]
         if self.dims[source] != _ndim(self._values[source]) - 1 or shape[-1] != self._words:
             raise NotByWordsError(f"{node.name!r} takes its words apart or puts them together")
         if node.kwargs or len(node.args) < 2:
@@ -197,7 +211,7 @@ class LogitsWalk:
             new = graph.node_copy(old, copies.__getitem__)
             with graph.inserting_before(new):
                 own = graph.call_method("size", (copies[source], -1))
-            sizes = new.args[1:]
+            sizes: tuple[Any, ...] = new.args[1:]
             if len(sizes) == 1 and isinstance(sizes[0], list | tuple):
                 new.args = (new.args[0], (*sizes[0][:-1], own))
             else:
@@ -208,20 +222,23 @@ class LogitsWalk:
 
     def flattened(self, node: fx.Node) -> None:
         """Other rows; the words stay last."""
-        source = _first(node)
+        source = self._source(node)
         ndim = _ndim(self._values[source])
-        given = {**dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)), **node.kwargs}
+        given: dict[str, Any] = {
+            **dict(zip(("start_dim", "end_dim"), node.args[1:], strict=False)),
+            **node.kwargs,
+        }
         if self.dims[source] != ndim - 1 or given.get("end_dim", -1) % ndim == ndim - 1:
             raise NotByWordsError(f"{node.name!r} puts its words together with rows")
         self.dims[node] = _ndim(self._values[node]) - 1
 
     def moved(self, node: fx.Node) -> None:
         """Dimensions in another order."""
-        source = _first(node)
+        source = self._source(node)
         ndim = _ndim(self._values[source])
         order = list(range(ndim))
-        given = [*node.args[1:], *node.kwargs.values()]
-        dims = list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
+        given: list[Any] = [*node.args[1:], *node.kwargs.values()]
+        dims: list[Any] = list(given[0]) if len(given) == 1 and isinstance(given[0], list | tuple) else given
         if not all(isinstance(dim, int) for dim in dims):
             raise NotByWordsError(f"{node.name!r} moves dimensions that are computed")
         if node.target in ("transpose", torch.transpose):
@@ -233,10 +250,7 @@ class LogitsWalk:
 
     def picked(self, node: fx.Node) -> None:
         """Some rows, by integers and slices."""
-        source, index = node.args
-        if source not in self.dims:
-            raise NotByWordsError(f"{node.name!r} is picked by logits")
-        assert isinstance(source, fx.Node)
+        source, index = self._source(node), node.args[1]
         items = _spread(index, _ndim(self._values[source]))
         dim = self.dims[source]
         if items is None or items[dim] != slice(None):
@@ -278,12 +292,6 @@ def _spread(index: Any, ndim: int) -> list[Any] | None:
         for item in items
     )
     return items if plain and len(items) == ndim else None
-
-
-def _first(node: fx.Node) -> fx.Node:
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    return source
 
 
 def _ndim(value: Any) -> int:

@@ -123,8 +123,9 @@ def _transposed(value: Any, root: nn.Module) -> str | None:
         return None
     source, *how = value.args
     is_attribute = value.target is getattr and how in (["T"], ["mT"])
+    swapped = ([0, 1], [1, 0], [-2, -1], [-1, -2])
     is_method = (value.target in ("t", torch.t) and not how) or (
-        value.target in ("transpose", torch.transpose) and sorted(how) in ([0, 1], [-2, -1])
+        value.target in ("transpose", torch.transpose) and how in swapped
     )
     return _parameter(source, root) if is_attribute or is_method else None
 

@@ -8,7 +8,7 @@ but nothing may look at several words at once.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -37,9 +37,7 @@ class OwnWords:
     names: frozenset[str]
     part: VocabularyPart
 
-    def edits(
-        self, module: fx.GraphModule, values: Mapping[fx.Node, Any], *, gathers: bool = False
-    ) -> Edits:
+    def edits(self, module: fx.GraphModule, values: Mapping[fx.Node, Any], *, gathers: bool = False) -> Edits:
         """What is made anew of an op's graph for this device.
 
         Args:
@@ -51,7 +49,9 @@ class OwnWords:
         """
         held = {id(parameter) for name, parameter in _parameters(module) if name in self.names}
         uses = [use for use in uses_of_words(module.graph, module) if _is_held(use, module, held)]
-        found = {use.node: _lookup_edit(use, self.part) for use in uses if isinstance(use, Lookup)}
+        found: dict[fx.Node, Edit] = {
+            use.node: _lookup_edit(use, self.part) for use in uses if isinstance(use, Lookup)
+        }
         for heads in _by_words(uses):
             try:
                 found.update(LogitsWalk(module.graph, module, values, heads, self.part).edits)
@@ -96,7 +96,7 @@ def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
         if isinstance(use, Lookup)
         and (use.words in words or id(task.root.get_parameter(use.weight)) in of_heads)
     ]
-    own = _used_alone(own, uses, module)
+    own = _used_alone(own, module)
     if not own:
         return FoundWords(why_not=why_not)
     held = {id(module.get_parameter(name)) for use in own for name in use.parameters}
@@ -156,7 +156,7 @@ def copied(graph: fx.Graph, node: fx.Node, copies: Copies, edits: Edits) -> fx.N
     return graph.node_copy(node, copies.__getitem__)
 
 
-def _used_alone(own: list[Use], uses: Sequence[Use], module: fx.GraphModule) -> list[Use]:
+def _used_alone(own: list[Use], module: fx.GraphModule) -> list[Use]:
     """Those whose parameters the op uses in no other way."""
     while True:
         known = {use.node for use in own}

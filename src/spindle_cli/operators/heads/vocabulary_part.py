@@ -9,6 +9,7 @@ the exponentials, and the label's logit. No device ever has the logits of all wo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class VocabularyPart:
         gradients.
         """
         ends = [words * member // self.degree for member in range(self.degree + 1)]
-        widths = [last - first for first, last in zip(ends, ends[1:], strict=False)]
+        widths = [last - first for first, last in pairwise(ends)]
         return self.group.gather(logits.detach().movedim(-1, 0).contiguous(), widths).movedim(0, -1)
 
     def _own(self, ids: Tensor, words: int, width: int) -> tuple[Tensor, Tensor]:

@@ -89,7 +89,9 @@ class LocalOps:
         first, last = wired.layout.rows_of(self._place.rank)
         setting, group = self._place.loss_chunks, self._groups[wired.index]
         return tuple(
-            loss_in_chunks(wired.task, op, last - first, setting, self._own_words(wired, position, group)).module
+            loss_in_chunks(
+                wired.task, op, last - first, setting, self._own_words(wired, position, group)
+            ).module
             for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True)
         )
 

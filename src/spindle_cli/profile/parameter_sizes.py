@@ -1,0 +1,78 @@
+"""Bytes of the parameters that the ops of a MetaOp hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.op.attributes import attribute_bytes
+from spindle_cli.workload.graph import Op, TaskGraph
+
+
+@dataclass(frozen=True)
+class ParameterSizes:
+    """Bytes, as the profile has them.
+
+    Attributes:
+        layer_bytes: of one op's own layer; `whole_bytes`: of these, what tensor parallelism leaves whole; 0
+            where it cannot split the layer.
+        extra_bytes: of glue, by op; `split_extra_bytes`: of these, what tensor parallelism splits.
+        trained_share: of all of them, what is trained.
+    """
+
+    layer_bytes: int
+    whole_bytes: int
+    extra_bytes: dict[int, int]
+    split_extra_bytes: dict[int, int]
+    trained_share: float
+
+
+def parameter_sizes(
+    task: TaskGraph, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
+) -> ParameterSizes:
+    """Sizes of what the ops of a MetaOp hold: parameters, and as such that are not trained buffers, and
+    tensors that a layer's modules hold as plain attributes.
+    """
+    layer_bytes = whole_bytes = 0
+    extra: dict[int, int] = {}
+    split_extra: dict[int, int] = {}
+    trained = total = 0
+    for position, op in enumerate(ops):
+        own = 0 if op.target is None else attribute_bytes(task.root.get_submodule(op.target))
+        total += own
+        glue = glue_split = own_split = 0
+        split = split_of(op)
+        for name in (*op.parameters, *op.buffers):
+            tensor = _tensor(task, name)
+            num_bytes = tensor.numel() * tensor.itemsize
+            total += num_bytes
+            trained += num_bytes * tensor.requires_grad
+            is_split = split is not None and name in split.dims
+            if name in op.layer_parameters or _is_within(name, op.target):
+                own += num_bytes
+                own_split += num_bytes * is_split
+            else:
+                glue += num_bytes
+                glue_split += num_bytes * is_split
+        layer_bytes = max(layer_bytes, own)
+        whole_bytes = max(whole_bytes, 0 if split is None else own - own_split)
+        if glue:
+            extra[position] = glue
+        if glue_split:
+            split_extra[position] = glue_split
+    share = trained / total if total else 1.0
+    return ParameterSizes(layer_bytes, whole_bytes, extra, split_extra, share)
+
+
+def _tensor(task: TaskGraph, name: str) -> Tensor:
+    """A parameter or buffer by its dotted name."""
+    owner, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(task.root.get_submodule(owner), attribute)
+    return tensor
+
+
+def _is_within(name: str, op_target: str | None) -> bool:
+    return op_target is not None and name.startswith(f"{op_target}.")
