@@ -75,9 +75,7 @@ class Way:
 def compare(words: int, asked: argparse.Namespace) -> list[str]:
     """The table's lines of one vocabulary."""
     torch.manual_seed(0)
-    task = Task(
-        "write", Writer(words, asked.width), asked.samples, Samples(words, asked.width, asked.tokens)
-    )
+    task = Task("write", Writer(words, asked.width), asked.samples, Samples(words, asked.width, asked.tokens))
     graph = analyse(Workload(name="heads", tasks=[task], operators=(Body,)))
     hidden = torch.randn(asked.samples, asked.tokens, asked.width, requires_grad=True)
     labels = torch.randint(words, (asked.samples, asked.tokens))
@@ -119,7 +117,9 @@ def main() -> None:
     parser.add_argument("--chunks", type=number, default=1, metavar="auto|K")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    print("| words | tp | parameters and gradients, MiB | peak, MiB | / tp 1 | time, ms | / tp 1 | sums, MiB |")
+    print(
+        "| words | tp | parameters and gradients, MiB | peak, MiB | / tp 1 | time, ms | / tp 1 | sums, MiB |"
+    )
     print("|---|---|---|---|---|---|---|---|")
     for words in asked.words:
         print("\n".join(compare(words, asked)), flush=True)
