@@ -90,6 +90,21 @@ def build() -> Workload:
     return workload
 
 
+class Surprise(nn.Module):
+    """What a decoder makes of captions, by a loss that looks at all of its words' logits at once."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, image: Tensor, caption: Tensor) -> Tensor:
+        context, x = self.decoder.tower(image), self.decoder.embed(caption)
+        for layer in self.decoder.layers:
+            x = layer(x, context)
+        words = (x @ self.decoder.embed.weight.T).log_softmax(-1)
+        return functional.nll_loss(words.flatten(0, 1), caption.flatten())
+
+
 def build_split() -> Workload:
     """The tower of `split_toys`, of which tensor parallelism has cut the layers."""
     import split_toys
@@ -100,5 +115,9 @@ def build_split() -> Workload:
     tower = left.module.get_submodule("tower")
     assert isinstance(tower, split_toys.Tower)
     held_out = split_toys.Items(("image", "label"), 7, 5)
-    workload.evaluated = [Task("probe", split_toys.Left(tower), 6, eval_dataset=held_out)]
+    captions = split_toys.Items(("image", "caption"), 5, 8)
+    workload.evaluated = [
+        Task("probe", split_toys.Left(tower), 6, eval_dataset=held_out),
+        Task("surprise", Surprise(workload.tasks[1].module), 4, eval_dataset=captions),
+    ]
     return workload

@@ -106,7 +106,7 @@ def find_workload(
         require_elementwise(groups, splits.split_parameters(plan, found, ParameterTable.of(found)))
         for task in loaded.workload.evaluated:
             own = place_evaluated(plan, needs_of(found, task.name))
-            plan_splits(own, found.only_evaluated(task.name), str(plan_path))
+            plan_splits(own, found.only_evaluated(task.name), str(plan_path), only_evaluated=True)
     return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
 
 

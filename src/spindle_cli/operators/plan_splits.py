@@ -35,11 +35,13 @@ class PlanSplits:
         )
 
 
-def plan_splits(plan: Plan, graph: WorkloadGraph, where: str) -> PlanSplits:
+def plan_splits(plan: Plan, graph: WorkloadGraph, where: str, *, only_evaluated: bool = False) -> PlanSplits:
     """How every slice's ops are split.
 
     Args:
         where: the plan's file, for messages.
+        only_evaluated: ops without a layer, on devices whose trained ops have a vocabulary split, need have
+            nothing to split: each device then computes all of them.
 
     Raises:
         InputError: the plan splits a layer that cannot be split so many ways.
@@ -54,6 +56,8 @@ def plan_splits(plan: Plan, graph: WorkloadGraph, where: str) -> PlanSplits:
         for position in range(*piece.ops):
             op = task.ops[metaop.ops[position]]
             split = layer_split(graph.workload, task, op, piece.tp)
+            if split is None and only_evaluated and op.target is None:
+                split = LayerSplit(piece.tp, {}, (), ())
             if split is None:
                 raise _refusal(where, piece, graph, task, op)
             found[index, position] = split

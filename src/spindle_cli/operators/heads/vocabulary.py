@@ -96,7 +96,7 @@ def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
         if isinstance(use, Lookup)
         and (use.words in words or id(task.root.get_parameter(use.weight)) in of_heads)
     ]
-    own = _used_alone(own, module)
+    own = used_alone(own, module)
     if not own:
         return FoundWords(why_not=why_not)
     held = {id(module.get_parameter(name)) for use in own for name in use.parameters}
@@ -156,8 +156,9 @@ def copied(graph: fx.Graph, node: fx.Node, copies: Copies, edits: Edits) -> fx.N
     return graph.node_copy(node, copies.__getitem__)
 
 
-def _used_alone(own: list[Use], module: fx.GraphModule) -> list[Use]:
+def used_alone(uses: Iterable[Use], module: fx.GraphModule) -> list[Use]:
     """Those whose parameters the op uses in no other way."""
+    own = list(uses)
     while True:
         known = {use.node for use in own}
         others = _held_by_others(module, known)

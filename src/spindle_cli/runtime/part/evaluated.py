@@ -34,7 +34,8 @@ def evaluated_parts(plan: Plan, graph: WorkloadGraph) -> dict[str, EvaluatedPart
     found: dict[str, EvaluatedPart] = {}
     for task in graph.workload.evaluated:
         own = place_evaluated(plan, needs_of(graph, task.name))
-        splits = plan_splits(own, graph.only_evaluated(task.name), f"the plan to evaluate {task.name!r} by")
+        where = f"the plan to evaluate {task.name!r} by"
+        splits = plan_splits(own, graph.only_evaluated(task.name), where, only_evaluated=True)
         found[task.name] = EvaluatedPart(own, splits)
     return found
 

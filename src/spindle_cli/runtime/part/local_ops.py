@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx, nn
@@ -13,13 +13,15 @@ from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.vocabulary import OwnWords, values_of, with_edits
+from spindle_cli.operators.heads.projections import uses_of_words
+from spindle_cli.operators.heads.vocabulary import OwnWords, used_alone, values_of, with_edits
+from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.runtime.communication.wiring import WiredSlice
-from spindle_cli.runtime.part.shards import Cuts, take_parts
+from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op
@@ -95,19 +97,36 @@ class LocalOps:
             for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True)
         )
 
-    def _evaluated_modules(self, wired: WiredSlice, group: TensorGroup | None) -> tuple[fx.GraphModule, ...]:
-        """Those of an evaluation, whose ops are traced in eval mode: with no loss in chunks."""
-        found: list[fx.GraphModule] = []
+    def _evaluated_module(
+        self, wired: WiredSlice, op: Op, split: LayerSplit | None, group: TensorGroup | None
+    ) -> tuple[fx.GraphModule, LayerSplit | None]:
+        """An op of an evaluation, with no loss in chunks; whatever training has cut by words, it takes by
+        words.
+        """
+        module = share_module(wired.task, op)
+        if split is None or group is None:
+            return module, split
+        cuts = {
+            dotted: self._cuts.by_name[self._names[id(parameter)]]
+            for dotted, parameter in module.named_parameters(remove_duplicate=False)
+            if id(parameter) in self._names
+        }
         first, last = wired.layout.rows_of(self._place.rank)
-        for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True):
-            module, own = share_module(wired.task, op), self._own_words(wired, position, group)
-            if own is not None:
-                with swapped_tensors(module, self._as_uncut()):
-                    values = values_of(wired.task, op, module, last - first)
-                    edits = own.edits(module, values, gathers=True)
-                module = with_edits(module, edits)
-            found.append(module)
-        return tuple(found)
+        with swapped_tensors(module, self._as_uncut()):
+            words = frozenset(
+                dotted
+                for use in used_alone(uses_of_words(module.graph, module), module)
+                for dotted in use.parameters
+                if dotted not in split.dims or dotted in split.words
+                if dotted in cuts and cuts[dotted].is_by_words(split.degree)
+            )
+            if not words:
+                return module, replace(split, words=words)
+            own = OwnWords(words, VocabularyPart(split.degree, group))
+            edits = own.edits(module, values_of(wired.task, op, module, last - first), gathers=True)
+        dims = {name: dim for name, dim in split.dims.items() if name not in split.words}
+        split = replace(split, dims={**dims, **dict.fromkeys(words, 0)}, words=words)
+        return with_edits(module, edits), split
 
     def _as_uncut(self) -> Callable[[torch.Tensor], torch.Tensor]:
         """What a tensor was before it was taken apart, without data."""
@@ -155,14 +174,19 @@ class LocalOps:
         rank, device = self._place.rank, self._place.device
         shares = _shares(wired, rank, device) if trains else None
         group = self._groups[wired.index] if trains else self._group_of(wired)
-        modules = self._modules[wired.index] if trains else self._evaluated_modules(wired, group)
+        of_ops = [splits.by_op.get((wired.index, position)) for position in range(*wired.piece.ops)]
+        modules = self._modules.get(wired.index, ())
+        if not trains:
+            made = [
+                self._evaluated_module(wired, op, split, group)
+                for op, split in zip(wired.ops, of_ops, strict=True)
+            ]
+            modules, of_ops = tuple(module for module, _ in made), [split for _, split in made]
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(
-            self._runnable(
-                wired, op, module, splits.by_op.get((wired.index, position)), group, shares, trains=trains
-            )
-            for position, op, module in zip(range(*wired.piece.ops), wired.ops, modules, strict=True)
+            self._runnable(wired, op, module, split, group, shares, trains=trains)
+            for op, module, split in zip(wired.ops, modules, of_ops, strict=True)
         )
         return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group, shares)
 
@@ -192,7 +216,7 @@ class LocalOps:
             is_zero = not first and split is not None and dotted in split.added_once
             if cut.count == 1 and (first or is_own or not (parameter.requires_grad or is_zero)):
                 continue
-            leaves = tuple(self.leaves[cut.key(part)] for part in self._parts(wired, name, dotted, split))
+            leaves = self._leaves(wired, cut, self._parts(wired, name, dotted, split))
             view = View(leaves, cut.dim, counts=first or is_own, is_zero=is_zero)
             views[dotted] = known.setdefault((name, view.counts, is_zero, len(leaves)), view)
         if split is None or group is None:
@@ -204,6 +228,21 @@ class LocalOps:
                 return summing
             return compiler.compile_layer(module, op.target)
         return PartialOp(module, views, SplitRegion(module, split, group))
+
+    def _leaves(self, wired: WiredSlice, cut: Cut, parts: range) -> tuple[nn.Parameter, ...]:
+        """The leaves of a parameter's parts.
+
+        Raises:
+            InputError: an evaluation takes more of it than training has put on this rank.
+        """
+        missing = [part for part in parts if cut.key(part) not in self.leaves]
+        if missing:
+            raise InputError(
+                f"{wired.piece.label}: its evaluation takes all of {cut.name}, of which training has put "
+                f"{cut.count - len(missing)} of {cut.count} parts on rank {self._place.rank}",
+                hint="Use it in the evaluation as in training, or plan without tensor parallelism there.",
+            )
+        return tuple(self.leaves[cut.key(part)] for part in parts)
 
     def _contrasting(
         self,

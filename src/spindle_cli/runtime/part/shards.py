@@ -49,6 +49,10 @@ class Cut:
         first = [self.span(index)[0] if dim == self.dim else 0 for dim in range(len(shape))]
         return tuple((begin, begin + size) for begin, size in zip(first, shape, strict=True))
 
+    def is_by_words(self, degree: int) -> bool:
+        """Whether each of `degree` devices has some rows of it."""
+        return self.count > 1 and self.dim == 0 and self.count % degree == 0
+
     def of_member(self, member: int, degree: int) -> range:
         """The parts that a member of a tensor-parallel group of `degree` devices has; (0, 1): all."""
         width = self.count // degree
