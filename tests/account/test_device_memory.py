@@ -16,7 +16,6 @@ from spindle_cli.account.device_memory import (
     device_memory,
     memory_by_pass,
 )
-from spindle_cli.costs.memory import held_param_bytes
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, OptimizerBytes
@@ -195,18 +194,6 @@ def test_tensor_parallelism_leaves_norms_and_glue_whole() -> None:
     assert [mib(need.parameter_bytes) for need in needs] == [(1.5 + 1 + 2,)] * 2
     # Both have the whole ones, and share their state.
     assert [mib(need.optimizer_bytes) for need in needs] == [(2 * (1.5 + 3 / 2),)] * 2
-
-
-def test_tensor_parallelism_splits_of_the_glue_what_the_profile_says() -> None:
-    """Of 4 MiB of the second op's glue 3 are split four ways, the first op's 2 are not."""
-    sizes = {"param_bytes_per_op": 4 * MIB, "extra_param_bytes": {0: 2 * MIB, 1: 4 * MIB}}
-    net = model("a/m", 2, op(tp=4), split_extra_param_bytes={1: 3 * MIB}, **sizes)
-    piece = slice_of("a/m", (0, 2), [0, 1, 2, 3], 1, tp=4)
-    needs = needs_of([net], [piece], gpus(4), optimizer_state_sharded=True)
-    assert [mib(need.parameter_bytes) for need in needs] == [(1 + 1 + 2 + 3 / 4 + 1,)] * 4
-    assert [mib(need.optimizer_bytes) for need in needs] == [(2 * (2 + 3 / 4 + 3 / 4),)] * 4
-    (first, second) = (held_param_bytes(net, index, 4) / MIB for index in (0, 1))
-    assert (first, second) == (1 + 2, 1 + 3 / 4 + 1)
 
 
 def test_shards_of_tensor_parallelism_are_held_as_their_union() -> None:
