@@ -41,7 +41,8 @@ def profile_path(workload: str, num_devices: int) -> Path:
         source = ROOT / "configs" / "workloads" / f"{workload}.yaml"
         if scale > 1:
             source = _scaled(source, workload, scale)
-        estimate_profile(str(source), path, NOBODY, cluster=Cluster.read(cluster_path(reach)))
+        # What the check by numbers finds changes no time.
+        estimate_profile(str(source), path, NOBODY, cluster=Cluster.read(cluster_path(reach)), check=False)
     return path
 
 

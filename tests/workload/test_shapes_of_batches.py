@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.workload.data import shapes
 from spindle_cli.workload.data.shapes import planned_shapes, require_one_shape
 from spindle_cli.workload.settings.loader import LoaderSettings, TaskLoader
 from spindle_cli.workload.training.batches import Batches, SampleShapes
@@ -63,6 +64,30 @@ def test_batches_that_are_all_longer_than_the_samples_that_were_traced_are_refus
     graph = analysed(workload([2, 2, 4, 4], 4))
     with pytest.raises(WorkloadError, match=r"\(2,\), \(4,\) in the first"):
         require_one_shape(graph, 0)
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_samples_of_a_large_batch_are_looked_at_some_at_a_time(
+    last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five samples of which one may be longer, each by itself: of no batch are all put together."""
+    monkeypatch.setattr(shapes, "_AT_ONCE", 1)
+    seen: list[int] = []
+    rows = Batches.rows
+
+    def counted(self: Batches, step: int, first: int, last: int) -> dict[str, Tensor]:
+        seen.append(last - first)
+        return rows(self, step, first, last)
+
+    monkeypatch.setattr(Batches, "rows", counted)
+    items = [{"x": torch.ones(length)} for length in (3, 3, 3, 3, last)]
+    graph = analysed(Workload("w", [Task("t", Net(), 5, items)], operators=(Layer,)))
+    if last == 3:
+        require_one_shape(graph, 0)
+    else:
+        with pytest.raises(WorkloadError, match=r"\(3,\), \(4,\) in the first 8 b"):
+            require_one_shape(graph, 0)
+    assert seen == [1] * 5 * 8
 
 
 def test_a_dataset_of_less_than_a_batch_can_be_planned_for() -> None:

@@ -9,7 +9,7 @@ assemble.py   the plan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -23,6 +23,7 @@ from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
+from spindle_cli.plan.search.spread import spread_out
 from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
@@ -113,23 +114,24 @@ def best_judged(
 
     `spindle` considers the other strategies' plans too.
     """
-    found: list[Judged | None] = []
+    found: list[list[Judged | None]] = []
     for name, baseline in BASELINES.items():
         if strategy in (name, "spindle"):
-            found.append(judge(problem, baseline(problem)))
+            found.append([judge(problem, baseline(problem))])
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
-            placed = best_of(problem, drafts, with_care=effort != NO_SEARCH)
-            found += placed
-            if number == 1 and not any(placed):
+            found.append(best_of(problem, drafts, with_care=effort != NO_SEARCH))
+            if number == 1 and not any(found[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
-    fitting = [judged for judged in found if judged is not None]
-    all_fit = len(fitting) == len(found)
+    all_fit = all(judged is not None for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
-        in_lanes = [judge(problem, draft) for draft in component_lanes(problem)]
-        fitting += [judged for judged in in_lanes if judged is not None]
-    best = min(fitting, key=Judged.rank, default=None)  # of equals the first: a baseline
-    return best, all_fit
+        found.append([judge(problem, draft) for draft in component_lanes(problem)])
+    spread = [spread_out(problem, best) for each in found if (best := _least(each)) is not None]
+    return _least(spread), all_fit  # of equals the first: a baseline
+
+
+def _least(found: Iterable[Judged | None]) -> Judged | None:
+    return min((judged for judged in found if judged is not None), key=Judged.rank, default=None)
 
 
 def _with_fallback(

@@ -28,13 +28,15 @@ PLACED_WITH_CARE = 2
 class Judged:
     """A draft's slices with devices and exact times, the memory that they need, and how long they will take.
 
-    `strategy`: the draft's name.
+    `strategy`: the draft's name. `after`: for each slice, how many of those before it must have ended, as in
+    the draft.
     """
 
     strategy: str
     slices: tuple[Slice, ...]
     memory: tuple[DeviceMemory, ...]
     prediction: Prediction
+    after: tuple[int, ...] | None = None
 
     def rank(self) -> tuple[float, float, int]:
         """Less is better: the iteration, then the schedule, then the number of slices."""
@@ -49,7 +51,7 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     if draft.devices is None:
         judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
-        judged = measure(problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)))
+        judged = measure(problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)), draft.after)
     return judged or best_placed(problem, draft, (BALANCED,), 0)
 
 
@@ -89,14 +91,20 @@ def best_placed(
         if exchanges_per_device:
             num_exchanges = exchanges_per_device * min(problem.num_devices, MOST_DEVICES_COUNTED)
             slices = arrange(problem, slices, num_exchanges)
-        judged = measure(problem, draft.name, slices)
+        judged = measure(problem, draft.name, slices, draft.after)
         if judged is not None:
             found.append(judged)
     return min(found, key=Judged.rank, default=None)
 
 
-def measure(problem: Problem, strategy: str, slices: tuple[Slice, ...]) -> Judged | None:
-    """Memory and prediction of a strategy's placed slices; None if a device's memory is too small."""
+def measure(
+    problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
+) -> Judged | None:
+    """Memory and prediction of a strategy's placed slices; None if a device's memory is too small.
+
+    Args:
+        after: what the draft says of which slices wait for which.
+    """
     memory = memory_of(problem, slices)
     if not _has_room(problem, memory):
         return None
@@ -108,7 +116,7 @@ def measure(problem: Problem, strategy: str, slices: tuple[Slice, ...]) -> Judge
         return None
     steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(piece.end_s for piece in slices), steps_s)
-    return Judged(strategy, slices, memory, prediction)
+    return Judged(strategy, slices, memory, prediction, after)
 
 
 def _has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:

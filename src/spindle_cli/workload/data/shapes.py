@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from itertools import product
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.data.kind import is_stream
@@ -11,9 +12,11 @@ from spindle_cli.workload.data.reading import StreamBatches
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.training.batches import Batches, num_samples
 
-# So many batches of each task are looked at, or as many as this takes seconds.
+# So many batches of each task are looked at, or as many as this takes seconds; where samples are put together
+# one by one, so many of them at a time: a batch for hundreds of devices may be larger than this machine.
 _BATCHES = 8
 _LOOK_S = 1.0
+_AT_ONCE = 256
 
 Shape = tuple[int, ...]  # of one sample
 
@@ -42,11 +45,15 @@ def _look_at(task: TaskGraph, seed: int) -> None:
     batches = (
         StreamBatches(task.task, seed) if is_stream(task.task) else Batches(task.task, seed, one_shape=False)
     )
+    size = task.task.batch_size
+    at_once = min(size, _AT_ONCE) if task.task.collate is None and not is_stream(task.task) else size
     looked = 0
-    while looked < _BATCHES and (not looked or time.monotonic() < until):
-        for name, value in batches.rows(looked, 0, task.task.batch_size).items():
+    for step, first in product(range(_BATCHES), range(0, size, at_once)):
+        if looked and time.monotonic() >= until:
+            break
+        looked = step + 1
+        for name, value in batches.rows(step, first, min(first + at_once, size)).items():
             seen.setdefault(name, set()).add(tuple(value.shape[1:]))
-        looked += 1
     for name in planned:
         if len(seen[name]) > 1:
             raise _varies(task, name, seen, looked)
