@@ -14,6 +14,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, judge
+from spindle_cli.plan.search import spread
 from spindle_cli.plan.search.spread import spread_out
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.batch_sums import BatchSum
@@ -45,6 +46,10 @@ def test_a_loss_goes_to_the_devices_that_hold_its_input_and_nothing_moves() -> N
     problem = problem_of(cluster_of(4), tower(4, LARGE), loss({1: 0.010, 2: 0.011, 4: 0.012}))
     before = judged(problem, (2, 0, 3, 1), (0,))
     assert before.prediction.iteration_s == pytest.approx(1.010 + 2 * (3 * 10e-6 + 0.015))
+    (four, two) = spread._choices(problem, before.slices)
+    assert (four.piece.dp, two.piece.dp) == (4, 2)
+    assert four.saved_s == pytest.approx(2 * (3 * 10e-6 + 0.015) - 0.002)
+    assert two.saved_s == pytest.approx(2 * (2 * 10e-6 + 0.010) - 0.001)  # each still takes a quarter
     after = spread_out(problem, before)
     assert (after.slices[1].devices, after.slices[1].dp) == ((2, 0, 3, 1), 4)
     assert after.prediction.iteration_s == pytest.approx(1.012)
@@ -64,10 +69,13 @@ def test_a_loss_on_as_many_devices_as_its_inputs_stays() -> None:
     assert spread_out(problem, before) is before
 
 
-def test_a_whole_node_is_taken_rather_than_devices_of_each_where_gathers_are_slow_between_nodes() -> None:
+def test_a_whole_node_is_taken_rather_than_devices_of_each_where_gathers_are_slow_between_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """On all four the loss is slow. On devices 0 and 1 half of the input crosses between the nodes, on 0 and
     2 none does; but the gather does, which takes longer.
     """
+    monkeypatch.setattr(spread, "JUDGED_PER_SLICE", 1)
     gather = (BatchSum(kind="gather", num_bytes=2 * LARGE, forward=1, backward=1),)
     cluster = cluster_of(4, devices_per_node=2)
     found = {}
@@ -114,6 +122,27 @@ def test_every_strategy_s_plan_is_spread_and_passes_the_check(strategy: Strategy
     plan = make_plan(profile, cluster, strategy, effort=0)
     assert {piece.metaop: piece.dp for piece in plan.slices} == {"t/tower": 4, "t/loss": 4}
     assert check_plan(plan, profile) == ()
+
+
+@pytest.mark.parametrize("side_by_side", [True, False])
+def test_several_losses_are_spread(side_by_side: bool) -> None:
+    """Side by side, one of them alone gains nothing; one after the other, only the last one does."""
+    first, second = ((0, 1), (2, 3)) if side_by_side else ((0, 1), (0, 1))
+    towers = [tower(2, LARGE, f"{task}/tower") for task in "tu"]
+    losses = [
+        loss({1: 0.010, 2: 0.012}, inputs=(each.name,)).model_copy(
+            update={"task": each.task, "name": f"{each.task}/loss"}
+        )
+        for each in towers
+    ]
+    problem = problem_of(cluster_of(4), *towers, *losses)
+    start_s = 0.0 if side_by_side else 1.0
+    draft = draft_of(problem, (0, 0, 1, 2, 0), (1, 0, 1, 2, start_s), (2, 0, 1, 1, 2), (3, 0, 1, 1, 2))
+    before = judge(problem, replace(draft, devices=(first, second, first[:1], second[1:])))
+    assert before is not None
+    after = spread_out(problem, before)
+    assert after.prediction.iteration_s == pytest.approx(1.012 if side_by_side else 2.022)
+    assert [piece.dp for piece in after.slices] == [2, 2, 2 if side_by_side else 1, 2]
 
 
 def test_inputs_of_two_producers_share_a_device_s_port() -> None:

@@ -11,7 +11,7 @@ judged as part of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.edges import edge_bytes, edges_between
@@ -26,7 +26,7 @@ from spindle_cli.plan.types import Slice
 
 # Whole plans judged, of each slice so many; what is estimated to save less than this share of the iteration
 # is not.
-MOST_JUDGED = 16
+MOST_JUDGED = 8
 JUDGED_PER_SLICE = 2
 WORTH = 0.001
 
@@ -50,19 +50,27 @@ class _Choice:
 
 def spread_out(problem: Problem, judged: Judged) -> Judged:
     """The same plan with ops spread over the devices of their inputs, or as it was where none gains by it."""
-    best, slices, left = judged, list(judged.slices), MOST_JUDGED
     worth_s = WORTH * judged.prediction.iteration_s
     if judged.prediction.transfer_s < worth_s:
         return judged
-    for choice in sorted(_choices(problem, slices), key=lambda choice: -choice.saved_s):
-        if choice.saved_s < worth_s or not left:
-            break
-        changed = [*slices[: choice.index], choice.piece, *slices[choice.index + 1 :]]
+    choices = [each for each in _choices(problem, judged.slices) if each.saved_s >= worth_s]
+    choices.sort(key=lambda choice: choice.saved_s)  # of each slice the best comes last
+    # Side by side, one of two losses gains nothing by itself: all together, then one by one, there or back.
+    trials = [{choice.index: choice.piece for choice in choices}] if choices else []
+    trials += [{choice.index: choice.piece} for choice in choices[::-1]]
+    best, slices = judged, judged.slices
+    for trial in trials[:MOST_JUDGED]:
+        changed = _changed(slices, trial)
+        if changed == slices:
+            changed = _changed(slices, {index: judged.slices[index] for index in trial})
         found = _judged_again(problem, judged, changed)
-        left -= 1
         if found is not None and found.rank() < best.rank():
             best, slices = found, changed
     return best
+
+
+def _changed(slices: tuple[Slice, ...], pieces: Mapping[int, Slice]) -> tuple[Slice, ...]:
+    return tuple(pieces.get(index, piece) for index, piece in enumerate(slices))
 
 
 def _choices(problem: Problem, slices: Sequence[Slice]) -> Iterator[_Choice]:
