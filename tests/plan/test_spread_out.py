@@ -13,8 +13,8 @@ from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, judge
 from spindle_cli.plan.search import spread
+from spindle_cli.plan.search.judge import Judged, judge
 from spindle_cli.plan.search.spread import spread_out
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.batch_sums import BatchSum

@@ -51,7 +51,9 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     if draft.devices is None:
         judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
-        judged = measure(problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)), draft.after)
+        judged = measure(
+            problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)), draft.after
+        )
     return judged or best_placed(problem, draft, (BALANCED,), 0)
 
 

@@ -1,5 +1,5 @@
-"""Ops that the search has put on few devices although what they take lies on many: spread out where that makes
-the iteration shorter.
+"""Ops that the search has put on few devices although what they take lies on many: spread out where that
+makes the iteration shorter.
 
 The search knows curves alone. A contrastive loss is mostly the same few kernels however many devices share
 it, and its gathers come on top: its curve rises, so the search leaves it on one device. But then the features
