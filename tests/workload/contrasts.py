@@ -77,6 +77,12 @@ def equal_labels(m: Any, a: Tensor, b: Tensor) -> Tensor:
     return cross_entropy(logits, same / same.sum(1, keepdim=True))
 
 
+def smoothed(m: Any, a: Tensor, b: Tensor) -> Tensor:
+    logits = m.scale.exp() * normalize(a) @ normalize(b).T
+    loss = nn.CrossEntropyLoss(label_smoothing=0.1)
+    return (loss(logits, own(logits)) + loss(logits.T, own(logits))) / 2
+
+
 def with_soft_targets(m: Any, a: Tensor, b: Tensor) -> Tensor:
     logits = a @ b.T
     with torch.no_grad():
@@ -132,6 +138,12 @@ SPLIT: dict[str, Loss] = {
     "minus a mean of samples": lambda m, a, b: clip(m, a, b) - 0.1 * (a - b).square().mean(),
     "with itself": lambda m, a, b: (a @ a.T - b @ b.T).square().mean(),
     "equal labels": equal_labels,
+    "smoothed labels": lambda m, a, b: cross_entropy(p := a @ b.T * m.scale, own(p), label_smoothing=0.1),
+    "smoothed both ways": smoothed,
+    "smoothed sum": lambda m, a, b: cross_entropy(p := a @ b.T, own(p), reduction="sum", label_smoothing=0.3),
+    "smoothed targets": lambda m, a, b: cross_entropy(
+        p := a @ b.T, torch.eye(len(p), dtype=p.dtype), label_smoothing=0.2
+    ),
     "soft targets": with_soft_targets,
     "hinge": hinge,
     "by exponents": by_exponents,
@@ -164,6 +176,10 @@ WHOLE: dict[str, tuple[Loss, str]] = {
     ),
     "next sample": (lambda m, a, b: cross_entropy(p := a @ b.roll(1, 0).T, own(p)), "into another order"),
     "next label": (lambda m, a, b: cross_entropy(p := a @ b.T, own(p) * 0 + 1), "not the numbers"),
+    "all but one label": (
+        lambda m, a, b: (a @ b.T).square().sum() / (~(own(a) == 2)).sum(),
+        "it works over the batch",
+    ),
     "an ignored number": (
         lambda m, a, b: cross_entropy(p := a @ b.T, own(p), ignore_index=0),
         "not the numbers",

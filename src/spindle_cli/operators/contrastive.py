@@ -22,6 +22,7 @@ from spindle_cli.workload.pairs.recipe import make_recipe
 from spindle_cli.workload.pairs.record import record
 from spindle_cli.workload.pairs.steps import (
     Action,
+    Count,
     Diagonal,
     Eye,
     Gather,
@@ -165,6 +166,9 @@ class _ShareRun:
                 known[action.result] = self._numbers(action)
             case Share():
                 known[action.result] = known[action.source] * (rows.count / rows.size)
+            case Count():
+                device = known[action.source].device
+                known[action.result] = torch.full((), rows.size, dtype=torch.int64, device=device)
             case Diagonal():
                 first = rows.first if action.cut == 0 else -rows.first
                 known[action.result] = torch.diagonal(known[action.source], first)

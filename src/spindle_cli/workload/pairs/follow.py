@@ -92,6 +92,7 @@ class PairsFollower(Follower):
         self._named = named
         self._numbers: dict[int, int] = {}
         self._storages: dict[int, set[int]] = {}
+        self._certain: dict[int, bool] = {}  # by number, of tensors that are the same for every sample
         self.recording = Recording(sizes)
 
     def give_argument(self, tensor: Tensor, argument: Argument) -> None:
@@ -155,7 +156,7 @@ class PairsFollower(Follower):
         call = Call(func, self.sizes, self._bound(entries), shapes)
         numbers = tuple(operand.number for operand in call.operands if isinstance(operand, Numbered))
         try:
-            judged = judge(call)
+            judged = self._counted(call, numbers) or judge(call)
             for state, seen in zip(judged.states, shapes, strict=True):
                 _check(state, seen, self.sizes)
         except MixesError as error:
@@ -164,8 +165,23 @@ class PairsFollower(Follower):
             self._add(tensor, state)
             for tensor, state in zip(tensors_in(first.result), judged.states, strict=True)
         )
+        certain = _certain(call, [self._certain.get(number) for number in numbers])
+        if certain is not None:
+            self._certain[results[0]] = certain
         shape = shapes[0][-1] if shapes else ()
         self.recording.steps.append(Step(func, call.arguments, numbers, results, judged, shape, first.grad))
+
+    def _counted(self, call: Call, numbers: Sequence[int]) -> Judged | None:
+        """Of a sum of what is true of every sample the number of samples, else None: a cross entropy with
+        label smoothing counts the labels that are not ignored, of labels that are the samples' own numbers.
+        """
+        over = call["dim"] in (None, [], [0], [-1]) and not call["keepdim"]
+        if call.name != "sum" or not over or len(numbers) != 1 or not self._certain.get(numbers[0]):
+            return None
+        (operand,) = call.operands
+        if operand.ndim != 1 or operand.state != Batch(0) or call["dtype"] is not None:
+            return None
+        return Judged((WHOLE,), ((),), counts=True)
 
     def _without_writes(self, entry: Entry) -> Any:
         """The operator, or for one that changes its first argument the one that gives the result anew.
@@ -188,6 +204,19 @@ class PairsFollower(Follower):
         }:
             raise MixesError(f"{name} changes a tensor in place of which there are views ({entry.place})")
         return overload
+
+
+def _certain(call: Call, operands: Sequence[bool | None]) -> bool | None:
+    """What an operator gives for every sample alike: whether a sample's number is some negative number (it is
+    not), and the opposite of what is known; None: nothing is known.
+    """
+    if call.name == "eq" and len(operands) == 1:
+        state, other = call.operands[0].state, call["other"]
+        numbered = isinstance(state, Batch) and state.numbered > 0
+        return False if numbered and isinstance(other, int) and other < 0 else None
+    if call.name in ("bitwise_not", "logical_not") and operands[0] is not None:
+        return not operands[0]
+    return None
 
 
 def _check(state: State, shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> None:

@@ -27,12 +27,14 @@ class Judged:
             share's own; numbers are else those of the whole batch.
         is_mean: run on a share it gives a mean over the share's samples, not its part of the whole mean.
         cut: where no dimension of samples is left, along which one of its argument a share is cut.
+        counts: it gives the number of the batch's samples.
     """
 
     states: tuple[State, ...]
     along: tuple[Along, ...] | None = None
     is_mean: bool = False
     cut: int | None = None
+    counts: bool = False
 
 
 def sample_dims(state: State) -> tuple[int, ...]:

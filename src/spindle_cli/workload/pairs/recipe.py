@@ -19,6 +19,7 @@ from spindle_cli.workload.pairs.steps import (
     PARTED,
     SHIFTED,
     Action,
+    Count,
     Diagonal,
     Eye,
     Gather,
@@ -113,6 +114,10 @@ class _Maker:
         )
         self._known.update(key for key in results if key is not None)
         along, name = step.judged.along, step.func.overloadpacket.__name__
+        if step.judged.counts:
+            assert results[0] is not None
+            self.actions.append(Count(self.need(step.operands[0], OWN), results[0]))
+            return
         if along is None:
             self._append(step, results, [(number, OWN) for number in step.operands], _linear(self._recording))
             return

@@ -75,6 +75,14 @@ class Share:
 
 
 @dataclass(frozen=True)
+class Count:
+    """How many samples the batch has, on the device of `source`."""
+
+    source: Key
+    result: Key
+
+
+@dataclass(frozen=True)
 class Diagonal:
     """Of each sample of the share the pair with itself; pairs are cut along `cut` of the dimensions 0, 1."""
 
@@ -92,7 +100,7 @@ class Eye:
     named: dict[str, Any]
 
 
-Action = Run | Gather | Number | Share | Diagonal | Eye
+Action = Run | Gather | Number | Share | Count | Diagonal | Eye
 
 
 @dataclass
