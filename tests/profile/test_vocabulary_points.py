@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from spindle_cli.costs.links import all_reduce_s
-from spindle_cli.errors import InputError
+from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.heads.chunked import timed_op
+from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
+from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.op.counting import between, count_work
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
@@ -200,3 +202,30 @@ def test_a_head_that_stays_whole_is_named(graph: WorkloadGraph) -> None:
         "tensor parallelism: task: the head head.weight over 1,025 words: "
         "'log_softmax' takes its logits, not word by word; it stays whole"
     )
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_devices_compute_of_their_words_is_checked_by_numbers(tied: bool) -> None:
+    graph = analyse(workload(tied))
+    (found,) = check_numbers(graph, 0, CheckSettings(threads=1, by_words=True)).tasks
+    assert found.checked == ("task/layers",)
+    assert found.largest_difference < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("broken", "instead", "losses_only"),
+    [
+        ("first", lambda part, words: words * part.group.member // part.degree + 3, True),
+        ("enter", lambda part, hidden: hidden, True),
+        ("lookup", lambda part, ids, weight, *_: functional.embedding(ids % len(weight), weight), False),
+    ],
+)
+def test_a_split_that_computes_something_else_is_refused(
+    broken: str, instead: Any, losses_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = analyse(workload())
+    monkeypatch.setattr(VocabularyPart, broken, instead)
+    check_numbers(graph, 0, CheckSettings(threads=1, losses_only=losses_only))
+    with pytest.raises(WorkloadError, match=r"split by words over 2 devices, .* differs") as refused:
+        check_numbers(graph, 0, CheckSettings(threads=1, losses_only=losses_only, by_words=True))
+    assert "tp_vocabulary=None" in str(refused.value.hint)

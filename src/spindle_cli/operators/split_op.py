@@ -58,6 +58,11 @@ class PartialOp(nn.Module):
         self._views = dict(views)
         self._region = region
 
+    @property
+    def by_name(self) -> dict[str, nn.Parameter]:
+        """Of each parameter that is one leaf, by its name in the op, the leaf."""
+        return {name: view.leaves[0] for name, view in self._views.items() if len(view.leaves) == 1}
+
     def forward(self, *arguments: Tensor) -> Any:
         """What the op gives on these arguments."""
         taken: dict[int, Tensor] = {}

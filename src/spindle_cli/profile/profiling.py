@@ -119,7 +119,9 @@ def profile_workload(
     _require_data(source, analysed)
     _say_what_stays_whole(analysed, settings.degrees, audience)
     # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
-    analysed = _checked(analysed, CheckSettings(threads=threads) if check else None, audience)
+    analysed = _checked(
+        analysed, CheckSettings(threads=threads, by_words=max_tp > 1) if check else None, audience
+    )
     settings = replace(
         settings,
         precision=train.precision,
@@ -196,7 +198,9 @@ def estimate_profile(
     full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
-    analysed = _checked(analysed, CheckSettings(losses_only=True) if check else None, audience)
+    analysed = _checked(
+        analysed, CheckSettings(losses_only=True, by_words=cluster is not None) if check else None, audience
+    )
     profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
     _say_what_is_in_chunks(profile, audience)
     write_json(out, profile)

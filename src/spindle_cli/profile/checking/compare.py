@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.operators.batch_norm import over_shares
 from spindle_cli.operators.contrastive import pairs_over_shares
+from spindle_cli.operators.heads.chunked import loss_in_chunks
+from spindle_cli.operators.heads.vocabulary import OwnWords
+from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.split_op import PartialOp, View
+from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -114,6 +119,53 @@ class OpShares:
             runs[-1].buffers,
         )
 
+    def in_words(self, split: LayerSplit, samples: int) -> list[Run]:
+        """On all samples, by each device of those that share out the op's vocabulary; after `whole`. Of its
+        parameters' gradients each run has those of all words.
+        """
+        group = InTurn(split.degree)
+        own = OwnWords(split.words, VocabularyPart(split.degree, group))
+        module = loss_in_chunks(self._task, self._op, samples, 1, own).module
+        counts = self._counts((0, samples))
+        more = () if counts is None else (1.0, *counts)
+        parts = [self._words_of(module, split, member) for member in range(split.degree)]
+        passes = group.run([partial(self._part_forward, part, samples, more) for part in parts])
+        runs = group.run(
+            [
+                partial(self._backward, run, leaves, self._cotangents, 1.0, self._wanted(part))
+                for part, (run, leaves) in zip(parts, passes, strict=True)
+            ]
+        )
+        cut = {name for part in parts for name in part.by_name}
+        joined = {
+            name: torch.cat([run.gradients[name] for run in runs])
+            for name in runs[0].gradients
+            if name in cut
+        }
+        return [replace(run, gradients={**run.gradients, **joined}) for run in runs]
+
+    def _words_of(self, module: fx.GraphModule, split: LayerSplit, member: int) -> PartialOp:
+        """A device's part of the op, with leaves of its own."""
+        views: dict[str, View] = {}
+        known: dict[int, View] = {}
+        for name, whole in module.named_parameters(remove_duplicate=False):
+            if name in split.words:
+                first, last = (len(whole) * (member + end) // split.degree for end in (0, 1))
+                part = nn.Parameter(whole.detach()[first:last].clone(), whole.requires_grad)
+                views[name] = known.setdefault(id(whole), View((part,)))
+        return PartialOp(module, views, None)
+
+    def _wanted(self, part: PartialOp) -> dict[str, nn.Parameter]:
+        """The parameters whose gradients a device finds, by the names that the whole op has for them."""
+        return {**self._parameters, **{n: leaf for n, leaf in part.by_name.items() if n in self._parameters}}
+
+    def _part_forward(
+        self, part: PartialOp, samples: int, more: Sequence[Any]
+    ) -> tuple[Run, dict[str, Tensor]]:
+        self._values.start_anew()
+        with NoRandomness() if self.watch.draws else nullcontext():
+            return self._forward(part, 0, samples, more)
+
     def _share_forward(
         self, module: nn.Module, first: int, last: int, size: int, counts: Sequence[Tensor] | None
     ) -> tuple[Run, dict[str, Tensor]]:
@@ -158,14 +210,21 @@ class OpShares:
         return Run(outputs, {}, {}), leaves
 
     def _backward(
-        self, run: Run, leaves: Mapping[str, Tensor], seeds: Mapping[str, Tensor], counts: float
+        self,
+        run: Run,
+        leaves: Mapping[str, Tensor],
+        seeds: Mapping[str, Tensor],
+        counts: float,
+        parameters: Mapping[str, nn.Parameter] | None = None,
     ) -> Run:
-        """`counts`: what a loss of these samples counts in that of all."""
+        """`counts`: what a loss of these samples counts in that of all. `parameters`: those in place of the
+        op's.
+        """
         outputs = dict(run.outputs)
         if self._op.is_loss:
             outputs["loss"] = outputs["loss"] * counts
             seeds = {"loss": torch.ones_like(outputs["loss"])}
-        wanted = {**leaves, **self._parameters}
+        wanted = {**leaves, **(self._parameters if parameters is None else parameters)}
         gradients: Sequence[Tensor | None] = [None] * len(wanted)
         if seeds and wanted:
             ends = [outputs[name] for name in seeds]

@@ -18,11 +18,12 @@ _Result = TypeVar("_Result")
 
 
 class _NotSummedYetError(Exception):
-    """A share has come to a sum that is not known yet; what it brings to it."""
+    """A share has come to a sum, or a maximum, that is not known yet; what it brings to it."""
 
-    def __init__(self, part: Tensor) -> None:
+    def __init__(self, part: Tensor, *, is_max: bool) -> None:
         super().__init__("a sum over the shares was not reached by all of them")
         self.part = part
+        self.is_max = is_max
 
 
 class InTurn(TensorGroup):
@@ -35,8 +36,15 @@ class InTurn(TensorGroup):
 
     def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:  # noqa: ARG002 - one pass at a time
         """Sum in place over the shares, once all have come to it."""
+        self._take(tensor, is_max=False)
+
+    def max_(self, tensor: Tensor) -> None:
+        """The largest of the shares' in place, once all have come to it."""
+        self._take(tensor, is_max=True)
+
+    def _take(self, tensor: Tensor, *, is_max: bool) -> None:
         if self._next == len(self._totals):
-            raise _NotSummedYetError(tensor.clone())
+            raise _NotSummedYetError(tensor.clone(), is_max=is_max)
         tensor.copy_(self._totals[self._next])
         self._next += 1
 
@@ -64,14 +72,17 @@ class InTurn(TensorGroup):
         while True:
             results: list[_Result] = []
             parts: list[Tensor] = []
+            is_max = False
             for self.member, share in enumerate(shares):
                 self._next = 0
                 try:
                     results.append(share())
                 except _NotSummedYetError as reached:
                     parts.append(reached.part)
+                    is_max = reached.is_max
             if not parts:
                 return results
             if results:
                 raise RuntimeError("some shares take a sum over all of them that others do not take")
-            self._totals.append(torch.stack(parts).sum(0))
+            together = torch.stack(parts)
+            self._totals.append(together.amax(0) if is_max else together.sum(0))

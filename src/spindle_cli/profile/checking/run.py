@@ -14,14 +14,17 @@ from time import monotonic
 import psutil
 import torch
 
+from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.checking.task import CheckLimits, TaskChecker
 from spindle_cli.profile.numeric_check import NumericCheck
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 
 # For all tasks together.
 MAX_S = 60.0
 # Of the memory that is free when the check begins.
 MEMORY_SHARE = 0.5
+# That share out a vocabulary.
+_DEVICES = 2
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,14 @@ class CheckSettings:
         max_bytes: for one op; None: half of the memory that is free.
         threads: of torch; None: as many as it has.
         losses_only: each loss by itself, on stand-ins for what the ops before it give.
+        by_words: also what devices of a tensor-parallel group compute of heads and embeddings.
     """
 
     max_s: float = MAX_S
     max_bytes: int | None = None
     threads: int | None = None
     losses_only: bool = False
+    by_words: bool = False
 
     def limits(self) -> CheckLimits:
         """From now on."""
@@ -50,7 +55,8 @@ def check_numbers(graph: WorkloadGraph, seed: int, settings: CheckSettings) -> N
     """Check every task of a workload whose parameters may be on the meta device; `seed`: of its samples.
 
     Raises:
-        WorkloadError: a task's ops compute something else than its `forward`.
+        WorkloadError: a task's ops compute something else than its `forward`, or than the whole where their
+            vocabulary is split.
     """
     limits = settings.limits()
     tasks = []
@@ -62,7 +68,11 @@ def check_numbers(graph: WorkloadGraph, seed: int, settings: CheckSettings) -> N
                 if metaop.task == task.task.name
                 for op in metaop.ops
             }
-            checker = TaskChecker(task, names, seed, limits)
+
+            def split_of(op: Op, task: TaskGraph = task) -> LayerSplit | None:
+                return layer_split(graph.workload, task, op, _DEVICES) if settings.by_words else None
+
+            checker = TaskChecker(task, names, seed, limits, split_of)
             tasks.append(checker.check_loss() if settings.losses_only else checker.check())
     return NumericCheck(tasks=tuple(tasks))
 

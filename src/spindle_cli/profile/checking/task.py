@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.profile.checking.compare import OpShares, largest_difference
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.checking.compare import OpShares, Run, largest_difference
 from spindle_cli.profile.checking.forward import compare_with_forward
 from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
@@ -82,9 +83,18 @@ class TaskChecker:
         names: of the MetaOp of each op.
         seed: of its samples.
         limits: of time and memory.
+        split_of: how tensor parallelism splits an op, whose vocabulary is then checked too.
     """
 
-    def __init__(self, task: TaskGraph, names: Mapping[int, str], seed: int, limits: CheckLimits) -> None:
+    def __init__(
+        self,
+        task: TaskGraph,
+        names: Mapping[int, str],
+        seed: int,
+        limits: CheckLimits,
+        split_of: Callable[[Op], LayerSplit | None] = lambda _: None,
+    ) -> None:
+        self._split_of = split_of
         self._task = task
         self._names = names
         self._limits = limits
@@ -173,6 +183,8 @@ class TaskChecker:
                     f"{_first_line(error)}"
                 )
                 return whole.outputs
+            if whole.is_finite and runs.watch.tolerance is not None:
+                self._check_words(op, runs, whole, runs.watch.tolerance)
         what, relative = largest_difference(whole, shares)
         if not whole.is_finite:
             found.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
@@ -187,6 +199,24 @@ class TaskChecker:
             found.checked.add(op.index)
             found.largest = max(found.largest, relative)
         return whole.outputs
+
+    def _check_words(self, op: Op, runs: OpShares, whole: Run, tolerance: float) -> None:
+        """Compare with what devices compute that share out the op's vocabulary.
+
+        Raises:
+            WorkloadError: it differs.
+        """
+        split = self._split_of(op)
+        if split is None or not split.words:
+            return
+        for found in runs.in_words(split, self._samples):
+            what, relative = largest_difference(whole, found)
+            if relative > tolerance:
+                raise WorkloadError(
+                    f"{place_of(op)}split by words over {split.degree} devices, {what} of the op with "
+                    f"{', '.join(sorted(split.words))} differs from that of the whole by {relative:.1e}",
+                    hint="Keep heads and embeddings whole: Workload(..., tp_vocabulary=None).",
+                )
 
     def _run(self, op: Op, known: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         self._require_room(op)
