@@ -12,6 +12,7 @@ from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.settings.lengths import Looking
 
 if TYPE_CHECKING:
     from spindle_cli.workload.types import Workload
@@ -31,6 +32,8 @@ def profile(
     time_limit: float = 0.5,
     check: bool = True,
     accept_noise: bool = False,
+    batches: int = 64,
+    length_percentile: float = 100.0,
 ) -> Profile:
     """Measure, or estimate, a workload's scaling curves.
 
@@ -40,7 +43,8 @@ def profile(
         out: where to write the profile; None: nowhere.
         cluster: to plan for: curves reach to its number of devices.
         estimate: from published peaks, without running anything.
-        nproc, threads, tp, time_limit, check, accept_noise: as the options of `spindle profile`.
+        nproc, threads, tp, time_limit, check, accept_noise, batches, length_percentile: as the options of
+            `spindle profile`.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
@@ -56,10 +60,13 @@ def profile(
     console = Console(stderr=True)
     audience = Audience(console, console.print)
     source, goal = source_of(workload), _cluster(cluster)
+    looking = Looking(batches, length_percentile)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "profile.json" if out is None else Path(out)
         if estimate:
-            return estimate_profile(source, path, audience, cluster=goal, num_devices=nproc, check=check)
+            return estimate_profile(
+                source, path, audience, cluster=goal, num_devices=nproc, check=check, looking=looking
+            )
         return profile_workload(
             source,
             path,
@@ -71,6 +78,7 @@ def profile(
             max_tp=tp,
             accept_noise=accept_noise,
             check=check,
+            looking=looking,
         )
 
 

@@ -7,6 +7,7 @@ from functools import cache
 from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.types import Workload
 
 
@@ -16,8 +17,8 @@ class Analyses:
     def __init__(self) -> None:
         self.memo: AnalysisMemo | None = None
 
-    def of(self, workload: Workload) -> tuple[WorkloadGraph, AnalysisMemo]:
-        graph, self.memo = analyse_for_others(workload, self.memo)
+    def of(self, workload: Workload, lengths: Lengths | None = None) -> tuple[WorkloadGraph, AnalysisMemo]:
+        graph, self.memo = analyse_for_others(workload, self.memo, lengths)
         return graph, self.memo
 
 
@@ -27,6 +28,6 @@ def analyses() -> Analyses:
     return Analyses()
 
 
-def analysed(workload: Workload) -> WorkloadGraph:
+def analysed(workload: Workload, lengths: Lengths | None = None) -> WorkloadGraph:
     """What `analyse` gives, sooner."""
-    return analyses().of(workload)[0]
+    return analyses().of(workload, lengths)[0]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from helpers.plans import two_towers
-from spindle_cli.errors import ExitCode, WorkloadError
+from spindle_cli.errors import ExitCode, RunFailedError, WorkerLostError, WorkloadError
 from spindle_cli.files.journal import JournalWriter, Note
 from spindle_cli.files.request import WorkerError, journal_path, log_path
 from spindle_cli.launch.build import build_launch
@@ -84,6 +84,14 @@ def test_a_refusal_keeps_its_message_hint_and_exit_code(launch: Launch) -> None:
     failure = describe_failure(launch, [refused], [])
     assert (failure.message, failure.hint) == ("worker 3: the dataset is empty", "Fill it.")
     assert failure.exit_code is ExitCode.BAD_INPUT
+
+
+def test_a_killed_loader_may_be_started_again_and_a_failed_one_not(launch: Launch) -> None:
+    for kind in (WorkerLostError, RunFailedError):
+        told = describe_error(kind("its loader worker has gone", hint="Less memory."), rank=1)
+        failure = describe_failure(launch, [told], [])
+        assert type(failure) is kind
+        assert failure.message == "worker 1: its loader worker has gone"
 
 
 def test_a_lost_connection_is_known_through_what_was_raised_from_it() -> None:

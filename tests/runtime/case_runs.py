@@ -23,6 +23,8 @@ from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, captu
 from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.data.lengths import find_lengths
+from spindle_cli.workload.settings.lengths import Looking
 
 HERE = Path(__file__).parent
 SOURCE = Path(spindle_cli.__file__).parent.parent
@@ -47,6 +49,8 @@ class Case:
     checkpoint_every: int | None = None
     goes_on_with: str | None = None  # an earlier case, in whose folder its checkpoints are
     begins_from: str | None = None  # an earlier case, of other tasks or settings
+    has_lengths: bool = False  # batches of several; planned for a percentile of them
+    percentile: float = 100.0
 
 
 def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
@@ -60,7 +64,11 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         "train": dict(case.train),
     }
     source.write_text(yaml.safe_dump(content))
-    graph, memo = analyses().of(load(str(source)).workload)
+    loaded = load(str(source))
+    lengths = {}
+    if case.has_lengths:
+        lengths = find_lengths(loaded.workload, loaded.train.seed, Looking(percentile=case.percentile))
+    graph, memo = analyses().of(loaded.workload, lengths)
     write_json(folder / "memo.json", memo)
     devices = [item for item in case.placements if isinstance(item, int)]
     placements = [item for item in case.placements if not isinstance(item, int)]

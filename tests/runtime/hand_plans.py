@@ -42,7 +42,11 @@ def place(
     slices.sort(key=lambda piece: piece.start_s)
     plan = plan_of(profile_of(*metaops.values()), cluster_of(num_devices), [(piece,) for piece in slices])
     return plan.model_copy(
-        update={"workload": WorkloadRef(name="toy", fingerprint=graph.fingerprint, source="by hand")}
+        update={
+            "workload": WorkloadRef(
+                name="toy", fingerprint=graph.fingerprint, source="by hand", lengths=graph.lengths
+            )
+        }
     )
 
 

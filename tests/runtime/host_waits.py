@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.operators.random_streams import draw_seed
 from spindle_cli.runtime.communication.buckets import read_flags
+from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.step.data import Feed
 
 aten = torch.ops.aten
@@ -41,7 +42,13 @@ VALUE_METHODS = {Tensor.tolist, Tensor.numpy, Tensor.__array__}
 # torch's optimizers without a fused kernel count their steps in tensors on the host, on every device.
 HOST_COUNTERS = str(Path(torch.__file__).parent / "optim")
 # Samples and seeds are on the host. And where the host has to know, as the runtime's documentation says.
-KNOWN = (Feed._load.__code__, draw_seed.__code__, read_flags.__code__)
+KNOWN = (
+    Feed._load.__code__,
+    Feed._counted.__code__,
+    TasksAtLengths.of.__code__,
+    draw_seed.__code__,
+    read_flags.__code__,
+)
 
 
 class HostWaitError(AssertionError):

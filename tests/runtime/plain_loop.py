@@ -10,8 +10,8 @@ from torch import Tensor
 from helpers.analysed import analysed
 from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.building.load import load
+from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.parameters import ParameterTable
-from spindle_cli.workload.training.batches import Batches
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,12 @@ class PlainTraining:
         self.optimizer = self._optimizers[0]  # the only one without optimizer groups
         made = [make_schedule(loaded.train, optimizer) for optimizer in self._optimizers]
         self._schedules = [schedule for schedule in made if schedule is not None]
-        self._batches = {task.name: Batches(task, self.train.seed) for task in self.tasks}
+        self._batches = {
+            task.name: open_batches(
+                task, self.train.seed, loading=self.train.loader.of(task.name), varies=True
+            )
+            for task in self.tasks
+        }
 
     def step(self, step: int) -> tuple[dict[str, float], dict[str, Tensor]]:
         """The tasks' losses, and the gradients before clipping by canonical name. `step`: counted from 0."""

@@ -9,6 +9,7 @@ import runtime_toys
 from case_runs import ADAMW, SGD, Case
 from contrast_cases import CONTRASTED
 from hand_plans import Placement, whole
+from length_cases import LENGTHS
 from norm_cases import NORMED
 
 from helpers.analysed import analysed
@@ -164,6 +165,7 @@ EXACT_ON_FOUR = (
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
     *NORMED,
     *CONTRASTED,
+    *LENGTHS,
 )
 ON_FOUR = (
     *EXACT_ON_FOUR,

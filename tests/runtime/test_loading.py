@@ -17,7 +17,7 @@ import torch
 
 from helpers import data_toys
 from helpers.loading import SEED, read, task_of
-from spindle_cli.errors import InputError, PeerLostError, RunFailedError, WorkloadError
+from spindle_cli.errors import InputError, PeerLostError, RunFailedError, WorkerLostError, WorkloadError
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
@@ -228,8 +228,8 @@ def test_a_worker_that_is_killed_is_named_with_the_signal() -> None:
     task = task_of(data_toys.Killed(fails_at=order.indices(1)[0]))
     with (
         read(task, range(4), workers=1) as (one,),
-        pytest.raises(
-            RunFailedError, match=r"task 't': its loader worker \(process \d+\) was killed by SIGKILL"
+        pytest.raises(  # which is started again, where that is asked for
+            WorkerLostError, match=r"task 't': its loader worker \(process \d+\) was killed by SIGKILL"
         ),
     ):
         for number in range(4):
@@ -240,7 +240,7 @@ def test_a_reader_that_is_killed_is_named_by_its_parent_alone() -> None:
     with read(task_of(data_toys.ByIndex(decode_s=0.05)), range(4), takers=2) as (one, other):
         assert one._child is not None
         os.kill(one._child, signal.SIGKILL)
-        with pytest.raises(RunFailedError, match=r"loads its batches \(process \d+\) was killed by SIGKILL"):
+        with pytest.raises(WorkerLostError, match=r"loads its batches \(process \d+\) was killed by SIGKILL"):
             one.rows(3, 0, 4)
         with pytest.raises(PeerLostError, match="lost contact with the process that loads task 't'"):
             other.rows(3, 0, 4)

@@ -8,11 +8,13 @@ from spindle_cli.cli import output
 from spindle_cli.cli.options import JsonOption, OutputOption, WorkloadArgument
 from spindle_cli.cli.profile_options import (
     AcceptNoiseOption,
+    BatchesOption,
     ClusterGoalOption,
     DegreeOption,
     DeviceOption,
     EstimateOption,
     NoCheckOption,
+    PercentileOption,
     PrecisionOption,
     ProcessesOption,
     ReuseOption,
@@ -37,6 +39,8 @@ def profile(
     no_check: NoCheckOption = False,
     write_cluster: WriteClusterOption = None,
     accept_noise: AcceptNoiseOption = False,
+    batches: BatchesOption = 64,
+    length_percentile: PercentileOption = 100.0,
     as_json: JsonOption = False,
 ) -> None:
     """Measure or estimate a workload's scaling curves."""
@@ -46,6 +50,7 @@ def profile(
     from spindle_cli.files.writing import require_no_input
     from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
+    from spindle_cli.workload.settings.lengths import Looking
 
     if estimate and write_cluster is not None:
         raise UsageError(
@@ -62,6 +67,7 @@ def profile(
     if write_cluster is not None:
         require_no_input("--write-cluster", write_cluster, *read_files)
     audience = Audience(output.err(), output.note)
+    looking = Looking(batches, length_percentile)
     goal = None if cluster is None else Cluster.read(cluster)
     if estimate:
         made = estimate_profile(
@@ -73,6 +79,7 @@ def profile(
             num_devices=nproc,
             precision=precision,
             check=not no_check,
+            looking=looking,
         )
     else:
         limits = Limits(max_s=time_limit)
@@ -89,6 +96,7 @@ def profile(
             reuse=reuse,
             accept_noise=accept_noise,
             check=not no_check,
+            looking=looking,
         )
     output.note(f"wrote {output_path}")
     if write_cluster is not None:

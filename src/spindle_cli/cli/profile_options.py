@@ -65,6 +65,25 @@ ReuseOption = Annotated[
         show_default=False,
     ),
 ]
+BatchesOption = Annotated[
+    int,
+    typer.Option(
+        "--batches",
+        min=1,
+        metavar="N",
+        help="Look at up to N batches of each task, for whether their lengths differ.",
+    ),
+]
+PercentileOption = Annotated[
+    float,
+    typer.Option(
+        "--length-percentile",
+        min=1,
+        max=100,
+        metavar="P",
+        help="Where they differ: measure and plan for this percentile of them; 100: the longest.",
+    ),
+]
 NoCheckOption = Annotated[
     bool,
     typer.Option(

@@ -88,7 +88,7 @@ def find_workload(
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
     loaded = load_abstract(source, reads_initial=reads_initial)
-    found, memo = analyse_for_others(loaded.workload, evaluates=True)
+    found, memo = analyse_for_others(loaded.workload, lengths=plan.workload.lengths, evaluates=True)
     if found.fingerprint != plan.workload.fingerprint:
         raise InputError(
             f"{plan_path}: the plan is for workload {plan.workload.name!r} "

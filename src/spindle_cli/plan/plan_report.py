@@ -39,7 +39,11 @@ class PlanReport(Artifact):
             num_waves=len(plan.waves),
             gap=plan.predicted.compute_s / plan.predicted.lower_bound_s - 1,
             predicted=plan.predicted,
-            notes=(*plan.notes, *([] if unchecked is None else [unchecked])),
+            notes=(
+                *plan.workload.length_lines,
+                *plan.notes,
+                *([] if unchecked is None else [unchecked]),
+            ),
         )
 
     def __str__(self) -> str:

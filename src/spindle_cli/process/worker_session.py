@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError
+from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError, WorkerLostError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import WorkerError, done_path, error_path, log_path, pid_path, stack_path
 from spindle_cli.process.parent_death import die_with_parent
@@ -125,6 +125,8 @@ def is_lost_peer(error: BaseException) -> bool:
 
 def may_pass(error: BaseException) -> bool:
     """Whether an exception comes from outside of the program, so that it may not come again."""
+    if isinstance(error, WorkerLostError):  # a process that loads samples was killed
+        return True
     if isinstance(error, SpindleError) and not isinstance(error, PeerLostError):
         return False
     return is_lost_peer(error) or any(

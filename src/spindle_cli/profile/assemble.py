@@ -94,7 +94,7 @@ def assemble(
     if train.groups is not None:
         kept = _Kept(StateSizes(train, groups_of_graph(train, graph)), ParameterTable.of(graph))
     return Profile(
-        workload=WorkloadRef(name=graph.workload.name, fingerprint=graph.fingerprint, source=source),
+        workload=WorkloadRef.of(graph, source),
         device=device,
         environment=dict(environment),
         optimizer_state_per_param=kept_per_param(train, graph),

@@ -29,12 +29,12 @@ from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.op.timings import Limits
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.data.shapes import require_one_shape
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.kept import stepped_whole
 from spindle_cli.workload.optimizing.learning_rate import require_trainable
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
+from spindle_cli.workload.settings.lengths import Looking
 
 # Points of a curve that are measured; a batch with more divisors has the others fitted between.
 MAX_POINTS = 8
@@ -67,6 +67,7 @@ def profile_workload(
     reuse: Path | None = None,
     accept_noise: bool = False,
     check: bool = True,
+    looking: Looking = Looking(),  # noqa: B008 - frozen
 ) -> Profile:
     """Measure a workload on this machine and write its profile to `out`; goes on where an interrupted run
     stopped.
@@ -81,6 +82,7 @@ def profile_workload(
         accept_noise: write times of a busy machine, too.
         check: by numbers that what may be split over the batch may be.
         max_tp: layers are also timed in parts, 2, 4 and 8 ways up to this; with a cluster, for its links.
+        looking: how lengths of batches are found.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
@@ -109,14 +111,13 @@ def profile_workload(
         planned_for=cluster,
     )
     folder = Path.cwd()
-    analysed = load_analysed(source, folder)
+    analysed = load_analysed(source, folder, looking)
     train = analysed.loaded.train
     with naming_the_file(source):
         require_trainable(train)
         groups_of_graph(train, analysed.graph)
         TaskWeights(train, analysed.loaded.workload.tasks).at(0)
         require_compiler(train, device)
-    _require_data(source, analysed)
     _say_what_stays_whole(analysed, settings.degrees, audience)
     # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
     analysed = _checked(
@@ -168,6 +169,7 @@ def estimate_profile(
     num_devices: int | None = None,
     precision: Precision | None = None,
     check: bool = True,
+    looking: Looking = Looking(),  # noqa: B008 - frozen
 ) -> Profile:
     """Estimate a workload's profile from published peaks and write it to `out`; nothing is run and no device
     is needed.
@@ -178,6 +180,7 @@ def estimate_profile(
         precision: of the arithmetic; if None, bfloat16 on accelerators and where the train settings have it,
             else float32.
         check: by numbers that the losses may be split over the batch.
+        looking: how lengths of batches are found.
 
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
@@ -193,8 +196,7 @@ def estimate_profile(
             hint="Give --cluster CLUSTER.yaml, or --device and --nproc.",
         )
     peak = device_peak(name)
-    analysed = load_analysed(source, Path.cwd())
-    _require_data(source, analysed)
+    analysed = load_analysed(source, Path.cwd(), looking)
     full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
@@ -213,20 +215,16 @@ def _checked(analysed: Analysed, settings: CheckSettings | None, audience: Audie
     """
     if settings is None:
         return replace(analysed, check=NumericCheck(skipped="--no-check"))
-    found = check_numbers(analysed.graph, analysed.loaded.train.seed, settings)
+    found = check_numbers(analysed.graph, analysed.loaded.train.seed, settings, analysed.shortest)
     for task in found.tasks:
         for name, why in task.whole.items():
             audience.note(f"{name} is not split over the batch: {why}")
     return replace(analysed, graph=with_whole(analysed.graph, found), check=found)
 
 
-def _require_data(source: str, analysed: Analysed) -> None:
-    train = analysed.loaded.train
-    train.loader.require_known(analysed.graph.tasks, source)
-    require_one_shape(analysed.graph, train.seed)
-
-
 def _say_what_stays_whole(analysed: Analysed, degrees: tuple[int, ...], audience: Audience) -> None:
+    for name, lengths in analysed.graph.lengths.items():
+        audience.note(lengths.line(name))
     if degrees:
         for line in kept_whole(analysed.graph):
             audience.note(line)

@@ -17,6 +17,7 @@ from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.fitted import Fit as Fit
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
+from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
@@ -27,17 +28,6 @@ Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Samples = Annotated[int, Field(ge=1, le=2**40)]  # of a batch
 Ratio = Annotated[float, Field(ge=0, le=1e6)]  # of bytes, or seconds of bytes, to others
 NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
-
-
-class WorkloadRef(Model):
-    """Which workload: its name, the fingerprint of its MetaGraph, and how to load it again.
-
-    `source`: a workload file or function.
-    """
-
-    name: str
-    fingerprint: str
-    source: str
 
 
 class Device(Model):

@@ -30,6 +30,7 @@ from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Stopwatch
 from spindle_cli.runtime.measuring.work import StepWork
+from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel, dtype_of, localise
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
@@ -47,7 +48,7 @@ from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
-from spindle_cli.workload.data.shapes import planned_shapes
+from spindle_cli.workload.data.lengths import known_shapes
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
 from spindle_cli.workload.training.batches import Batches
@@ -227,12 +228,17 @@ def make_board(seat: Seat, model: LocalModel) -> LossBoard:
 
 
 def make_feed(
-    seat: Seat, model: LocalModel, board: LossBoard, steps: range, streams: Mapping[str, Any]
+    seat: Seat,
+    model: LocalModel,
+    board: LossBoard,
+    steps: range,
+    streams: Mapping[str, Any],
+    at_lengths: TasksAtLengths,
 ) -> Feed:
     """What loads this rank's part of the steps' batches; collective. `streams`: where they go on."""
     own, per_step, train = model.slices.values(), model.train.accumulate, model.train
     tasks, wanted = model.graph.workload.tasks, portions(own)
-    shapes = {name: planned_shapes(task) for name, task in model.graph.tasks.items()}
+    shapes = {name: known_shapes(task) for name, task in model.graph.tasks.items()}
     apart = [task for task in tasks if loads_apart(task, train)]
     loaders = start_loaders(
         apart,
@@ -257,6 +263,8 @@ def make_feed(
         counting,
         labels_that_must_count(own, per_step),
         reads_ahead=seat.request.dtype is None,
+        counters_of=at_lengths.counters,
+        varying=at_lengths.names,
     )
 
 
@@ -268,6 +276,7 @@ def make_executor(
     stopwatch: Stopwatch,
     communicators: Communicators,
     first_step: int,
+    at_lengths: TasksAtLengths,
 ) -> Executor:
     """What runs this rank's program."""
     per_step = model.train.accumulate
@@ -281,6 +290,7 @@ def make_executor(
         stopwatch,
         model.train,
         open_diary(seat.request, seat.rank, seat.device, first_step * per_step, per_step),
+        at_lengths.of,
     )
 
 
@@ -301,7 +311,8 @@ def make_training(
     pool.watch_with(stopwatch.watch)
     board = make_board(seat, model)
     clip = model.train.clip_norm
-    feed = make_feed(seat, model, board, steps, streams)
+    at_lengths = TasksAtLengths(model, request.workload)
+    feed = make_feed(seat, model, board, steps, streams, at_lengths)
     return Training(
         rank=seat.rank,
         request=request,
@@ -310,7 +321,7 @@ def make_training(
         stop=StopRequest(request.run_dir),
         model=model,
         feed=feed,
-        executor=make_executor(seat, model, pool, board, stopwatch, communicators, steps.start),
+        executor=make_executor(seat, model, pool, board, stopwatch, communicators, steps.start, at_lengths),
         pool=pool,
         board=board,
         optimizers=state.optimizers,
@@ -327,6 +338,7 @@ def make_training(
         ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=StepWork.of(model.program.plan, model.graph, model.train),
+        at_lengths=at_lengths,
     )
 
 

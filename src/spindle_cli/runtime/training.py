@@ -27,6 +27,7 @@ from spindle_cli.runtime.measuring.outcome import StepOutcome
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch, take_mark
 from spindle_cli.runtime.measuring.work import StepWork, highest_memory
+from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.capture import capture
@@ -82,6 +83,7 @@ class Training:
     evaluator: Evaluator
     rates: LearningRates
     work: StepWork
+    at_lengths: TasksAtLengths
     iterations_s: list[float] = field(default_factory=list)
     last: Step | None = None  # the newest that was looked at
     done: int = field(init=False)
@@ -237,10 +239,11 @@ class Training:
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step()
-            asked_s = time.perf_counter()
+            asked_s, traced_s = time.perf_counter(), self.at_lengths.seconds
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
-            data_wait_s += time.perf_counter() - asked_s
+            data_wait_s += time.perf_counter() - asked_s - (self.at_lengths.seconds - traced_s)
+            self.executor.fit(batch)
             ends_step = number + 1 == (step + 1) * batches
             if ends_step:
                 self.board.tell(highest_memory(self.board.device), data_wait_s)

@@ -11,35 +11,49 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from spindle_cli.workload.analyse import analyse
-from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.at_lengths.trace import LengthTracer, module_over
+from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.metaops.ops import share_module
+from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.types import Workload
 
 Batch = Mapping[str, Tensor]
 
 
-def counted_losses(workload: Workload, memo: AnalysisMemo | None = None) -> dict[str, CountedLoss]:
-    """By task, the losses that are means over what counts. `memo`: see `analyse`."""
+def counted_losses(
+    workload: Workload,
+    source: str = "",
+    memo: AnalysisMemo | None = None,
+    lengths: Lengths | None = None,
+) -> dict[str, CountedLoss]:
+    """By task, the losses that are means over what counts.
+
+    Args:
+        source: of the workload, which is built again where batches have several lengths.
+        memo, lengths: see `analyse`.
+    """
+    graph = analyse(workload, memo, lengths)
+    tracer = LengthTracer(load_abstract(source, reads_initial=False).workload, graph) if lengths else None
     return {
-        name: CountedLoss(graph)
-        for name, graph in analyse(workload, memo).tasks.items()
-        if (shares := graph.ops[-1].shares) is not None and shares.num_counts > 0
+        name: CountedLoss(task, tracer if task.varying else None)
+        for name, task in graph.tasks.items()
+        if (shares := task.ops[-1].shares) is not None and shares.num_counts > 0
     }
 
 
 class CountedLoss:
     """The loss of one task, whose loss counts something."""
 
-    def __init__(self, graph: TaskGraph) -> None:
-        shares = graph.ops[-1].shares
-        assert shares is not None and shares.num_counts > 0, "its loss counts nothing"
+    def __init__(self, graph: TaskGraph, tracer: LengthTracer | None = None) -> None:
+        """`tracer`: where batches have several lengths."""
         self._graph = graph
-        self._counter = LossCounter(graph.root, shares)
+        self._tracer = tracer
+        self._by_length: dict[tuple[tuple[str, tuple[int, ...]], ...], _AtLength] = {}
         self._is_coupled = any(op.coupled or op.talks for op in graph.ops)
 
     def of(self, batches: Sequence[Batch], call: Callable[[Batch], Tensor]) -> Tensor:
@@ -50,22 +64,52 @@ class CountedLoss:
             call: gives the loss of one batch by the user's own module.
         """
         share = 1 / len(batches)
-        counts = torch.stack([self._counter.count(_on_cpu(batch), share) for batch in batches]).sum(0)
-        if bool((counts == 0).any()) or (self._is_coupled and len(batches) > 1):
+        counted = [self._at(batch).counter.count(_on_cpu(batch), share) for batch in batches]
+        counts = torch.stack(counted).sum(0)
+        shapes = {tuple((name, field.shape[1:]) for name, field in batch.items()) for batch in batches}
+        if bool((counts == 0).any()) or (self._is_coupled and len(batches) > 1) or len(shapes) > 1:
             return sum((self._by_ops(batch, share, counts) for batch in batches), torch.zeros(()))
         return call({name: torch.cat([batch[name] for batch in batches]) for name in batches[0]})
 
     def _by_ops(self, batch: Batch, share: float, counts: Tensor) -> Tensor:
         """What one of the batches adds to the loss."""
+        at = self._at(batch)
         values: dict[str, Tensor] = {}
-        for op in self._graph.ops:
+        for op in at.graph.ops:
             arguments = [*(batch[name] for name in op.fields), *(values[name] for name in op.inputs)]
             if op.is_loss:
                 counted = counts.to(arguments[0].device)
-                loss: Tensor = share_module(self._graph, op)(*arguments, share, *counted.unbind())
+                loss: Tensor = at.module(op)(*arguments, share, *counted.unbind())
                 return loss
-            values.update(zip(op.outputs, share_module(self._graph, op)(*arguments), strict=True))
+            values.update(zip(op.outputs, at.module(op)(*arguments), strict=True))
         raise AssertionError("the last op gives the loss")
+
+    def _at(self, batch: Batch) -> _AtLength:
+        """The task at the length of a batch."""
+        key = tuple((name, tuple(batch[name].shape[1:])) for name in self._graph.varying)
+        if key not in self._by_length:
+            graph, constants = self._graph, dict[str, Tensor]()
+            if self._tracer is not None:
+                found = self._tracer.at(graph.task.name, dict(key))
+                graph, constants = found.over(graph), found.constants
+            self._by_length[key] = _AtLength(graph, constants)
+        return self._by_length[key]
+
+
+class _AtLength:
+    """A task's ops for batches of one length; `constants`: see `TaskAtLength`."""
+
+    def __init__(self, graph: TaskGraph, constants: Mapping[str, Tensor]) -> None:
+        shares = graph.ops[-1].shares
+        assert shares is not None and shares.counts is not None, "its loss counts nothing"
+        self.graph = graph
+        self.counter = LossCounter(module_over(shares.counts, constants, graph.root), shares)
+        self._constants = constants
+
+    def module(self, op: Op) -> fx.GraphModule:
+        """An op as `share_module` gives it."""
+        graph = op.graph if op.shares is None else op.shares.graph
+        return module_over(graph, self._constants, self.graph.root)
 
 
 def _on_cpu(batch: Batch) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.plan.types import Plan
 from spindle_cli.process.parent_death import die_with_parent
 from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
@@ -52,7 +53,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     if loaded.train.float32_matmul is not None:
         torch.set_float32_matmul_precision(loaded.train.float32_matmul)
     memo = None if request.memo is None else AnalysisMemo.read(request.memo)
-    counted = counted_losses(loaded.workload, memo)
+    lengths = Plan.read(request.plan).workload.lengths
+    counted = counted_losses(loaded.workload, request.workload, memo, lengths)
     arithmetic = Arithmetic.of(request, loaded.train)
     move_to(loaded.workload, arithmetic.device, arithmetic.dtype)
     parameters = parameters_by_name(loaded.workload)
@@ -66,7 +68,9 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     loader = loaded.train.loader
     workers = LoaderWorkers(lambda _: die_with_parent())
     batches = {
-        task.name: open_batches(task, loaded.train.seed, loader.of(task.name), workers)
+        task.name: open_batches(
+            task, loaded.train.seed, loader.of(task.name), workers, varies=task.name in lengths
+        )
         for task in loaded.workload.tasks
     }
     held = buffer_places(loaded.workload)

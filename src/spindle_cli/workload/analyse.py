@@ -8,6 +8,7 @@ from dataclasses import replace
 from torch import nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.data.lengths import varying_dims
 from spindle_cli.workload.evaluated.trace import trace_evaluations
 from spindle_cli.workload.fingerprint import fingerprint
 from spindle_cli.workload.graph import MetaOp, TaskGraph, WorkloadGraph
@@ -18,35 +19,46 @@ from spindle_cli.workload.metaops.naming import component_path, short_names
 from spindle_cli.workload.metaops.sharing import SharedBlocks, find_sharing
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.names.modules import root_of
+from spindle_cli.workload.settings.lengths import Lengths, TaskLengths
 from spindle_cli.workload.tracing.kind import Kinds
-from spindle_cli.workload.types import Workload
+from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
 def analyse(
-    workload: Workload, memo: AnalysisMemo | None = None, *, evaluates: bool = False
+    workload: Workload,
+    memo: AnalysisMemo | None = None,
+    lengths: Lengths | None = None,
+    *,
+    evaluates: bool = False,
 ) -> WorkloadGraph:
     """Trace every task that is trained and contract it into MetaOps. Nothing is computed, and parameters may
     be on the meta device.
 
     Args:
         memo: what another process of the same run has found of this workload, which saves time.
+        lengths: of batches whose shapes differ, which to trace with; other batches have the shapes of the
+            first samples.
         evaluates: all that has an `eval_dataset` is traced as it is evaluated, too.
 
     Raises:
         WorkloadError: a task cannot be traced or run as it is written; with the place in the user's code and
             what to do.
     """
-    return _Analyst(memo).analyse(workload, evaluates=evaluates)
+    return _Analyst(memo).analyse(workload, lengths or {}, evaluates=evaluates)
 
 
 def analyse_for_others(
-    workload: Workload, memo: AnalysisMemo | None = None, *, evaluates: bool = False
+    workload: Workload,
+    memo: AnalysisMemo | None = None,
+    lengths: Lengths | None = None,
+    *,
+    evaluates: bool = False,
 ) -> tuple[WorkloadGraph, AnalysisMemo]:
     """What `analyse` gives, and what others need not find again: `memo` and more. Raises what `analyse`
     raises.
     """
     analyst = _Analyst(memo)
-    graph = analyst.analyse(workload, evaluates=evaluates)
+    graph = analyst.analyse(workload, lengths or {}, evaluates=evaluates)
     return graph, analyst.training.found().with_more(analyst.evaluation.found())
 
 
@@ -56,11 +68,16 @@ class _Analyst:
     def __init__(self, memo: AnalysisMemo | None) -> None:
         self.training, self.evaluation = Finder(memo), Finder(memo)
 
-    def analyse(self, workload: Workload, *, evaluates: bool) -> WorkloadGraph:
-        tasks = {task.name: analyse_task(task, workload, self.training) for task in workload.tasks}
+    def _task(self, task: Task | FlowTask, workload: Workload, lengths: TaskLengths | None) -> TaskGraph:
+        shapes = None if lengths is None else lengths.planned
+        made = analyse_task(task, workload, self.training, shapes=shapes)
+        return replace(made, varying=varying_dims(lengths))
+
+    def analyse(self, workload: Workload, lengths: Lengths, *, evaluates: bool) -> WorkloadGraph:
+        tasks = {task.name: self._task(task, workload, lengths.get(task.name)) for task in workload.tasks}
         _check_operators_occur(workload, tasks)
         metaops = _make_metaops(tasks, self.training.observer.kinds)
-        graph = WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops))
+        graph = WorkloadGraph(workload, tasks, metaops, fingerprint(tasks, metaops), lengths=dict(lengths))
         if not evaluates:
             return graph
         found = trace_evaluations(graph, self.evaluation)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import torch
     from torch import fx
 
+    from spindle_cli.workload.settings.lengths import TaskLengths
     from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -131,6 +132,8 @@ class TaskGraph:
         decided: places where forward decides by the size of the batch, as the whole batch has it.
         results: specs of what forward returns in its dict beside the loss, where they are kept; `left_out`:
             the keys of what has no row for each sample.
+        varying: fields whose samples have other sizes in other batches, and along which of their dimensions;
+            all shapes here are those of one length.
     """
 
     task: Task | FlowTask
@@ -143,6 +146,7 @@ class TaskGraph:
     decided: tuple[str, ...] = ()
     results: dict[str, ValueSpec] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    varying: dict[str, tuple[bool, ...]] = field(default_factory=dict)
 
     @cached_property
     def producer(self) -> dict[str, int]:
@@ -186,6 +190,7 @@ class WorkloadGraph:
         evaluations: where asked for, every task that has a dataset to be evaluated on, as it is evaluated:
             traced in eval mode. Those that are only evaluated have that dataset in place of their own.
         evaluated_metaops: of the tasks that are only evaluated.
+        lengths: by task, of those whose batches have several shapes, with which they were traced.
     """
 
     workload: Workload
@@ -194,6 +199,7 @@ class WorkloadGraph:
     fingerprint: str
     evaluations: dict[str, TaskGraph] = field(default_factory=dict)
     evaluated_metaops: tuple[MetaOp, ...] = ()
+    lengths: dict[str, TaskLengths] = field(default_factory=dict)
 
     def only_evaluated(self, name: str) -> WorkloadGraph:
         """One of the tasks that are only evaluated, by itself."""

@@ -27,6 +27,7 @@ from spindle_cli.workload.initial.matching import InitialValues, fill_whole, fin
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.rebind import rebind
+from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.types import Workload
 
 
@@ -50,6 +51,7 @@ def load_local(
     *,
     relative_to: Path | None = None,
     memo: AnalysisMemo | None = None,
+    lengths: Lengths | None = None,
     unused: bool = False,
     evaluates: bool = False,
     reads_initial: bool = True,
@@ -62,7 +64,7 @@ def load_local(
         source: a workload YAML file, 'package.module:function' or 'path/to/file.py:function'.
         wanted: task name -> indices of its ops; or what says so when it is given the workload's graph.
         relative_to: folder that relative paths start from; the current one if None.
-        memo, evaluates: see `analyse`.
+        memo, lengths, evaluates: see `analyse`.
         unused: the parameters that no op uses are real, too, with their values from files.
         reads_initial: otherwise files of initial values need not be there, and all values are the build's;
             but what tasks have that are only evaluated is in no checkpoint, so that these need them always.
@@ -75,9 +77,10 @@ def load_local(
     """
     found = resolve(source, relative_to=relative_to)
     try:
-        graph = _build_in_part(found, wanted, partial(analyse, memo=memo, evaluates=evaluates), unused=unused)
+        find_graph = partial(analyse, memo=memo, lengths=lengths, evaluates=evaluates)
+        graph = _build_in_part(found, wanted, find_graph, unused=unused)
     except _UnlocalisableError:
-        graph = analyse(build(found), memo, evaluates=evaluates)
+        graph = analyse(build(found), memo, lengths, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
     initial = InitialValues()
     if reads_initial or graph.workload.evaluated:

@@ -97,7 +97,7 @@ def _of_error(launch: Launch, error: WorkerError) -> RunFailedError:
     if error.self_explaining:
         stopped = error.exit_code == ExitCode.STOPPED  # of all workers together, not of this one
         message = error.message if stopped else f"worker {error.rank}: {error.message}"
-        failure = RunFailedError(message, hint=error.hint)
+        failure = (WorkerLostError if error.may_pass else RunFailedError)(message, hint=error.hint)
         failure.exit_code = ExitCode(error.exit_code)
         return failure
     place = f"\n  at {error.place}" if error.place else ""

@@ -6,7 +6,7 @@ random, one op at a time. Where it is small enough, all of a task's ops are also
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import monotonic
@@ -16,7 +16,7 @@ import torch
 
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.checking.task import CheckLimits, TaskChecker
-from spindle_cli.profile.numeric_check import NumericCheck
+from spindle_cli.profile.numeric_check import NumericCheck, TaskCheck
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 
 # For all tasks together.
@@ -51,8 +51,14 @@ class CheckSettings:
         return CheckLimits(monotonic() + self.max_s, self.max_s, self.max_bytes or free)
 
 
-def check_numbers(graph: WorkloadGraph, seed: int, settings: CheckSettings) -> NumericCheck:
-    """Check every task of a workload whose parameters may be on the meta device; `seed`: of its samples.
+def check_numbers(
+    graph: WorkloadGraph, seed: int, settings: CheckSettings, shortest: Mapping[str, TaskGraph] | None = None
+) -> NumericCheck:
+    """Check every task of a workload whose parameters may be on the meta device.
+
+    Args:
+        seed: of its samples.
+        shortest: tasks whose batches have several lengths, as they are at the shortest; checked there too.
 
     Raises:
         WorkloadError: a task's ops compute something else than its `forward`, or than the whole where their
@@ -73,8 +79,25 @@ def check_numbers(graph: WorkloadGraph, seed: int, settings: CheckSettings) -> N
                 return layer_split(graph.workload, task, op, _DEVICES) if settings.by_words else None
 
             checker = TaskChecker(task, names, seed, limits, split_of)
-            tasks.append(checker.check_loss() if settings.losses_only else checker.check())
+            found = checker.check_loss() if settings.losses_only else checker.check()
+            short = (shortest or {}).get(task.task.name)
+            if short is not None and not settings.losses_only:
+                found = _with_shortest(found, TaskChecker(short, names, seed, limits, split_of).check())
+            tasks.append(found)
     return NumericCheck(tasks=tuple(tasks))
+
+
+def _with_shortest(planned: TaskCheck, short: TaskCheck) -> TaskCheck:
+    """What was found at the planned length and at the shortest."""
+    whole = {name: f"for the shortest batches: {why}" for name, why in short.whole.items()} | planned.whole
+    return planned.model_copy(
+        update={
+            "whole": whole,
+            "checked": tuple(name for name in planned.checked if name not in whole),
+            "unchecked": {name: why for name, why in planned.unchecked.items() if name not in whole},
+            "largest_difference": max(planned.largest_difference, short.largest_difference),
+        }
+    )
 
 
 @contextmanager

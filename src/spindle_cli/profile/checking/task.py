@@ -17,7 +17,7 @@ from spindle_cli.profile.checking.values import Values, choose_samples, stand_in
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.units import format_bytes
 from spindle_cli.workload.building.attributes import watching
-from spindle_cli.workload.data.reading import open_batches
+from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.training.no_randomness import NoRandomness
@@ -253,7 +253,7 @@ class TaskChecker:
             if not self._task.decided or self._samples == self._task.task.batch_size:
                 raise
         # It decides by the size of the batch, and may do other things for so few samples.
-        batch = open_batches(self._task.task, self._seed).rows(0, 0, self._task.task.batch_size)
+        batch = first_batch(self._task, self._seed, self._task.task.batch_size)
         try:
             return self._compare_on(batch)
         except NotCheckedError as error:

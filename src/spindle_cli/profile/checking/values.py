@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.data.reading import open_batches
+from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.graph import IGNORED_LABEL, Op, TaskGraph, ValueSpec
 from spindle_cli.workload.training.item_draws import seed_of
 
@@ -25,7 +25,7 @@ def choose_samples(task: TaskGraph, seed: int) -> dict[str, Tensor]:
     Raises:
         WorkloadError: the dataset has no batch.
     """
-    batch = open_batches(task.task, seed).rows(0, 0, min(task.task.batch_size, _LOOKED_AT))
+    batch = first_batch(task, seed, min(task.task.batch_size, _LOOKED_AT))
     count = len(next(iter(batch.values())))
     order = torch.argsort(_counts(batch, count), stable=True)
     chosen = order[torch.linspace(0, count - 1, min(MOST_SAMPLES, count)).round().long()]

@@ -46,10 +46,23 @@ def load_times(graph: WorkloadGraph, seed: int) -> dict[str, float]:
         WorkloadError: a dataset has fewer samples than a batch, or they cannot be collated.
     """
     return {
-        name: _load_s(Batches(traced.task, seed))
+        name: (_load_whole_s if traced.varying else _load_s)(
+            Batches(traced.task, seed, one_shape=not traced.varying)
+        )
         for name, traced in graph.tasks.items()
         if not is_stream(traced.task)
     }
+
+
+def _load_whole_s(batches: Batches) -> float:
+    """Of batches of several lengths, which are only collated whole, each once."""
+    batch_size = batches.task.batch_size
+    seconds: list[float] = []
+    for number in range(min(_MOST_READS, batches.steps_per_epoch)):
+        if sum(seconds) * batch_size > _LOAD_S:
+            break
+        seconds.append(_timed_read(batches, batch_size, number))
+    return median(seconds[2:] or seconds)
 
 
 def _load_s(batches: Batches) -> float:
@@ -64,17 +77,17 @@ def _load_s(batches: Batches) -> float:
     return median(seconds[2:] or seconds)
 
 
-def _timed_read(batches: Batches, count: int) -> float:
-    """Seconds for each of so many samples."""
+def _timed_read(batches: Batches, count: int, number: int = 0) -> float:
+    """Seconds for each of so many samples of a batch."""
     begin_s = time.thread_time()
-    _read(batches, count)
+    _read(batches, count, number)
     return (time.thread_time() - begin_s) / count
 
 
-def _read(batches: Batches, count: int) -> None:
+def _read(batches: Batches, count: int, number: int) -> None:
     """As training does: beside its main thread, but for what draws random numbers."""
     if not batches.draws:
         with suppress(DrawsError):
-            batches.rows_without_draws(0, 0, count)
+            batches.rows_without_draws(number, 0, count)
             return
-    batches.rows(0, 0, count)
+    batches.rows(number, 0, count)

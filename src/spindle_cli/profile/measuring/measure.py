@@ -165,6 +165,7 @@ def measure(
         threads=settings.threads,
         processes_per_core=settings.processes / usable_cores(),
         stand_ins=table.stand_ins,
+        lengths=graph.lengths,
     )
     measuring = _Measuring(table, settings, kept, console)
     measuring.run(workers, analysed)

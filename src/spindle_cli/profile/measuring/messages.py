@@ -11,6 +11,7 @@ from spindle_cli.profile.op.jobs import Job, OpRef
 from spindle_cli.profile.op.split_runs import SplitSums
 from spindle_cli.profile.op.timings import Limits, Sample
 from spindle_cli.profile.types import MeasuredLink, ShareMemory
+from spindle_cli.workload.settings.lengths import TaskLengths
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class WorkerSettings:
 
     Attributes:
         source, folder: how to load the workload, and the folder that its path is relative to.
+        lengths: of batches whose shapes differ, by task.
         threads: of each worker's operations.
         processes_per_core: how many workers take turns on a core, at least 1.
         stand_ins: see `JobTable`.
@@ -30,6 +32,7 @@ class WorkerSettings:
     threads: int
     processes_per_core: float
     stand_ins: Mapping[OpRef, OpRef]
+    lengths: Mapping[str, TaskLengths]
 
 
 @dataclass(frozen=True)

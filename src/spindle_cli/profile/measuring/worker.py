@@ -107,7 +107,7 @@ class _Worker:
         if settings.device == "cuda":
             self._device = torch.device("cuda", rank)
             torch.cuda.set_device(self._device)
-        found = analysed or load_analysed(settings.source, settings.folder)
+        found = analysed or load_analysed(settings.source, settings.folder, settings.lengths)
         self._graph = found.graph
         wanted = set(settings.stand_ins.values())
         give_parameters(self._graph, sorted(wanted))

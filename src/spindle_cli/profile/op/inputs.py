@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from spindle_cli.profile.op.jobs import OpRef
-from spindle_cli.workload.data.reading import open_batches
+from spindle_cli.workload.data.lengths import first_batch
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec, WorkloadGraph
 from spindle_cli.workload.metaops.ops import op_module
@@ -57,7 +57,7 @@ class ChainInputs:
 
     def _run(self, task: TaskGraph) -> dict[str, Tensor]:
         """Every value that a wanted op of the task takes, whole batch; fields under `_field` names."""
-        batch = open_batches(task.task, self._train.seed).rows(0, 0, task.task.batch_size)
+        batch = first_batch(task, self._train.seed, task.task.batch_size)
         values = {
             _field(name): batch[name].to(self._device, spec.dtype if spec.dtype.is_floating_point else None)
             for name, spec in task.fields.items()

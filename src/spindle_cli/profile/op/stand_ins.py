@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -12,9 +12,12 @@ from torch import Tensor, nn
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import OpRef
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.at_lengths.trace import LengthTracer
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.load import LoadedWorkload
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.data.lengths import find_lengths
+from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.settings.lengths import Looking, TaskLengths
 from spindle_cli.workload.training.precision import convert_module, in_dtype, number_format
 
 
@@ -22,28 +25,43 @@ from spindle_cli.workload.training.precision import convert_module, in_dtype, nu
 class Analysed:
     """A loaded workload with its graph; its parameters are on the meta device.
 
-    `check`: what was checked of it by numbers, where that was asked for.
+    `check`: what was checked of it by numbers, where that was asked for. `shortest`: tasks whose batches have
+    several lengths as they are at the shortest that was seen, where that was looked for.
     """
 
     loaded: LoadedWorkload
     graph: WorkloadGraph
     check: NumericCheck | None = None
+    shortest: dict[str, TaskGraph] = field(default_factory=dict)
 
 
-def load_analysed(source: str, folder: Path) -> Analysed:
-    """Load and analyse a workload without its parameters; `folder`: that its source is relative to.
+def load_analysed(source: str, folder: Path, lengths: Looking | Mapping[str, TaskLengths]) -> Analysed:
+    """Load and analyse a workload without its parameters.
+
+    Args:
+        folder: that its source is relative to.
+        lengths: of batches whose shapes differ; or how to look for them.
 
     Raises:
-        InputError, WorkloadError: as `load` and `analyse` do.
+        InputError, WorkloadError: as `load`, `find_lengths` and `analyse` do.
     """
     loaded = load_abstract(source, relative_to=folder)
-    graph = analyse(loaded.workload)
+    looks = isinstance(lengths, Looking)
+    if isinstance(lengths, Looking):
+        loaded.train.loader.require_known([task.name for task in loaded.workload.tasks], source)
+        lengths = find_lengths(loaded.workload, loaded.train.seed, lengths)
+    graph = analyse(loaded.workload, lengths=lengths)
+    shortest: dict[str, TaskGraph] = {}
+    if looks and lengths:
+        tracer = LengthTracer(loaded.workload, graph)
+        for name, task in lengths.items():
+            shortest[name] = tracer.at(name, task.shortest).over(graph.tasks[name])
     dtype = number_format(loaded.train)
     if dtype is not None:
         for task in graph.tasks.values():
             convert_module(task.root, None, dtype)
         graph = in_dtype(graph, dtype)
-    return Analysed(loaded, graph)
+    return Analysed(loaded, graph, shortest=shortest)
 
 
 def give_parameters(graph: WorkloadGraph, ops: Iterable[OpRef]) -> None:

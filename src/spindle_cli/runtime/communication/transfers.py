@@ -8,7 +8,7 @@ post the messages of a transfer in the same order, with the same tags.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -151,12 +151,17 @@ class Exchange:
 
     def __init__(self, wiring: Wiring, rank: int, device: torch.device, communicators: Communicators) -> None:
         self._wiring = wiring
+        self._edges = dict(wiring.edges)
         self._communicators = communicators
         self._rank = rank
         self._device = device
         self._routes: dict[_Key, tuple[Samples, tuple[Chunk, ...]]] = {}
         self._arrivals: dict[_Key, tuple[Arrival, ...]] = {}
         self._sending = Sending()
+
+    def carry(self, edges: Mapping[tuple[int, int], WiredEdge]) -> None:
+        """From here on these edges carry values of other shapes; every rank at the same batch."""
+        self._edges.update(edges)
 
     def post_receives(self, transfers: Sequence[Transfer], communicator: int) -> None:
         """Start receiving some transfers' chunks of every value that their edges carry, all at once."""
@@ -213,7 +218,7 @@ class Exchange:
         assert not self._arrivals, "everything received was used by a slice of the same iteration"
 
     def _edge(self, transfer: Transfer) -> WiredEdge:
-        return self._wiring.edges[transfer.producer, transfer.consumer]
+        return self._edges[transfer.producer, transfer.consumer]
 
     def _tag(self, transfer: Transfer, position: int) -> int:
         return transfer.key * self._wiring.width + position

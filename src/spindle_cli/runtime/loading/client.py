@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError
+from spindle_cli.errors import PeerLostError, RunFailedError, SpindleError, WorkerLostError
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
 from spindle_cli.runtime.loading.packed import PackedBatch
-from spindle_cli.workload.training.batches import SampleShapes
+from spindle_cli.workload.training.batches import SampleShape, SampleShapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,7 +36,7 @@ class NodeBatches:
         task: str,
         address: str,
         child: int | None,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        shapes: Mapping[str, SampleShape] | None = None,
     ) -> None:
         """`child`: the process, if it is this one's own. `shapes`: of one sample, as `Batches` has them."""
         self._task = task
@@ -68,6 +68,12 @@ class NodeBatches:
     ) -> dict[str, Tensor]:
         """The same: nothing is drawn in this process."""
         return self.rows(step, first, last, fields)
+
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Of one sample of each field of the step that was asked for last."""
+        with self._lock:
+            assert self._held is not None and self._held[0] == step, "its rows were asked for"
+            return {field.name: field.shape[1:] for field in self._held[1].fields}
 
     def close(self) -> None:
         """Take no more."""
@@ -109,7 +115,8 @@ class NodeBatches:
             time.sleep(0.01)
         code = os.waitstatus_to_exitcode(status)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
-        return RunFailedError(
+        kind = WorkerLostError if code < 0 else RunFailedError
+        return kind(
             f"task {self._task!r}: the process that loads its batches (process {self._child}) {how}",
             hint="Killed from outside is usually for lack of memory: a smaller `prefetch` in "
             "`train: {loader: ...}` takes less. Go on from the last checkpoint with --resume.",

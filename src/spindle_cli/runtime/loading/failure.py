@@ -6,10 +6,10 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from spindle_cli.errors import InputError, RunFailedError, SpindleError, WorkloadError
+from spindle_cli.errors import InputError, RunFailedError, SpindleError, WorkerLostError, WorkloadError
 from spindle_cli.workload.refuse import place_of_error
 
-_KINDS = {kind.__name__: kind for kind in (WorkloadError, InputError, RunFailedError)}
+_KINDS = {kind.__name__: kind for kind in (WorkloadError, InputError, WorkerLostError, RunFailedError)}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from spindle_cli.errors import RunFailedError
+from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.process.parent_death import die_with_parent
 from spindle_cli.runtime.loading import wire
 from spindle_cli.runtime.loading.failure import Failure
@@ -108,7 +108,7 @@ def _load(reading: Reading, workers: LoaderWorkers) -> Iterator[Loaded | Failure
 
     make: Make[PackedBatch | Failure] = load
     if not is_stream(task):
-        batches = Batches(task, reading.seed)
+        batches = Batches(task, reading.seed, one_shape=False)  # whoever takes them looks at their shapes
         by_index: Iterator[PackedBatch | Failure] = read_by_index(
             batches, reading.numbers, reading.loading, make, workers
         )
@@ -149,7 +149,8 @@ def _cause(task: str, error: BaseException, workers: LoaderWorkers) -> BaseExcep
         return error
     code = dead[0].exitcode or 0
     how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"has ended (exit code {code})"
-    return RunFailedError(
+    kind = WorkerLostError if code < 0 else RunFailedError
+    return kind(
         f"task {task!r}: its loader worker (process {dead[0].pid}) {how}",
         hint="Killed from outside is usually for lack of memory: fewer `workers` or a smaller `prefetch` in "
         "`train: {loader: ...}` take less. Go on from the last checkpoint with --resume.",

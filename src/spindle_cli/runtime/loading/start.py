@@ -18,6 +18,7 @@ from spindle_cli.runtime.loading.client import NodeBatches
 from spindle_cli.runtime.loading.reader import Reading, start_reader
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.training.batches import SampleShape
 from spindle_cli.workload.types import FlowTask, Task
 
 _BACKLOG = 1024
@@ -48,7 +49,7 @@ def start_loaders(
     numbers: range,
     place: Place,
     states: Mapping[str, Any],
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    shapes: Mapping[str, Mapping[str, SampleShape]],
 ) -> dict[str, NodeBatches]:
     """Where this rank gets the batches of the tasks that it takes samples of; collective.
 
@@ -57,7 +58,7 @@ def start_loaders(
         wanted: of all tasks, those that this rank takes samples of.
         numbers: of the batches of the run.
         states: of streams, to go on from.
-        shapes: by task, those of one sample of each field.
+        shapes: by task, those of one sample of each field (`SampleShapes`).
 
     Raises:
         InputError: a stream was read by another number of workers.

@@ -25,13 +25,13 @@ class StepWork:
     """What one step works through, all tasks and devices together.
 
     Attributes:
-        tokens: None where no task has any.
+        tokens: None where no task has any, or batches have several lengths.
         peak_s: seconds that all devices would take at their peak; None where it, or the work, is not known.
     """
 
     samples: int
-    tokens: int | None
-    peak_s: float | None
+    tokens: int | None = None
+    peak_s: float | None = None
 
     @classmethod
     def of(cls, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> StepWork:
@@ -39,6 +39,9 @@ class StepWork:
         batches = train.accumulate
         found = [tokens_of(task) for task in graph.tasks.values()]
         known = [tokens for tokens in found if tokens is not None]
+        if any(task.varying for task in graph.tasks.values()):
+            # What a step works through differs from step to step.
+            return cls(samples=batches * sum(task.batch_size for task in graph.workload.tasks))
         return cls(
             samples=batches * sum(task.batch_size for task in graph.workload.tasks),
             tokens=batches * sum(known) if known else None,

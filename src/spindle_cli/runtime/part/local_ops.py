@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,11 +20,13 @@ from spindle_cli.operators.plan_splits import PlanSplits
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
 from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.at_lengths.trace import is_same_graph, module_over
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.graph import Op
+from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.tracing.observe import swapped_tensors
@@ -79,6 +81,53 @@ class LocalOps:
         anything. `splits`: of its plan; None: of the plan that is trained by.
         """
         return self._slice(wired, self._splits if splits is None else splits, trains=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Of all that the rank holds."""
+        return self._place.device
+
+    def at_length(
+        self,
+        planned: LocalSlice,
+        wired: WiredSlice,
+        abstract: TaskGraph,
+        constants: Mapping[str, torch.Tensor],
+    ) -> LocalSlice:
+        """A slice as it is for batches of another length, over the same leaves; nothing is compiled.
+
+        Args:
+            planned: the slice at the planned length.
+            wired: the same slice at the other one.
+            abstract: its task there, over modules of another build, without parameters.
+            constants: tensors that the task's forward has made there, on the device.
+        """
+        runnable, modules = [], []
+        for number, (position, op) in enumerate(zip(range(*wired.piece.ops), wired.ops, strict=True)):
+            before, module = planned.wired.ops[number], planned.modules[number]
+            own = self._own_words(wired, position, planned.group)
+            is_whole = own is None and not op.is_loss and not op.contrasts
+            if is_whole and is_same_graph(before.graph, op.graph):
+                runnable.append(planned.runnable[number])
+                modules.append(module)
+                continue
+            graph = self._graph_at_length(abstract, op, planned.samples, own)
+            made = module_over(graph, constants, module, wired.task.root)
+            modules.append(made)
+            split = self._splits.by_op.get((wired.index, position))
+            runnable.append(
+                self._runnable(wired, op, made, split, planned.group, planned.shares, compiles=False)
+            )
+        return replace(planned, wired=wired, runnable=tuple(runnable), modules=tuple(modules))
+
+    def _graph_at_length(
+        self, abstract: TaskGraph, op: Op, samples: Samples, own: OwnWords | None
+    ) -> fx.Graph:
+        setting = self._place.loss_chunks
+        if own is None and (setting == 1 or not op.is_loss):
+            return op.graph if op.shares is None else op.shares.graph
+        # What runs in chunks, or by words, is given all tensors that it holds.
+        return loss_in_chunks(abstract, op, samples[1] - samples[0], setting, own).module.graph
 
     def _group_of(self, wired: WiredSlice) -> TensorGroup | None:
         """The devices that hold the same share of a slice."""
@@ -185,7 +234,7 @@ class LocalOps:
         for module in modules:
             convert_module(module, device, self._place.dtype)
         runnable = tuple(
-            self._runnable(wired, op, module, split, group, shares, trains=trains)
+            self._runnable(wired, op, module, split, group, shares, trains=trains, compiles=trains)
             for op, module, split in zip(wired.ops, modules, of_ops, strict=True)
         )
         return LocalSlice(wired, runnable, modules, wired.layout.rows_of(rank), group, shares)
@@ -199,7 +248,8 @@ class LocalOps:
         group: TensorGroup | None,
         shares: TensorGroup | None,
         *,
-        trains: bool,
+        trains: bool = True,
+        compiles: bool = True,
     ) -> nn.Module:
         """The op's module, over views of leaves where it does not use whole parameters of this rank's own;
         else compiled, if that is asked for and nothing is summed inside of it.
@@ -223,7 +273,7 @@ class LocalOps:
             if not trains:
                 return PartialOp(module, views, None) if views else module
             summing = over_shares(self._contrasting(wired, op, module, shares, views), module, shares)
-            compiler = self._place.compiler
+            compiler = self._place.compiler if compiles else None
             if views or compiler is None or summing is not module:
                 return summing
             return compiler.compile_layer(module, op.target)

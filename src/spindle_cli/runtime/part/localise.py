@@ -103,7 +103,14 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
 
     memo = None if request.memo is None else AnalysisMemo.read(request.memo)
     # A run that goes on has all values in its checkpoint.
-    loaded = load_local(request.workload, choose, memo=memo, evaluates=True, reads_initial=not request.resume)
+    loaded = load_local(
+        request.workload,
+        choose,
+        memo=memo,
+        lengths=plan.workload.lengths,
+        evaluates=True,
+        reads_initial=not request.resume,
+    )
     # A dtype that the request asks for is that of all arithmetic.
     train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
     graph = loaded.graph

@@ -59,7 +59,7 @@ def counted_shares(
     found = []
     for local in slices:
         shares, task = local.wired.loss_shares, local.wired.task
-        if shares is None or shares.num_counts == 0 or not local.is_first:
+        if shares is None or shares.num_counts == 0 or not speaks_for_loss(local):
             continue
         first, last = local.samples
         share = share_of_samples(last - first, task.task.batch_size, batches_per_step)
@@ -78,6 +78,11 @@ def labels_that_must_count(slices: Iterable[LocalSlice], batches_per_step: int) 
     }
 
 
+def speaks_for_loss(local: LocalSlice) -> bool:
+    """Whether this rank counts for a share of a loss that a slice holds."""
+    return local.wired.loss_shares is not None and local.is_first
+
+
 class Counting:
     """Counts batches for the shares of losses that this rank speaks for."""
 
@@ -90,11 +95,19 @@ class Counting:
         """What nothing counts: float64, one row for each count of any task's loss."""
         return torch.zeros(self._size, dtype=torch.float64)
 
-    def count(self, loaded: Mapping[Portion, Mapping[str, Tensor]]) -> Tensor:
-        """What this rank's shares count in portions of a batch, as the dataset gives them; like `nothing`."""
+    def count(
+        self,
+        loaded: Mapping[Portion, Mapping[str, Tensor]],
+        counters: Mapping[str, LossCounter | None] | None = None,
+    ) -> Tensor:
+        """What this rank's shares count in portions of a batch, as the dataset gives them; like `nothing`.
+
+        `counters`: by task, in place of those of the planned lengths.
+        """
         found = self.nothing
         for share in self._shares:
-            fields = rows_of(loaded, share.task, share.samples, share.counter.fields)
+            counter = (counters or {}).get(share.task) or share.counter
+            fields = rows_of(loaded, share.task, share.samples, counter.fields)
             if fields is not None:
-                found[share.rows] += share.counter.count(fields, share.share)
+                found[share.rows] += counter.count(fields, share.share)
         return found

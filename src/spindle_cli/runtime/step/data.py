@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,11 @@ from spindle_cli.workload.training.item_draws import DrawsError
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from spindle_cli.workload.losses.shares import LossCounter
+
+# Shapes of one sample, by task and field -> what counts for the tasks' losses
+CountersOf = Callable[[Mapping[str, Mapping[str, tuple[int, ...]]]], Mapping[str, "LossCounter | None"]]
+
 # Steps that are loaded ahead of the one that runs.
 _STEPS_AHEAD = 2
 
@@ -35,7 +40,7 @@ def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
     """What this rank's slices read; slices of a task whose samples overlap load them together, once."""
     needs: dict[str, list[tuple[Samples, tuple[str, ...]]]] = {}
     for local in slices:
-        if local.wired.fields:
+        if local.wired.fields or local.wired.task.varying:  # of which the lengths are needed at least
             needs.setdefault(local.wired.task.task.name, []).append((local.samples, local.wired.fields))
     found: list[Portion] = []
     for task, wanted in needs.items():
@@ -53,8 +58,14 @@ def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
 class StepBatch:
     """What this rank loaded of one step's batches, on its device."""
 
-    def __init__(self, loaded: Mapping[Portion, Mapping[str, Tensor]]) -> None:
+    def __init__(
+        self,
+        loaded: Mapping[Portion, Mapping[str, Tensor]],
+        shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
+    ) -> None:
+        """`shapes`: of one sample of each field, of tasks whose batches have several lengths."""
         self._loaded = loaded
+        self.shapes = dict(shapes or {})
 
     def fields(self, task: str, samples: Samples, names: Sequence[str]) -> dict[str, Tensor]:
         """Views of the rows of `samples` of the named fields; a field's first dimension is the sample."""
@@ -67,13 +78,17 @@ class StepBatch:
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """What was loaded of one batch, ready to be copied to the device, and what its losses count; `states`: of
-    streams behind it, by task.
+    """What was loaded of one batch, ready to be copied to the device, and what its losses count.
+
+    `states`: of streams behind it, by task. `shapes`: as `StepBatch` has them. `uncounted`: as the datasets
+    give it, until it is counted.
     """
 
     portions: dict[Portion, dict[str, Tensor]]
     counts: Tensor
     states: dict[str, Any] = field(default_factory=dict)
+    shapes: dict[str, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    uncounted: dict[Portion, dict[str, Tensor]] = field(default_factory=dict)
 
     def joined(self, other: LoadedBatch) -> LoadedBatch:
         """This and other portions of the same batch."""
@@ -81,6 +96,8 @@ class LoadedBatch:
             {**self.portions, **other.portions},
             self.counts + other.counts,
             {**self.states, **other.states},
+            {**self.shapes, **other.shapes},
+            {**self.uncounted, **other.uncounted},
         )
 
 
@@ -98,14 +115,19 @@ class Feed:
         counting: Counting | None = None,
         all_must_count: Mapping[str, Collection[str]] | None = None,
         reads_ahead: bool = True,
+        counters_of: CountersOf | None = None,
+        varying: Collection[str] = (),
     ) -> None:
         """`batches`: by task. `steps`: counted from 0. `dtype`: what floating-point fields are converted to,
         if given. `batches_per_step`: how many are taken for each step. `counting`: of what the losses count;
         then batches are held one step longer, since they are counted before their step begins.
         `all_must_count`: by task, fields in which no label may be ignored. `reads_ahead`: not where passes
         change the type of constants meanwhile, which is the whole process's: a sample made of such constants
-        would be another.
+        would be another. `varying`: tasks whose batches have several lengths; `counters_of`: what counts for
+        their losses. Which that is, is found in the main thread.
         """
+        self._varying = frozenset(varying)
+        self._counters_of = counters_of
         self._reads_ahead = reads_ahead
         self._all_must_count = all_must_count or {}
         self._counting = counting
@@ -141,7 +163,8 @@ class Feed:
                     name: tensor.to(self._device, non_blocking=True) for name, tensor in tensors.items()
                 }
                 for portion, tensors in loaded.portions.items()
-            }
+            },
+            loaded.shapes,
         )
 
     @property
@@ -176,12 +199,20 @@ class Feed:
             return loaded
         try:
             missing = [portion for portion in self._wanted if portion not in loaded.portions]
-            loaded = loaded.joined(self._load_all(missing, number))
+            loaded = self._counted(loaded.joined(self._load_all(missing, number)))
         except BaseException as error:  # sys.exit too: raised when the batch is taken
             return error
         if self._thread is None and self._reads_ahead:
             self._start(self._numbers[number + 1 - self._numbers.start :])
         return loaded
+
+    def _counted(self, loaded: LoadedBatch) -> LoadedBatch:
+        """With what losses count whose batches have several lengths; by the main thread."""
+        if self._counting is None or not loaded.uncounted:
+            return loaded
+        assert self._counters_of is not None, "tasks with several lengths have counters of them"
+        counts = self._counting.count(loaded.uncounted, self._counters_of(loaded.shapes))
+        return replace(loaded, counts=loaded.counts + counts, uncounted={})
 
     def _start(self, numbers: range) -> None:
         """Load the batches of these numbers ahead. The first was loaded before, to see which tasks draw."""
@@ -213,12 +244,15 @@ class Feed:
         loaded = {portion: self._load(portion, number, is_ahead=is_ahead) for portion in portions}
         tasks = dict.fromkeys(portion.task for portion in portions)
         states = {task: state for task in tasks if (state := self._batches[task].state) is not None}
-        counts = torch.zeros(0) if self._counting is None else self._counting.count(loaded)
+        later = {portion: tensors for portion, tensors in loaded.items() if portion.task in self._varying}
+        now = {portion: tensors for portion, tensors in loaded.items() if portion not in later}
+        counts = torch.zeros(0) if self._counting is None else self._counting.count(now)
+        shapes = {task: self._batches[task].shapes(number) for task in tasks if task in self._varying}
         prepared = {
             portion: {name: self._prepare(tensor) for name, tensor in tensors.items()}
             for portion, tensors in loaded.items()
         }
-        return LoadedBatch(prepared, counts, states)
+        return LoadedBatch(prepared, counts, states, shapes, {} if self._counting is None else later)
 
     def _load(self, portion: Portion, number: int, *, is_ahead: bool) -> dict[str, Tensor]:
         batches = self._batches[portion.task]

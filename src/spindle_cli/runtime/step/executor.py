@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from spindle_cli.operators.random_streams import drawing_from
 from spindle_cli.program.types import ONCE_A_STEP, RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
@@ -31,6 +31,21 @@ from spindle_cli.workload.training.precision import computing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class TaskParts(Protocol):
+    """A task as this rank runs it, at one length."""
+
+    @property
+    def slices(self) -> Mapping[int, LocalSlice]:
+        """That this rank runs, by index in the program."""
+
+    @property
+    def edges(self) -> Mapping[tuple[int, int], WiredEdge]:
+        """All of the task's, by producer and consumer."""
+
+
+AtLengths = Callable[[str, Mapping[str, tuple[int, ...]]], TaskParts]  # of one sample, by field
 
 # From the first of these on a step's gradients are complete.
 _ENDS_STEP = (Kind.NORM, Kind.STEP, Kind.GATHER)
@@ -64,16 +79,19 @@ class Executor:
         stopwatch: Stopwatch,
         train: TrainSettings,
         open_diary: Callable[[Sequence[str]], Diary],
+        at_lengths: AtLengths | None = None,
     ) -> None:
         """`slices`: those that this rank runs, by index in the program. `open_diary`: begins the journal of
-        the steps that are named, of which a batch's last is the update.
+        the steps that are named, of which a batch's last is the update. `at_lengths`: gives a task's parts
+        for samples of these shapes, by field.
         """
+        self._at_lengths = at_lengths
         actions = program.actions[rank]
         self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
         self._ending = tuple(action for action in actions if action.kind in _ENDS_STEP)
         self._labels = [piece.label for piece in program.slices]
         self._diary = open_diary([*map(self._describe, self._steps), "the gradient sums, or the update"])
-        self._slices = slices
+        self._slices = dict(slices)
         self._exchange = exchange
         self._pool = pool
         self._sums = SumStarter(actions, pool.start_sum)
@@ -85,6 +103,19 @@ class Executor:
         self._runs: dict[int, ForwardRun] = {}
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
         self._ends_step = True
+
+    def fit(self, batch: StepBatch) -> None:
+        """Take the slices and edges for the lengths of a batch, which is run next. Outside of what passes run
+        in: a length that comes for the first time is traced.
+
+        Raises:
+            WorkloadError: a task cannot be run at its length.
+        """
+        for task, shapes in batch.shapes.items():
+            assert self._at_lengths is not None, "shapes are told of tasks with several lengths"
+            parts = self._at_lengths(task, shapes)
+            self._slices.update(parts.slices)
+            self._exchange.carry(parts.edges)
 
     def run(self, batch: StepBatch, number: int, *, ends_step: bool) -> None:
         """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.

@@ -43,6 +43,11 @@ class BatchSource(Protocol):
     ) -> dict[str, Tensor]:
         """The same, for a thread beside others; raises DrawsError where random numbers are drawn."""
 
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Of one sample of each field of a step's batch, whose rows were given last; of tasks whose sizes
+        differ from batch to batch.
+        """
+
 
 class StreamBatches:
     """A stream's batches, in order; an earlier one than the last is read from the beginning again."""
@@ -86,6 +91,10 @@ class StreamBatches:
         """The same, in no thread beside others: it seeds generators meanwhile."""
         return self.rows(step, first, last, fields)
 
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Of one sample of each field of a step's batch."""
+        return {name: tuple(value.shape[1:]) for name, value in self.rows(step, 0, 1).items()}
+
     def _read(self, step: int) -> dict[str, Tensor]:
         if self._batches is None or step < self._next:
             make: Make[dict[str, Tensor]] = lambda load: load()  # noqa: E731  # its type is said
@@ -99,16 +108,22 @@ class StreamBatches:
 
 
 def open_batches(
-    task: Task | FlowTask, seed: int, loading: Loading | None = None, workers: LoaderWorkers | None = None
+    task: Task | FlowTask,
+    seed: int,
+    loading: Loading | None = None,
+    workers: LoaderWorkers | None = None,
+    *,
+    varies: bool = False,
 ) -> Batches | StreamBatches:
-    """A task's batches in this process; of a map-style dataset by no worker.
+    """A task's batches in this process; of a map-style dataset by no worker. `varies`: samples may have other
+    sizes from batch to batch.
 
     Raises:
         WorkloadError: the dataset cannot be read, or has fewer samples than one batch.
     """
     if is_stream(task):
         return StreamBatches(task, seed, loading, workers)
-    return Batches(task, seed)
+    return Batches(task, seed, one_shape=not varies)
 
 
 def first_samples(task: Task | FlowTask, count: int) -> dict[str, Tensor]:

@@ -58,7 +58,8 @@ def _traced(
     task: Task | FlowTask, workload: Workload, finder: Finder, trained: TaskGraph | None
 ) -> TaskGraph:
     with _in_eval_mode(task):
-        found = analyse_task(task, workload, finder, keeps_results=bool(task.metrics))
+        shapes = {field: trained.fields[field].shape[1:] for field in trained.varying} if trained else {}
+        found = analyse_task(task, workload, finder, keeps_results=bool(task.metrics), shapes=shapes)
     if trained is not None:
         _require_same_way(trained, found)
     return found

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.data.lengths import FEW, at_shapes
 from spindle_cli.workload.data.reading import first_samples
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph
 from spindle_cli.workload.metaops.finding import Finder
@@ -17,8 +18,6 @@ from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.trace import trace_task
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
-_SAMPLES = 2  # enough to see that items fit together
-
 
 def analyse_task(
     task: Task | FlowTask,
@@ -26,14 +25,22 @@ def analyse_task(
     finder: Finder,
     *,
     keeps_results: bool = False,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    like: TaskGraph | None = None,
 ) -> TaskGraph:
-    """One task's ops and values; `keeps_results`: also of what forward returns beside the loss.
+    """One task's ops and values.
+
+    Args:
+        finder: of how layers behave.
+        keeps_results: also of what forward returns beside the loss.
+        shapes: of one sample of fields that are to have others than the first samples.
+        like: the task at another length, by which is decided whether its loss's operator is opened.
 
     Raises:
         WorkloadError: it cannot be traced or run as it is written.
     """
     _check_not_lazy(task)
-    samples = first_samples(task, _SAMPLES)
+    samples = at_shapes(first_samples(task, FEW), shapes or {})
 
     def made_of(root: nn.Module, graph: fx.Graph) -> TaskGraph:
         return make_ops(task, root, graph, samples, workload, finder, keeps_results=keeps_results)
@@ -43,7 +50,9 @@ def analyse_task(
         return made_of(flows.root, flows.graph)
     traced = trace_task(task, workload, samples, finder.observer)
     made = replace(made_of(task.module, traced.graph), decided=traced.decided)
-    if not _is_better_opened(made, samples):
+    if like is not None and like.opened is None:
+        return made
+    if like is None and not _is_better_opened(made, samples):
         return made
     try:
         traced = trace_task(task, workload, samples, finder.observer, made.loss_inside)

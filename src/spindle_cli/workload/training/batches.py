@@ -19,6 +19,8 @@ from spindle_cli.workload.training.absent import filled
 from spindle_cli.workload.training.item_draws import SeededCalls, generators_kept, no_draws, seed_of
 from spindle_cli.workload.types import FlowTask, Task
 
+SampleShape = tuple[int | None, ...]  # None: a size that differs from batch to batch
+
 
 @dataclass(frozen=True)
 class _Calls:
@@ -46,12 +48,12 @@ class Batches:
         self,
         task: Task | FlowTask,
         seed: int,
-        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        shapes: Mapping[str, SampleShape] | None = None,
         *,
         one_shape: bool = True,
     ) -> None:
         """`shapes`: of one sample, by field, that batches must have; of others the first batch's, unless
-        `one_shape` is False.
+        `one_shape` is False. Where sizes differ from batch to batch, whole batches are collated.
 
         Raises:
             WorkloadError: the dataset is not map-style, or holds fewer samples than one batch.
@@ -64,6 +66,8 @@ class Batches:
         self._collates = SeededCalls(seed, task.name, "batch")
         self._order: tuple[int, list[int]] | None = None  # epoch, and the samples in its order
         self._shapes = SampleShapes(task.name, shapes) if one_shape else None
+        self._varies = not one_shape or any(None in shape for shape in (shapes or {}).values())
+        self._held: tuple[int, dict[str, Tensor]] | None = None  # a step's whole batch, where sizes differ
         if self.steps_per_epoch == 0:
             raise WorkloadError(
                 f"task {task.name!r}: the dataset has {self.num_samples} samples, "
@@ -115,7 +119,10 @@ class Batches:
         self, step: int, rows: tuple[int, int], fields: Collection[str] | None, calls: _Calls
     ) -> dict[str, Tensor]:
         first, last = rows
-        if self.task.collate is None:
+        if self._varies:
+            whole = self._whole(step, calls)
+            batch = {name: value[first:last] for name, value in whole.items()}
+        elif self.task.collate is None:
             # What nobody reads need not be put into a batch; a collate of the user's may need all of it.
             batch = collate(self.task, [_only(item, fields) for item in self._items(step, rows, calls)])
         else:
@@ -129,6 +136,19 @@ class Batches:
         if self._shapes is not None:
             self._shapes.require({name: tuple(value.shape[1:]) for name, value in batch.items()})
         return batch if fields is None else {name: batch[name] for name in fields}
+
+    def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
+        """Of one sample of each field of a step whose rows were given last, where sizes differ."""
+        held = self._held
+        assert held is not None and held[0] == step, "its rows were given"
+        return {name: tuple(value.shape[1:]) for name, value in held[1].items()}
+
+    def _whole(self, step: int, calls: _Calls) -> dict[str, Tensor]:
+        """A step's batch: its longest sample is the same for whoever takes some of its rows."""
+        held = self._held
+        if held is None or held[0] != step:
+            held = self._held = step, self._collated(step, (0, self.task.batch_size), calls)
+        return held[1]
 
     @cached_property
     def _collates_shares(self) -> bool:
@@ -172,10 +192,10 @@ class Batches:
 class SampleShapes:
     """The shapes of one sample of a task's fields, which all batches have."""
 
-    def __init__(self, task: str, known: Mapping[str, tuple[int, ...]] | None = None) -> None:
-        """`known`: those that the task was profiled with."""
+    def __init__(self, task: str, known: Mapping[str, SampleShape] | None = None) -> None:
+        """`known`: those that the task was profiled with; None for a size that differs."""
         self._task = task
-        self._known = dict(known or {})
+        self._known: dict[str, SampleShape] = dict(known or {})
 
     def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Take a batch's, by field.
@@ -184,12 +204,22 @@ class SampleShapes:
             WorkloadError: one has another shape than those before.
         """
         for name, shape in shapes.items():
-            if shape != (known := self._known.setdefault(name, shape)):
+            known = self._known.setdefault(name, shape)
+            if not _fits(shape, known):
+                shown = tuple("any" if size is None else size for size in known)
                 raise WorkloadError(
                     f"task {self._task!r}: field {name!r} has other shapes from batch to batch: "
-                    f"{known} and {shape} per sample",
-                    hint="Pad to one length in the dataset or in `collate`, with a mask for what is padding.",
+                    f"({', '.join(map(str, shown))}{',' * (len(shown) == 1)}) and {shape} per sample",
+                    hint="`spindle profile` had not seen that: let it look at more batches (--batches), so "
+                    "that the plan is for batches of several lengths; or pad to one length, with a mask for "
+                    "what is padding.",
                 )
+
+
+def _fits(shape: tuple[int, ...], known: SampleShape) -> bool:
+    return len(shape) == len(known) and all(
+        size in (None, own) for own, size in zip(shape, known, strict=True)
+    )
 
 
 def _only(item: Any, fields: Collection[str] | None) -> Any:

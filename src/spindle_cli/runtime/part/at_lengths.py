@@ -1,0 +1,139 @@
+"""What a rank runs of tasks whose batches have several lengths: made when a length comes, and kept."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from spindle_cli.runtime.communication.wiring import WiredEdge, Wiring, wire
+from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.runtime.step.counting import speaks_for_loss
+from spindle_cli.units import format_seconds
+from spindle_cli.workload.at_lengths.trace import LengthTracer, TaskAtLength, module_over
+from spindle_cli.workload.building.abstract import load_abstract
+from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.training.item_draws import generators_kept
+from spindle_cli.workload.training.precision import dtype_in, in_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Shape = tuple[int, ...]  # of one sample
+Shapes = Mapping[str, Shape]  # by field
+
+# Lengths of each task that are kept; of more, those that came last.
+_KEPT = 64
+
+
+@dataclass(frozen=True)
+class LocalTask:
+    """A task at one length, on one rank.
+
+    Attributes:
+        slices: that this rank runs, by index in the program.
+        edges: all of the task's, by producer and consumer.
+        counter: of what its loss counts, where this rank holds it.
+    """
+
+    slices: dict[int, LocalSlice]
+    edges: dict[tuple[int, int], WiredEdge]
+    counter: LossCounter | None
+
+
+class TasksAtLengths:
+    """A rank's tasks whose batches have several lengths.
+
+    `names`: of those that it runs slices of. `seconds`: what lengths have taken that came for the first time.
+    """
+
+    def __init__(self, model: LocalModel, source: str) -> None:
+        """`source`: of the workload, which is built once more, without parameters, for the first length that
+        is not the planned one.
+        """
+        self._model = model
+        self._source = source
+        self._made: dict[str, OrderedDict[tuple[tuple[str, Shape], ...], LocalTask]] = {}
+        self._tracer: LengthTracer | None = None
+        self.seconds = 0.0
+        running = {local.wired.task.task.name for local in model.slices.values()}
+        self.names = tuple(
+            name for name, task in model.graph.tasks.items() if task.varying and name in running
+        )
+
+    def of(self, name: str, shapes: Shapes) -> LocalTask:
+        """A task for batches with these shapes of one sample, by field.
+
+        Raises:
+            WorkloadError: it cannot be run at this length.
+        """
+        task = self._model.graph.tasks[name]
+        varying = {field: tuple(shapes[field]) for field in task.varying}
+        key = tuple(varying.items())
+        kept = self._made.setdefault(name, OrderedDict())
+        if key not in kept:
+            planned = all(task.fields[field].shape[1:] == shape for field, shape in key)
+            began = time.monotonic()
+            kept[key] = self._planned(name) if planned else self._at(name, varying)
+            self.seconds += (took_s := time.monotonic() - began)
+            shown = ", ".join(f"{field} of {shape}" for field, shape in key)
+            print(f"task {name!r}: ready for samples with {shown}: {format_seconds(took_s)}", flush=True)
+            if len(kept) > _KEPT:
+                kept.popitem(last=False)
+        kept.move_to_end(key)
+        return kept[key]
+
+    def counters(self, shapes: Mapping[str, Shapes]) -> dict[str, LossCounter | None]:
+        """What counts for the losses of a batch, by task; raises what `of` raises."""
+        return {name: self.of(name, each).counter for name, each in shapes.items()}
+
+    def _planned(self, name: str) -> LocalTask:
+        model = self._model
+        counter = self._counter(model.graph.tasks[name], {}, name)
+        return LocalTask(self._slices(name), _edges(model.wiring, name), counter)
+
+    def _slices(self, name: str) -> dict[int, LocalSlice]:
+        slices = self._model.slices.items()
+        return {index: local for index, local in slices if local.wired.task.task.name == name}
+
+    def _at(self, name: str, shapes: Shapes) -> LocalTask:
+        model = self._model
+        with generators_kept():
+            if self._tracer is None:
+                self._tracer = LengthTracer(
+                    load_abstract(self._source, reads_initial=False).workload, model.graph
+                )
+            found = self._tracer.at(name, shapes)
+        constants = self._constants(found)
+        task = found.over(model.graph.tasks[name])
+        graph = replace(model.graph, tasks={**model.graph.tasks, name: task})
+        wiring = wire(graph if model.dtype is None else in_dtype(graph, model.dtype), model.program)
+        slices = {
+            index: model.ops.at_length(local, wiring.slices[index], found.abstract, constants)
+            for index, local in self._slices(name).items()
+        }
+        counter = self._counter(task, constants, name)
+        found.forget()
+        return LocalTask(slices, _edges(wiring, name), counter)
+
+    def _constants(self, found: TaskAtLength) -> dict[str, Tensor]:
+        """On the device, in the numbers of the run."""
+        device, dtype = self._model.ops.device, self._model.dtype
+        return {
+            name: constant.to(device, dtype_in(constant, dtype)) for name, constant in found.constants.items()
+        }
+
+    def _counter(self, task: TaskGraph, constants: Mapping[str, Tensor], name: str) -> LossCounter | None:
+        shares = task.loss_shares
+        own = self._slices(name).values()
+        if shares.counts is None or not any(speaks_for_loss(local) for local in own):
+            return None
+        return LossCounter(module_over(shares.counts, constants, task.root), shares)
+
+
+def _edges(wiring: Wiring, name: str) -> dict[tuple[int, int], WiredEdge]:
+    return {key: edge for key, edge in wiring.edges.items() if wiring.slices[key[0]].task.task.name == name}

@@ -1,0 +1,1 @@
+"""A task traced at other lengths than those it is planned for."""

@@ -1,0 +1,103 @@
+"""Batches whose shapes differ from step to step, as those that are padded to the longest of their samples.
+
+A profile says what was seen of them and which lengths it was measured at; plans take it over, and launches
+trace the workload at these lengths. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from spindle_cli.files.artifact import Model
+
+Size = Annotated[int, Field(ge=0, le=2**40)]
+Shape = tuple[Size, ...]  # of one sample
+LONGEST = 100.0  # the percentile of the longest
+LOOKED_AT = 64
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How many batches of each task are looked at (fewer where reading takes long), and which percentile of
+    the sizes that are seen is planned for.
+    """
+
+    batches: int = LOOKED_AT
+    percentile: float = LONGEST
+
+
+class FieldLengths(Model):
+    """Shapes of one sample of a field: what is planned for, and by dimension the least and the most that were
+    seen.
+    """
+
+    planned: Shape
+    shortest: Shape
+    longest: Shape
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        shapes = zip(self.shortest, self.planned, self.longest, strict=False)
+        if not len(self.planned) == len(self.shortest) == len(self.longest):
+            raise ValueError("expected planned, shortest and longest with equally many dimensions")
+        if any(not least <= size <= most for least, size, most in shapes):
+            raise ValueError(
+                f"planned {list(self.planned)} is not between shortest {list(self.shortest)} and "
+                f"longest {list(self.longest)}"
+            )
+        if self.shortest == self.longest:
+            raise ValueError("shortest and longest are the same: only what differs is listed")
+        return self
+
+    @property
+    def varies(self) -> tuple[bool, ...]:
+        """Which dimensions differ from batch to batch."""
+        return tuple(least != most for least, most in zip(self.shortest, self.longest, strict=True))
+
+
+class TaskLengths(Model):
+    """What was seen of a task's batches, as training takes them.
+
+    Attributes:
+        batches: that were looked at.
+        percentile: of the sizes that were seen, what is planned for; 100: the longest.
+        fields: those that differ from batch to batch.
+    """
+
+    batches: Annotated[int, Field(ge=1)]
+    percentile: Annotated[float, Field(gt=0, le=100)] = LONGEST
+    fields: Annotated[dict[str, FieldLengths], Field(min_length=1)]
+
+    @property
+    def planned(self) -> dict[str, Shape]:
+        """Of one sample of each field, what is planned for."""
+        return {name: field.planned for name, field in self.fields.items()}
+
+    @property
+    def shortest(self) -> dict[str, Shape]:
+        """Of one sample of each field, the least that was seen."""
+        return {name: field.shortest for name, field in self.fields.items()}
+
+    def line(self, task: str) -> str:
+        """For people."""
+        sizes = {name: _sizes(field.planned, field.varies) for name, field in self.fields.items()}
+        shown = " and ".join(
+            f"{size} ({', '.join(name for name, each in sizes.items() if each == size)})"
+            for size in dict.fromkeys(sizes.values())
+        )
+        which = "the longest" if self.percentile == LONGEST else f"percentile {self.percentile:g}"
+        return (
+            f"{task}: planned for lengths of {shown}, {which} of {self.batches} batches; "
+            "others run as they are"
+        )
+
+
+Lengths = Mapping[str, TaskLengths]
+
+
+def _sizes(shape: Shape, varies: tuple[bool, ...]) -> str:
+    return " x ".join(str(size) for size, differs in zip(shape, varies, strict=True) if differs)
