@@ -56,6 +56,11 @@ class CountedLoss:
         self._by_length: dict[tuple[tuple[str, tuple[int, ...]], ...], _AtLength] = {}
         self._is_coupled = any(op.coupled or op.talks for op in graph.ops)
 
+    def fit(self, batches: Sequence[Batch]) -> None:
+        """Trace the task at the lengths of these batches; before constants are made in other numbers."""
+        for batch in batches:
+            self._at(batch)
+
     def of(self, batches: Sequence[Batch], call: Callable[[Batch], Tensor]) -> Tensor:
         """The loss of a step's batches together.
 

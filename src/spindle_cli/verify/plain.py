@@ -85,6 +85,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
             losses: dict[str, float] = {}
             for task in loaded.workload.tasks:
                 taken = _taken(batches[task.name], task, step, loaded.train.accumulate)
+                if task.name in counted:
+                    counted[task.name].fit(taken)
                 with computing_as_asked(asked, no_randomness=request.no_randomness):
                     losses[task.name] = backward(
                         task, taken, arithmetic, counted.get(task.name), weights[task.name]
