@@ -111,7 +111,11 @@ GROUPED = {
 }
 FADING = {"pairs": [[0, 2.0], [2, 0.5]], "caption": [[1, 1.0], [2, 3.0]]}
 SAVED_GROUPED = Case("saved-grouped", SCATTERED, train=GROUPED, steps=2, checkpoint_every=1)
+# By index and as streams, with and without a state, by loader workers; cut short in the middle of an epoch.
+BY_WORKERS = {"toys": "../helpers/data_toys", "train": {**SGD, "loader": {"workers": 1}}}
+SAVED_LOADED = Case("saved-loaded", (1, 3), steps=2, checkpoint_every=1, **BY_WORKERS)
 GONE_ON_ELSEWHERE = (
+    Case("gone-on-loaded", (2, 0), goes_on_with=SAVED_LOADED.name, **BY_WORKERS),
     Case("gone-on-grouped", (3, 0), train=GROUPED, goes_on_with=SAVED_GROUPED.name),
     Case("gone-on-elsewhere", scatter_at_random(0, 4), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-on-two", (3, 1), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
@@ -172,6 +176,7 @@ ON_FOUR = (
     SAVED,
     SAVED_WHOLE,
     SAVED_GROUPED,
+    SAVED_LOADED,
     GONE_ON,
     *GONE_ON_ELSEWHERE,
     WITHOUT_PAIRS,
