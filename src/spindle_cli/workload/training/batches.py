@@ -67,7 +67,8 @@ class Batches:
         self._order: tuple[int, list[int]] | None = None  # epoch, and the samples in its order
         self._shapes = SampleShapes(task.name, shapes) if one_shape else None
         self._varies = not one_shape or any(None in shape for shape in (shapes or {}).values())
-        self._held: tuple[int, dict[str, Tensor]] | None = None  # a step's whole batch, where sizes differ
+        # Where sizes differ, the last whole batch and its step: of the thread that draws, and of the other.
+        self._held: dict[bool, tuple[int, dict[str, Tensor]]] = {}
         if self.steps_per_epoch == 0:
             raise WorkloadError(
                 f"task {task.name!r}: the dataset has {self.num_samples} samples, "
@@ -139,16 +140,15 @@ class Batches:
 
     def shapes(self, step: int) -> dict[str, tuple[int, ...]]:
         """Of one sample of each field of a step whose rows were given last, where sizes differ."""
-        held = self._held
-        assert held is not None and held[0] == step, "its rows were given"
-        return {name: tuple(value.shape[1:]) for name, value in held[1].items()}
+        whole = next(batch for number, batch in self._held.values() if number == step)
+        return {name: tuple(value.shape[1:]) for name, value in whole.items()}
 
     def _whole(self, step: int, calls: _Calls) -> dict[str, Tensor]:
         """A step's batch: its longest sample is the same for whoever takes some of its rows."""
-        held = self._held
-        if held is None or held[0] != step:
-            held = self._held = step, self._collated(step, (0, self.task.batch_size), calls)
-        return held[1]
+        draws = calls.read is not _call
+        if self._held.get(draws, (None,))[0] != step:
+            self._held[draws] = step, self._collated(step, (0, self.task.batch_size), calls)
+        return self._held[draws][1]
 
     @cached_property
     def _collates_shares(self) -> bool:
