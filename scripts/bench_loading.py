@@ -6,6 +6,7 @@ do not depend on how many cores there are.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -58,7 +59,9 @@ def build() -> Workload:
 def spindle(*words: object) -> None:
     """Run a command; its output is shown if it fails."""
     command = [sys.executable, "-m", "spindle_cli", *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     if done.returncode:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
 
@@ -75,7 +78,7 @@ def step_s(folder: Path, workers: int) -> tuple[float, float]:
         spindle("profile", source, "--estimate", "--cluster", cluster, "-o", folder / "profile.json")
         spindle("plan", folder / "profile.json", "--cluster", cluster, "-o", plan)
     shutil.rmtree(run, ignore_errors=True)
-    spindle("launch", plan, "--workload", source, "--run-dir", run, "--threads", 1)
+    spindle("launch", plan, "--workload", source, "--run-dir", run)
     steps = list(read_metrics(run))[STEPS // 2 :]  # what is ready ahead is used up
     return median(s.iteration_s for s in steps), median(s.data_wait_s or 0.0 for s in steps)
 
