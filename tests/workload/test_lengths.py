@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from helpers.analysed import analysed
 from spindle_cli.errors import InputError, WorkloadError
+from spindle_cli.workload.data import lengths
 from spindle_cli.workload.data.lengths import at_shapes, find_lengths, known_shapes
 from spindle_cli.workload.settings.lengths import FieldLengths, Looking, TaskLengths
 from spindle_cli.workload.settings.loader import LoaderSettings, TaskLoader
@@ -77,6 +78,30 @@ def test_no_more_batches_are_looked_at_than_asked_for() -> None:
 def test_batches_that_are_all_longer_than_the_first_samples_are_planned_for() -> None:
     """Two samples are traced, unless it is known that batches are longer."""
     assert lengths_of([2, 2, 4, 4], 4)["t"].planned == {"x": (4,)}
+
+
+@pytest.mark.parametrize("last", [3, 4])
+def test_samples_of_a_large_batch_are_looked_at_some_at_a_time(
+    last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of five samples of which one may be longer, each by itself: of no batch are all put together."""
+    monkeypatch.setattr(lengths, "_AT_ONCE", 1)
+    seen: list[int] = []
+    rows = Batches.rows
+
+    def counted(self: Batches, step: int, first: int, last: int) -> dict[str, Tensor]:
+        seen.append(last - first)
+        return rows(self, step, first, last)
+
+    monkeypatch.setattr(Batches, "rows", counted)
+    items = [{"x": torch.ones(length)} for length in (3, 3, 3, 3, last)]
+    made = Workload("w", [Task("t", Net(), 5, items)], operators=(Layer,))
+    if last == 3:
+        assert find_lengths(made, 0, Looking()) == {}
+        assert seen == [1] * 5
+    else:
+        with pytest.raises(WorkloadError, match=r"several shapes in one batch: \(\d,\) and \(\d,\)"):
+            find_lengths(made, 0, Looking())
 
 
 def test_a_dataset_of_less_than_a_batch_can_be_planned_for() -> None:

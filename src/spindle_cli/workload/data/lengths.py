@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -18,6 +19,9 @@ from spindle_cli.workload.training.batches import Batches, SampleShape, num_samp
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 FEW = 2  # samples that a task is traced with: enough to see that items fit together
+# Where samples are put together one by one, so many of them at a time: a batch for hundreds of devices may be
+# larger than this machine.
+_AT_ONCE = 256
 # As long as all that was seen has one shape; where shapes differ, longer.
 _LOOK_S = 1.0
 _LOOK_AT_LENGTHS_S = 60.0
@@ -68,15 +72,34 @@ def _lengths_of(task: Task | FlowTask, seed: int, looking: Looking) -> TaskLengt
 
 
 def _look_at(task: Task | FlowTask, seed: int, most: int) -> dict[str, list[Shape]]:
-    """The shapes of each field's samples, batch by batch."""
-    batches = StreamBatches(task, seed) if is_stream(task) else Batches(task, seed, one_shape=False)
-    if isinstance(batches, Batches):
+    """The shapes of each field's samples, batch by batch.
+
+    Raises:
+        WorkloadError: a batch cannot be read, or its samples have several shapes and nothing pads them.
+    """
+    batches: Batches | StreamBatches
+    size = at_once = task.batch_size
+    if is_stream(task):
+        batches = StreamBatches(task, seed)
+    else:
+        # A collate may need all of a batch to pad it.
+        batches = Batches(task, seed, one_shape=False, whole=task.collate is not None)
         most = min(most, batches.steps_per_epoch)
+        at_once = size if task.collate is not None else min(size, _AT_ONCE)
     seen: dict[str, list[Shape]] = {}
     began = time.monotonic()
-    for number in range(most):
-        for name, value in batches.rows(number, 0, task.batch_size).items():
-            seen.setdefault(name, []).append(tuple(value.shape[1:]))
+    for step, first in product(range(most), range(0, size, at_once)):
+        for name, value in batches.rows(step, first, min(first + at_once, size)).items():
+            shapes = seen.setdefault(name, [])
+            shape = tuple(value.shape[1:])
+            if first == 0:
+                shapes.append(shape)
+            elif shapes[-1] != shape:
+                raise WorkloadError(
+                    f"task {task.name!r}: field {name!r} has samples of several shapes in one batch: "
+                    f"{shapes[-1]} and {shape}",
+                    hint="Give the task a `collate` that pads them.",
+                )
         differ = any(len(set(shapes)) > 1 for shapes in seen.values())
         if time.monotonic() - began > (_LOOK_AT_LENGTHS_S if differ else _LOOK_S):
             break

@@ -51,9 +51,11 @@ class Batches:
         shapes: Mapping[str, SampleShape] | None = None,
         *,
         one_shape: bool = True,
+        whole: bool = True,
     ) -> None:
         """`shapes`: of one sample, by field, that batches must have; of others the first batch's, unless
-        `one_shape` is False. Where sizes differ from batch to batch, whole batches are collated.
+        `one_shape` is False. Where sizes differ from batch to batch, whole batches are
+        collated, unless `whole` is False.
 
         Raises:
             WorkloadError: the dataset is not map-style, or holds fewer samples than one batch.
@@ -66,7 +68,8 @@ class Batches:
         self._collates = SeededCalls(seed, task.name, "batch")
         self._order: tuple[int, list[int]] | None = None  # epoch, and the samples in its order
         self._shapes = SampleShapes(task.name, shapes) if one_shape else None
-        self._varies = not one_shape or any(None in shape for shape in (shapes or {}).values())
+        differ = not one_shape or any(None in shape for shape in (shapes or {}).values())
+        self._varies = differ and whole
         # Where sizes differ, the last whole batch and its step: of the thread that draws, and of the other.
         self._held: dict[bool, tuple[int, dict[str, Tensor]]] = {}
         if self.steps_per_epoch == 0:
