@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 
 import psutil
@@ -82,7 +83,8 @@ def check_numbers(
             found = checker.check_loss() if settings.losses_only else checker.check()
             short = (shortest or {}).get(task.task.name)
             if short is not None and not settings.losses_only:
-                found = _with_shortest(found, TaskChecker(short, names, seed, limits, split_of).check())
+                of_short = partial(split_of, task=short)
+                found = _with_shortest(found, TaskChecker(short, names, seed, limits, of_short).check())
             tasks.append(found)
     return NumericCheck(tasks=tuple(tasks))
 
