@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from case_runs import captured
 from runtime_cases import EXACT_ON_FOUR, SAVED, SAVED_WHOLE
-from torch import Tensor
+from torch import Tensor, nn
 
 from spindle_cli.checkpoint.files import find_checkpoint
+from spindle_cli.runtime.assembling import stepped_whole
+from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.optimizing.groups import optimizer_groups
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -33,6 +39,16 @@ def test_every_parameter_starts_where_vector_instructions_like_it() -> None:
     layout = FlatLayout.of({"a": 3, "b": 40, "c": 1}, 8, 3)
     assert [first * 8 % 64 for first, _ in layout.spans.values()] == [0, 0, 0]
     assert layout.range_size * 8 % 64 == 0
+
+
+@pytest.mark.parametrize(("shards", "whole"), [(True, ["t.weight"]), (False, ["t.weight", "t.bias"])])
+def test_what_a_matrix_optimizer_steps_is_not_cut(shards: bool, whole: list[str]) -> None:
+    root = nn.Linear(4, 6)
+    groups = [{"name": "m", "kinds": ["matrices"], "optimizer": "Muon"}, "rest"]
+    train = TrainSettings.model_validate({"shard_optimizer": shards, "groups": groups})
+    trained = {f"t.{name}": parameter for name, parameter in root.named_parameters()}
+    model = SimpleNamespace(train=train, trained=trained, groups=optimizer_groups(train, {"t": root}))
+    assert list(stepped_whole(cast("LocalModel", model))) == whole
 
 
 @pytest.mark.processes

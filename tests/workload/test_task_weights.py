@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from torch import fx, nn
 
-from spindle_cli.errors import WorkloadError
+from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.verify.stepping.update import weights_at
-from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.file import TrainSettings, WorkloadFile
 from spindle_cli.workload.graph import LossShares
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
 from spindle_cli.workload.types import Task
@@ -123,3 +124,16 @@ def test_a_function_that_fails_is_named_with_the_step_and_its_line() -> None:
 def test_malformed_points_are_refused(asked: object, said: str) -> None:
     with pytest.raises(ValueError, match=re.escape(said)):
         TrainSettings.model_validate({"task_weights": asked})
+
+
+def test_a_mistake_in_points_is_told_once_and_by_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "workload.yaml"
+    file.write_text(
+        "schema: spindle.workload/1\nmodel: a:b\ntrain: {task_weights: {large: [[5, 1.0], [0, 2.0]]}}\n"
+    )
+    with pytest.raises(InputError) as caught:
+        WorkloadFile.read(file)
+    assert caught.value.message == (
+        f"{file}: train.task_weights.large: expected [step, weight] by ascending step, each step once; found "
+        "steps [5, 0] (found [[5, 1.0], [0, 2.0]])"
+    )

@@ -193,6 +193,8 @@ def _first_causes(problems: list[Any]) -> list[Any]:
 def _describe_problem(problem: Any) -> str:
     place = ""
     for part in problem["loc"]:
+        if isinstance(part, str) and part.startswith("<") and part.endswith(">"):
+            continue  # one of several kinds that a value may be of, which the file does not name
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "missing":

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from spindle_cli.workload.settings.optimizers import ImportPath
 
@@ -22,8 +22,19 @@ def _ascending(points: Points) -> Points:
 
 
 WeightPoints = Annotated[Points, Field(min_length=1), AfterValidator(_ascending)]
+_PATH, _POINTS = "<path>", "<points>"
+
+
+def _kind(asked: object) -> str:
+    """Which of the two is meant, so that a mistake in one is not also told as one in the other."""
+    return _PATH if isinstance(asked, str) else _POINTS
+
+
 # By task; or the import path of function(step) -> {task: weight}.
-TaskWeightSettings = ImportPath | Mapping[str, WeightPoints]
+TaskWeightSettings = Annotated[
+    Annotated[ImportPath, Tag(_PATH)] | Annotated[Mapping[str, WeightPoints], Tag(_POINTS)],
+    Discriminator(_kind),
+]
 
 
 def between(points: Sequence[tuple[int, float]], step: int) -> float:
