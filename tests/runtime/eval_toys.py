@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from spindle_cli.workload.types import Task, Workload
 
@@ -116,6 +117,16 @@ class Inputs(Items):
         return {"x": self.x[index]}
 
 
+class Streamed(IterableDataset[dict[str, Tensor]]):
+    """The samples of a dataset, one after the other; in each pass from the beginning."""
+
+    def __init__(self, items: Items) -> None:
+        self.items = items
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return (self.items[index] for index in range(len(self.items)))
+
+
 def accuracy(out: dict[str, Tensor]) -> Tensor:
     counts = out["label"] != -100
     assert bool((out["best"] == out["logits"].argmax(1)).all())
@@ -133,11 +144,13 @@ def features(out: dict[str, Tensor]) -> float:
     return float((rows * torch.arange(1, len(rows) + 1)).sum())
 
 
-def build(*, evaluates: bool = True, held_out: int = HELD_OUT) -> Workload:
+def build(*, evaluates: bool = True, held_out: int = HELD_OUT, streams: bool = False) -> Workload:
     layers = nn.ModuleList(Layer() for _ in range(3))
     other = nn.ModuleList((Counting(), Layer(), Layer()))
-    dataset = Items(held_out, 7) if evaluates else None
-    inputs = Inputs(held_out, 8) if evaluates else None
+    dataset: Any = Items(held_out, 7) if evaluates else None
+    inputs: Any = Inputs(held_out, 8) if evaluates else None
+    if streams:
+        dataset, inputs = Streamed(dataset), Streamed(inputs)
     metrics = {"accuracy": accuracy, "in_order": in_order}
     return Workload(
         name="evaluated",

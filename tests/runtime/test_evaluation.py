@@ -66,7 +66,7 @@ def _put(task: Task | FlowTask, values: Mapping[str, Tensor]) -> None:
 
 def _plainly(task: Task, steps: int) -> Evaluation:
     task.module.eval()
-    dataset, loss, parts = task.eval_dataset, 0.0, []
+    dataset, loss, parts = getattr(task.eval_dataset, "items", task.eval_dataset), 0.0, []
     with torch.no_grad():
         for first in range(0, len(dataset), task.batch_size):
             items = [dataset[index] for index in range(first, min(first + task.batch_size, len(dataset)))]
@@ -149,8 +149,30 @@ def test_any_number_of_samples_is_evaluated(world: None, tmp_path: Path, count: 
         check_equal(line, expected[line.task])
 
 
-def test_an_empty_dataset_is_refused(world: None, tmp_path: Path) -> None:
-    case = Case("none", (0,), "eval_toys", args={"held_out": 0}, train=ADAMW, steps=1)
+READ_APART = {**EVERY_TWO, "loader": {"workers": 2, "prefetch": 1}}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_data_that_another_process_reads_are_evaluated_as_plain_torch(
+    world: None, tmp_path: Path, streams: bool
+) -> None:
+    """Evaluated twice: the second pass begins with the first sample again."""
+    train = EVERY_TWO if streams else READ_APART
+    case = Case("apart", (0,), "eval_toys", args={"streams": streams}, train=train, steps=3)
+    request = run_case(case, tmp_path / "apart")
+    expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 3, 1)
+    lines = list(read_evaluations(request.run_dir))
+    assert [(line.step, line.num_samples) for line in lines] == [(2, 11), (2, 11), (3, 11), (3, 11)]
+    for line in lines[2:]:
+        check_equal(line, expected[line.task])
+    unwatched = run_case(UNWATCHED, tmp_path / "unwatched")
+    if streams:  # else the loaders of training are others, too
+        same_training(request.run_dir, unwatched.run_dir, 1)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_an_empty_dataset_is_refused(world: None, tmp_path: Path, streams: bool) -> None:
+    case = Case("none", (0,), "eval_toys", args={"held_out": 0, "streams": streams}, train=ADAMW, steps=1)
     with pytest.raises(WorkloadError, match="task 'classify': the dataset to evaluate it on is empty"):
         run_case(case, tmp_path / "none")
 
@@ -193,6 +215,7 @@ ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
     Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
+    Case("streamed", SCATTERED, "eval_toys", args={"streams": True}, train=TRAIN),
     Case("contrasts", COMPARED, "contrast_toys", "build_evaluated", train=EVERY_TWO),
     Case("looked-at", COMPARED, "contrast_toys", "build_evaluated", {"looked_at": True}, train=EVERY_TWO),
     Case("only-evaluated", SCATTERED, "only_evaluated_toys", train=TRAIN),
@@ -209,7 +232,16 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    "name", ["watched", "tensor-split", "only-evaluated", "only-evaluated-split", "contrasts", "looked-at"]
+    "name",
+    [
+        "watched",
+        "tensor-split",
+        "only-evaluated",
+        "only-evaluated-split",
+        "contrasts",
+        "looked-at",
+        "streamed",
+    ],
 )
 def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:
     folder = four / name

@@ -24,7 +24,7 @@ from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
-from spindle_cli.runtime.loading.start import Place, loads_apart, start_loaders
+from spindle_cli.runtime.loading.start import Place, loads_apart, start_evaluation_loaders, start_loaders
 from spindle_cli.runtime.measuring.diary import Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
@@ -313,6 +313,8 @@ def make_training(
     clip = model.train.clip_norm
     at_lengths = TasksAtLengths(model, request.workload)
     feed = make_feed(seat, model, board, steps, streams, at_lengths)
+    place = Place(seat.rank, seat.first_of_node)
+    passes = start_evaluation_loaders(model.graph.workload.all_tasks, model.train, place)
     return Training(
         rank=seat.rank,
         request=request,
@@ -334,7 +336,14 @@ def make_training(
         clock=clock,
         followers=Callbacks(callbacks, seat.rank),
         evaluator=Evaluator(
-            model, request.workload, seat.rank, device, communicators, request.timeout_s, computing
+            model,
+            request.workload,
+            seat.rank,
+            device,
+            communicators,
+            request.timeout_s,
+            computing,
+            passes,
         ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work=StepWork.of(model.program.plan, model.graph, model.train),

@@ -135,6 +135,7 @@ class Trainer:
         self._stack = stack
         self._training: Training = assemble(request, environment, device, stop, clock, callbacks)
         self._has_ended = False
+        stack.callback(self._training.evaluator.close)
 
     def __iter__(self) -> Iterator[Step]:
         """Train what is left of the steps, and hand each one out.
@@ -214,7 +215,7 @@ class Trainer:
 
         Args:
             task: its name.
-            dataset: map-style, items as the task is trained on; its `eval_dataset` if None.
+            dataset: map-style or a stream, items as the task is trained on; its `eval_dataset` if None.
 
         Raises:
             UsageError: there is no such task, or no dataset to evaluate it on.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,16 @@ from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples
+from spindle_cli.runtime.evaluating.data import counts_of, fields_of, load
 from spindle_cli.runtime.evaluating.gathering import Results
 from spindle_cli.runtime.evaluating.measures import measured
-from spindle_cli.runtime.evaluating.passes import Fields, present
 from spindle_cli.runtime.evaluating.prepared import Prepared, Preparing
 from spindle_cli.runtime.evaluating.untouched import untouched
+from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
-from spindle_cli.runtime.step.compute import LocalSlice
-from spindle_cli.workload.evaluated.in_order import InOrder
+from spindle_cli.workload.data.kind import is_stream
+from spindle_cli.workload.evaluated.in_order import InOrder, Pass, StreamInOrder, require_fields
+from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import share_of_samples
 from spindle_cli.workload.training.precision import computing
 
@@ -46,12 +48,16 @@ class Evaluator:
         communicators: Communicators,
         timeout_s: float,
         around: Callable[[], AbstractContextManager[None]],
+        passes: Mapping[str, NodePasses],
     ) -> None:
-        """`source`: of the workload. `around`: what passes run in besides autocast."""
+        """`source`: of the workload. `around`: what passes run in besides autocast. `passes`: by task, over
+        data that other processes read.
+        """
         self._model = model
         self._rank = rank
         self._device = device
         self._around = around
+        self._passes = passes
         self._preparing = Preparing(
             model, source, rank, device, communicators, timeout_s, computing=self._computing
         )
@@ -70,9 +76,15 @@ class Evaluator:
         with untouched(self._roots, self._device):
             for name in self.tasks:
                 fields = self._prepare(name).graph.fields
-                task = self._task(name)
-                data = self._data(task, task.eval_dataset)
-                data.rows(0, 0, 1, tuple(fields))
+                first = self._data(self._task(name), None).first()
+                if first is None:
+                    raise _empty(name)
+                require_fields(name, fields, fields, first.rows(0, 1, tuple(fields)))
+
+    def close(self) -> None:
+        """Take no more data; whoever reads them ends."""
+        for passes in self._passes.values():
+            passes.close()
 
     @property
     def _roots(self) -> list[nn.Module]:
@@ -80,16 +92,19 @@ class Evaluator:
         graph = self._model.graph
         return [task.root for task in (*graph.tasks.values(), *graph.evaluations.values())]
 
-    def _data(self, task: Any, dataset: Any) -> InOrder:
-        fields = self._prepare(task.name).graph.fields
-        taken = dataclasses.replace(task, dataset=dataset)
-        return InOrder(taken, dataset, self._model.train.seed, fields)
+    def _data(self, task: Any, dataset: Any) -> Pass:
+        """`dataset`: None: the task's own."""
+        if dataset is None and task.name in self._passes:
+            return self._passes[task.name]
+        taken = dataclasses.replace(task, dataset=task.eval_dataset if dataset is None else dataset)
+        kind = StreamInOrder if is_stream(taken) else InOrder
+        return kind(taken, self._model.train.seed)
 
     def evaluate(self, name: str, dataset: Any, step: int) -> Evaluation:
         """Evaluate a task, after so many steps, whose parameters are in place; collective.
 
         Args:
-            dataset: map-style; None: the task's own.
+            dataset: map-style or a stream, read by this thread; None: the task's own.
 
         Raises:
             UsageError: there is no such task, or it has no dataset to be evaluated on.
@@ -98,8 +113,7 @@ class Evaluator:
             RunFailedError: a metric fails.
         """
         task = self._task(name)
-        chosen = task.eval_dataset if dataset is None else dataset
-        if chosen is None:
+        if dataset is None and task.eval_dataset is None:
             raise UsageError(
                 f"task {name!r}: there is no dataset to evaluate it on",
                 hint="Give the task an eval_dataset, or evaluate() a dataset.",
@@ -107,13 +121,12 @@ class Evaluator:
         began_s = time.perf_counter()
         with untouched(self._roots, self._device):
             prepared = self._prepare(name)
-            data = self._data(task, chosen)
-            loss, gathered = self._run(prepared, data)
+            num_samples, loss, gathered = self._run(prepared, self._data(task, dataset))
             metrics = measured(prepared.graph, gathered)  # which may draw random numbers
         return Evaluation(
             step=step,
             task=name,
-            num_samples=data.num_samples,
+            num_samples=num_samples,
             loss=loss,
             metrics=metrics,
             seconds=time.perf_counter() - began_s,
@@ -133,73 +146,29 @@ class Evaluator:
         known = ", ".join(task.name for task in tasks)
         raise UsageError(f"there is no task {name!r} to evaluate", hint=f"The tasks are {known}.")
 
-    def _run(self, prepared: Prepared, data: InOrder) -> tuple[float, dict[str, Tensor] | None]:
-        """The loss, on every rank, and on rank 0 what was gathered of all samples."""
+    def _run(self, prepared: Prepared, data: Pass) -> tuple[int, float, dict[str, Tensor] | None]:
+        """How many samples there were and the loss, on every rank; on rank 0 what was gathered of them."""
         graph, is_mean = prepared.graph, prepared.graph.task.reduction == "mean"
-        if graph.decided and data.num_samples % graph.task.batch_size:
-            raise WorkloadError(
-                f"task {graph.task.name!r}: its forward decides by the size of the batch ({graph.decided[0]})"
-                f", and the last batch of {data.num_samples} samples is not full",
-                hint=f"Evaluate it on a multiple of {graph.task.batch_size} samples.",
-            )
         results = Results(graph, prepared.wiring, self._rank, self._device, self._model.dtype)
         total = torch.zeros(1, dtype=torch.float64, device=self._device)
-        for number in range(data.num_batches):
-            size = data.size(number)
-            loaded = self._load(prepared, data, number)
-            counts = self._counts(prepared, loaded, size)
+        num_samples = 0
+        for read in data.batches():
+            size = read.size
+            _require_full(graph, size)
+            loaded = load(prepared, read)
+            counts = counts_of(prepared, loaded, size, self._device)
             arguments = partial(_loss_arguments, size, counts)
-            batch = prepared.passes.run(size, self._fields_of(prepared, loaded), arguments)
+            fields = fields_of(prepared, loaded, self._device, self._model.dtype)
+            batch = prepared.passes.run(size, fields, arguments)
             if batch.loss is not None:
                 total += batch.loss * (size if is_mean else 1)
             results.gather(batch, size)
+            num_samples += size
+        if num_samples == 0:
+            raise _empty(graph.task.name)
         dist.all_reduce(total)
-        loss = total.item() / (data.num_samples if is_mean else 1)
-        return loss, results.whole() if self._rank == 0 else None
-
-    def _load(self, prepared: Prepared, data: InOrder, number: int) -> dict[Samples, dict[str, Tensor]]:
-        """What this rank's slices read of a batch, by samples, on the host."""
-        size = data.size(number)
-        wanted: dict[Samples, dict[str, None]] = {}
-        for local in prepared.slices.values():
-            there = present(local.samples, size)
-            if local.wired.fields and there[0] < there[1]:
-                wanted.setdefault(there, {}).update(dict.fromkeys(local.wired.fields))
-        return {there: data.rows(number, *there, tuple(names)) for there, names in wanted.items()}
-
-    def _fields_of(self, prepared: Prepared, loaded: dict[Samples, dict[str, Tensor]]) -> Fields:
-        dtype, specs = self._model.dtype, prepared.graph.fields
-
-        def none_of(name: str) -> Tensor:
-            return torch.empty((0, *specs[name].shape[1:]), dtype=specs[name].dtype)
-
-        def fields(samples: Samples, names: Sequence[str]) -> dict[str, Tensor]:
-            held = loaded.get(samples) or {name: none_of(name) for name in names}
-            return {
-                name: held[name].to(
-                    self._device, dtype if dtype is not None and held[name].is_floating_point() else None
-                )
-                for name in names
-            }
-
-        return fields
-
-    def _counts(
-        self, prepared: Prepared, loaded: dict[Samples, dict[str, Tensor]], size: int
-    ) -> Sequence[Tensor]:
-        """What the loss counts of a batch, over all ranks."""
-        shares = prepared.graph.loss_shares
-        if shares.num_counts == 0:
-            return ()
-        total = torch.zeros(shares.num_counts, dtype=torch.float64)
-        for local in prepared.slices.values():
-            there = present(local.samples, size)
-            if prepared.counter is not None and _speaks(local) and there[0] < there[1]:
-                share = share_of_samples(there[1] - there[0], size, 1)
-                total += prepared.counter.count(loaded[there], share)
-        total = total.to(self._device)
-        dist.all_reduce(total)
-        return total.unbind()
+        loss = total.item() / (num_samples if is_mean else 1)
+        return num_samples, loss, results.whole() if self._rank == 0 else None
 
     def _prepare(self, name: str) -> Prepared:
         if name not in self._prepared:
@@ -207,8 +176,17 @@ class Evaluator:
         return self._prepared[name]
 
 
-def _speaks(local: LocalSlice) -> bool:
-    return local.wired.loss_shares is not None and local.is_first
+def _require_full(graph: TaskGraph, size: int) -> None:
+    if graph.decided and size != graph.task.batch_size:
+        raise WorkloadError(
+            f"task {graph.task.name!r}: its forward decides by the size of the batch ({graph.decided[0]})"
+            f", and the last batch of the dataset to evaluate it on has {size} samples",
+            hint=f"Evaluate it on a multiple of {graph.task.batch_size} samples.",
+        )
+
+
+def _empty(task: str) -> WorkloadError:
+    return WorkloadError(f"task {task!r}: the dataset to evaluate it on is empty", hint="Give it samples.")
 
 
 def _loss_arguments(size: int, counts: Sequence[Tensor], there: Samples) -> Sequence[Any]:

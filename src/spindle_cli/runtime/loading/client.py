@@ -63,6 +63,14 @@ class NodeBatches:
             assert self._held is not None
             return self._held[1].rows(first, last, fields)
 
+    def size(self, step: int) -> int:
+        """Samples of a batch; 0: it has no fields. Raises what `rows` raises."""
+        with self._lock:
+            if self._held is None or self._held[0] != step:
+                self._ask(step)
+            assert self._held is not None
+            return min((field.shape[0] for field in self._held[1].fields), default=0)
+
     def rows_without_draws(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
     ) -> dict[str, Tensor]:

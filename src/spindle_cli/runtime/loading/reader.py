@@ -25,7 +25,8 @@ from spindle_cli.runtime.loading.shelf import ClosedError, Loaded, Shelf
 from spindle_cli.units import format_seconds
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.loaders import LoaderWorkers, read_by_index, read_stream
-from spindle_cli.workload.data.streams import Make
+from spindle_cli.workload.data.streams import Make, StreamPass
+from spindle_cli.workload.evaluated.in_order import InOrder
 from spindle_cli.workload.settings.loader import Loading
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
@@ -41,6 +42,8 @@ class Reading:
         room: batches that are ready before they are taken.
         state: where a stream is to begin: behind the batch before the first of `numbers`; None: at its
             beginning, so that what was trained on before has to be read again.
+        evaluates: one pass over the data after another is read, in its order, each with its last smaller
+            batch and behind that one without a field; batches are numbered through all passes.
     """
 
     task: Task | FlowTask
@@ -50,6 +53,7 @@ class Reading:
     takers: int
     room: int
     state: dict[str, Any] | None = None
+    evaluates: bool = False
 
 
 def start_reader(reading: Reading, listener: socket.socket) -> int:
@@ -107,6 +111,9 @@ def _load(reading: Reading, workers: LoaderWorkers) -> Iterator[Loaded | Failure
             return Failure.of(task.name, error)
 
     make: Make[PackedBatch | Failure] = load
+    if reading.evaluates:
+        yield from _passes(reading, make, workers)
+        return
     if not is_stream(task):
         batches = Batches(task, reading.seed, one_shape=False)  # whoever takes them looks at their shapes
         by_index: Iterator[PackedBatch | Failure] = read_by_index(
@@ -122,6 +129,30 @@ def _load(reading: Reading, workers: LoaderWorkers) -> Iterator[Loaded | Failure
         _skip(task, stream, reading.numbers.start)
     for _, (made, state) in zip(reading.numbers, stream, strict=False):
         yield made if isinstance(made, Failure) else Loaded(made, state)
+
+
+def _passes(
+    reading: Reading, make: Make[PackedBatch | Failure], workers: LoaderWorkers
+) -> Iterator[Loaded | Failure]:
+    while True:
+        for made in _one_pass(reading, make, workers):
+            yield made if isinstance(made, Failure) else Loaded(made, None)
+        yield Loaded(PackedBatch.of({}), None)
+
+
+def _one_pass(
+    reading: Reading, make: Make[PackedBatch | Failure], workers: LoaderWorkers
+) -> Iterator[PackedBatch | Failure]:
+    if is_stream(reading.task):  # one after the other: workers would each have a last smaller batch
+        stream: StreamPass[PackedBatch | Failure]
+        stream = StreamPass(reading.task, reading.seed, 0, make, keeps_rest=True)
+        for piece in stream:
+            yield piece.made
+        return
+    data = InOrder(reading.task, reading.seed)
+    by_index: Iterator[PackedBatch | Failure]
+    by_index = read_by_index(data, range(data.num_batches), reading.loading, make, workers)
+    yield from by_index
 
 
 def _skip(

@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from spindle_cli.errors import InputError
 from spindle_cli.runtime.loading.client import NodeBatches
+from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.loading.reader import Reading, start_reader
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.file import TrainSettings
@@ -22,6 +23,7 @@ from spindle_cli.workload.training.batches import SampleShape
 from spindle_cli.workload.types import FlowTask, Task
 
 _BACKLOG = 1024
+_ENDLESS = 2**62  # batches
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ def start_loaders(
     place: Place,
     states: Mapping[str, Any],
     shapes: Mapping[str, Mapping[str, SampleShape]],
+    *,
+    evaluates: bool = False,
 ) -> dict[str, NodeBatches]:
     """Where this rank gets the batches of the tasks that it takes samples of; collective.
 
@@ -59,6 +63,7 @@ def start_loaders(
         numbers: of the batches of the run.
         states: of streams, to go on from.
         shapes: by task, those of one sample of each field (`SampleShapes`).
+        evaluates: see `Reading`.
 
     Raises:
         InputError: a stream was read by another number of workers.
@@ -81,18 +86,35 @@ def start_loaders(
                 # Ranks are a few batches apart, and a step's at most.
                 room=max(1, loading.workers) * loading.prefetch + 2 * train.accumulate + 4,
                 state=_state_of(task, states, loading.workers),
+                evaluates=evaluates,
             )
             listener, addresses[task.name] = _listen()
             children[task.name] = start_reader(reading, listener)
             listener.close()
     told = _gathered((place.first_of_node, addresses))
     return {
-        name: NodeBatches(name, address, children.get(name), shapes[name])
+        name: NodeBatches(name, address, children.get(name), shapes.get(name))
         for node, found in told
         if node == place.first_of_node
         for name, address in found.items()
         if name in wanted
     }
+
+
+def start_evaluation_loaders(
+    tasks: Collection[Task | FlowTask], train: TrainSettings, place: Place
+) -> dict[str, NodePasses]:
+    """Where this rank gets the data of the tasks' evaluations that are read apart; every rank takes all of
+    them, to know where they end. Collective.
+
+    Raises:
+        WorkloadError: a task has no dataset that can be read.
+    """
+    given = [replace(task, dataset=task.eval_dataset) for task in tasks if task.eval_dataset is not None]
+    apart = [task for task in given if loads_apart(task, train)]
+    wanted = {task.name for task in apart}
+    found = start_loaders(apart, train, wanted, range(_ENDLESS), place, {}, {}, evaluates=True)
+    return {name: NodePasses(batches) for name, batches in found.items()}
 
 
 def _takers(wanted: set[str], place: Place) -> dict[str, tuple[int, ...]]:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.data.state_json import from_json, to_json
 from spindle_cli.workload.data.streams import Make, StreamPass
 from spindle_cli.workload.settings.loader import Loading
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task
 
 if TYPE_CHECKING:
@@ -30,8 +30,18 @@ class LoaderWorkers:
         self.processes: list[BaseProcess] = []
 
 
+class Numbered(Protocol):
+    """Batches of a map-style dataset, by number."""
+
+    @property
+    def task(self) -> Task | FlowTask: ...
+
+    def rows(self, number: int, first: int, last: int, /) -> dict[str, Tensor]:
+        """Samples [first, last) of a batch."""
+
+
 def read_by_index(
-    batches: Batches, numbers: range, loading: Loading, make: Make[T], workers: LoaderWorkers | None = None
+    batches: Numbered, numbers: range, loading: Loading, make: Make[T], workers: LoaderWorkers | None = None
 ) -> Iterator[T]:
     """What is made of each of these batches of a map-style dataset, in order."""
     yield from _started(_loader(_Numbered(batches, make), loading, workers, sampler=numbers), workers)
@@ -107,7 +117,7 @@ def _ended(task: Task | FlowTask, epoch: int) -> WorkloadError:
 class _Numbered(Dataset[T]):
     """Batches of a map-style dataset as its items."""
 
-    def __init__(self, batches: Batches, make: Make[T]) -> None:
+    def __init__(self, batches: Numbered, make: Make[T]) -> None:
         self._batches = batches
         self._make = make
 

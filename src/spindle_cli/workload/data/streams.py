@@ -45,15 +45,19 @@ class Piece(Generic[T]):
 
 
 class StreamPass(IterableDataset[Piece[T]]):
-    """One pass over a task's stream, batch by batch; samples that fill no batch at its end are left out.
+    """One pass over a task's stream, batch by batch. Samples that fill no batch at its end are left out, or
+    (`keeps_rest`) are a smaller one.
 
     Its state says how many samples it has asked for, and has that of the dataset or of its iterator where
     they have `state_dict` and `load_state_dict`. To go on without one, as many samples are read and left.
     """
 
-    def __init__(self, task: Task | FlowTask, seed: int, epoch: int, make: Make[T]) -> None:
+    def __init__(
+        self, task: Task | FlowTask, seed: int, epoch: int, make: Make[T], *, keeps_rest: bool = False
+    ) -> None:
         self._task = task
         self._epoch = epoch
+        self._keeps_rest = keeps_rest
         self._make = make
         self._reads = SeededCalls(seed, task.name, "stream", epoch)
         self._collates = SeededCalls(seed, task.name, "stream batch", epoch)
@@ -85,6 +89,8 @@ class StreamPass(IterableDataset[Piece[T]]):
                 items: list[Any] = []
                 while len(items) < self._task.batch_size:
                     item = self._next(samples, worker, asked)
+                    if item is _END and items and self._keeps_rest:
+                        break
                     if item is _END:
                         return None
                     asked += 1

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.data.streams import StreamPass
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.training.absent import filled
 from spindle_cli.workload.training.batches import collate, num_samples
@@ -17,77 +18,156 @@ from spindle_cli.workload.training.item_draws import SeededCalls, generators_kep
 from spindle_cli.workload.types import FlowTask, Task
 
 
+class ReadBatch(Protocol):
+    """A batch of so many samples: the task's `batch_size`, and of the last one what is left."""
+
+    @property
+    def size(self) -> int: ...
+
+    def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
+        """Samples [first, last), collated; of the named fields those that there are."""
+
+
+class Pass(Protocol):
+    """A task's data for an evaluation."""
+
+    def batches(self) -> Iterator[ReadBatch]:
+        """All of it, from its first sample to its last."""
+
+    def first(self) -> ReadBatch | None:
+        """The first batch, before anything is evaluated; None: there is no sample."""
+
+
 class InOrder:
-    """Batches of a task's `batch_size` in the dataset's order; the last may have fewer samples.
+    """A map-style dataset, batch by batch in its order, of which only the rows that are asked for are read.
 
     What an item draws follows from the seed and its index, in every evaluation alike.
     """
 
-    def __init__(self, task: Task | FlowTask, dataset: Any, seed: int, fields: dict[str, ValueSpec]) -> None:
-        """`task`: with `dataset` in place of its own. `fields`: as it was trained with.
+    def __init__(self, task: Task | FlowTask, seed: int) -> None:
+        """`task`: with the dataset that it is evaluated on as its own.
 
         Raises:
-            WorkloadError: the dataset is not map-style, or has no samples.
+            WorkloadError: the dataset is not map-style.
         """
-        self._task = task
-        self._dataset = dataset
-        self._fields = fields
+        self.task = task
         self._reads = SeededCalls(seed, task.name, "sample")
         self._collates = SeededCalls(seed, task.name, "batch")
         self.num_samples = num_samples(task)
-        if self.num_samples == 0:
-            raise WorkloadError(
-                f"task {task.name!r}: the dataset to evaluate it on is empty", hint="Give it samples."
-            )
 
     @property
     def num_batches(self) -> int:
         """The last may not be full."""
-        return -(-self.num_samples // self._task.batch_size)
+        return -(-self.num_samples // self.task.batch_size)
+
+    def batches(self) -> Iterator[ReadBatch]:
+        """See `Pass`."""
+        for number in range(self.num_batches):
+            yield _Numbered(self, number)
+
+    def first(self) -> ReadBatch | None:
+        """See `Pass`."""
+        return next(self.batches(), None)
 
     def size(self, number: int) -> int:
         """Samples of a batch."""
-        return min(self._task.batch_size, self.num_samples - number * self._task.batch_size)
+        return min(self.task.batch_size, self.num_samples - number * self.task.batch_size)
 
-    def rows(self, number: int, first: int, last: int, fields: Collection[str]) -> dict[str, Tensor]:
-        """Samples [first, last) of a batch, collated; only the named fields.
+    def rows(self, number: int, first: int, last: int) -> dict[str, Tensor]:
+        """Samples [first, last) of a batch, as far as there are, collated.
 
         Raises:
-            WorkloadError: items cannot be collated, or have other fields or shapes than those trained on.
+            WorkloadError: items cannot be collated.
             Exception: whatever the dataset raised, with a note of the samples.
         """
-        whole = self._task.collate is not None  # it may pad, or mix samples
-        begin = number * self._task.batch_size
-        start, stop = (0, self.size(number)) if whole else (first, last)
+        whole = self.task.collate is not None  # it may pad, or mix samples
+        begin = number * self.task.batch_size
+        start, stop = (0, self.size(number)) if whole else (first, min(last, self.size(number)))
         with generators_kept():
             try:
                 items = [self._item(index) for index in range(begin + start, begin + stop)]
-                batch = self._collates.call(partial(collate, self._task, items), 0, number)
+                batch = self._collates.call(partial(collate, self.task, items), 0, number)
             except Exception as error:
                 error.add_note(
                     f"while loading samples {begin + start} to {begin + stop - 1} of the dataset that task "
-                    f"{self._task.name!r} is evaluated on"
+                    f"{self.task.name!r} is evaluated on"
                 )
                 raise
-        found = {name: self._checked(name, batch) for name in fields}
-        return {name: field[first:last] for name, field in found.items()} if whole else found
+        return {name: field[first:last] for name, field in batch.items()} if whole else batch
 
     def _item(self, index: int) -> Any:
-        item = self._reads.call(partial(operator.getitem, self._dataset, index), 0, index)
-        return filled(self._task.name, self._task.absent, item)
+        item = self._reads.call(partial(operator.getitem, self.task.dataset, index), 0, index)
+        return filled(self.task.name, self.task.absent, item)
 
-    def _checked(self, name: str, batch: dict[str, Tensor]) -> Tensor:
-        task, wanted = self._task.name, self._fields[name]
-        if name not in batch:
+
+class StreamInOrder:
+    """A stream, read whole by this process; what it draws is the same in every evaluation."""
+
+    def __init__(self, task: Task | FlowTask, seed: int) -> None:
+        """`task`: with the dataset that it is evaluated on as its own."""
+        self._task = task
+        self._seed = seed
+
+    def batches(self) -> Iterator[ReadBatch]:
+        """See `Pass`."""
+        for batch in stream_batches(self._task, self._seed):
+            yield _Held(batch)
+
+    def first(self) -> ReadBatch | None:
+        """See `Pass`."""
+        return next(self.batches(), None)
+
+
+def stream_batches(task: Task | FlowTask, seed: int) -> Iterator[dict[str, Tensor]]:
+    """The batches of one pass over a stream; the last has what is left."""
+    passing = StreamPass(task, seed, 0, lambda read: read(), keeps_rest=True)
+    return (piece.made for piece in passing)
+
+
+def require_fields(
+    task: str, wanted: Mapping[str, ValueSpec], names: Collection[str], found: Mapping[str, Tensor]
+) -> None:
+    """Refuse data that are other than what a task is traced with.
+
+    Raises:
+        WorkloadError: a field is missing, or has another shape or kind of numbers.
+    """
+    for name in names:
+        if name not in found:
             raise WorkloadError(
                 f"task {task!r}: the dataset to evaluate it on gives no field {name!r}",
                 hint="Its items need the fields of the dataset that the task is trained on.",
             )
-        shape = tuple(batch[name].shape[1:])
-        if shape != wanted.shape[1:] or batch[name].is_floating_point() != wanted.dtype.is_floating_point:
+        spec, field = wanted[name], found[name]
+        shape = tuple(field.shape[1:])
+        if shape != spec.shape[1:] or field.is_floating_point() != spec.dtype.is_floating_point:
             raise WorkloadError(
                 f"task {task!r}: field {name!r} of the dataset to evaluate it on has shape {shape} and dtype "
-                f"{batch[name].dtype} for a sample; it is trained on {wanted.shape[1:]} and {wanted.dtype}",
+                f"{field.dtype} for a sample; it is trained on {spec.shape[1:]} and {spec.dtype}",
                 hint="Pad, crop or convert it to what the task is trained on.",
             )
-        return batch[name]
+
+
+class _Numbered:
+    """A batch of a map-style dataset."""
+
+    def __init__(self, data: InOrder, number: int) -> None:
+        self._data, self._number = data, number
+        self.size = data.size(number)
+
+    def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
+        """See `ReadBatch`."""
+        found = self._data.rows(self._number, first, last)
+        return {name: found[name] for name in fields if name in found}
+
+
+class _Held:
+    """A batch that is there."""
+
+    def __init__(self, batch: Mapping[str, Tensor]) -> None:
+        self._batch = batch
+        self.size = min((len(field) for field in batch.values()), default=0)
+
+    def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
+        """See `ReadBatch`."""
+        return {name: self._batch[name][first:last] for name in fields if name in self._batch}
