@@ -49,6 +49,32 @@ def test_rows_of_uneven_shares_are_gathered_in_the_order_of_the_shares(
         assert member(share).gather(own, PER_SHARE).tolist() == [[1], [2], [3], [4]]
 
 
+def test_rows_of_uneven_shares_of_ascending_ranks_have_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares of one row and two: what fills the first one up is left out, forward and back."""
+    sent: list[Tensor] = []
+    filled_up, group = torch.tensor([[1.0], [0.0], [2.0], [3.0]]), TensorGroup((0, 1), 0, CPU)
+    monkeypatch.setattr(tensor_group, "_all_gather", lambda every, own, group: every.copy_(filled_up))
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+    monkeypatch.setattr(tensor_group, "_reduce_scatter", lambda own, laid, group: sent.append(laid))
+    group.join(object())  # type: ignore[arg-type]
+    assert group.gather(torch.tensor([[1.0]]), (1, 2)).tolist() == [[1], [2], [3]]
+    assert len(group.scatter_sum(torch.tensor([[1.0], [2.0], [3.0]]), (1, 2))) == 1
+    assert sent[0].tolist() == filled_up.tolist()
+
+
+def test_even_shares_go_in_the_order_of_the_shares_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has the first share."""
+    sent: list[Tensor] = []
+    of_ranks, group = torch.tensor([[5.0], [6.0]]), TensorGroup((1, 0), 0, CPU)
+    monkeypatch.setattr(tensor_group, "_all_gather", lambda every, own, group: every.copy_(of_ranks))
+    monkeypatch.setattr(dist, "get_backend", lambda _: "nccl")
+    monkeypatch.setattr(tensor_group, "_reduce_scatter", lambda own, laid, group: sent.append(laid))
+    group.join(object())  # type: ignore[arg-type]
+    assert group.gather(torch.tensor([[6.0]]), (1, 1)).tolist() == [[6], [5]]
+    group.scatter_sum(torch.tensor([[6.0], [5.0]]), (1, 1))
+    assert sent[0].tolist() == of_ranks.tolist()
+
+
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_every_share_gets_the_sum_of_its_own_rows(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Share k brings 10 ** k times the rows 1, 2, 3, 4."""

@@ -80,7 +80,8 @@ def equal_labels(m: Any, a: Tensor, b: Tensor) -> Tensor:
 def smoothed(m: Any, a: Tensor, b: Tensor) -> Tensor:
     logits = m.scale.exp() * normalize(a) @ normalize(b).T
     loss = nn.CrossEntropyLoss(label_smoothing=0.1)
-    return (loss(logits, own(logits)) + loss(logits.T, own(logits))) / 2
+    both: Tensor = loss(logits, own(logits)) + loss(logits.T, own(logits))
+    return both / 2
 
 
 def with_soft_targets(m: Any, a: Tensor, b: Tensor) -> Tensor:
@@ -118,7 +119,22 @@ def weighted(m: Any, a: Tensor, b: Tensor) -> Tensor:
     return (cross_entropy(pairs, own(pairs), reduction="none") * weight).mean()
 
 
+def of_view(m: Any, a: Tensor, b: Tensor) -> Tensor:
+    """Of one view of each sample: the other view against all other samples' views."""
+    others = (m.scale * a @ a.T).masked_fill(torch.eye(len(a), dtype=torch.bool), -math.inf)
+    across = m.scale * a @ b.T
+    loss: Tensor = (torch.logaddexp(across.logsumexp(1), others.logsumexp(1)) - across.diagonal()).mean()
+    return loss
+
+
+def views_apart(m: Any, a: Tensor, b: Tensor) -> Tensor:
+    """NT-Xent (SimCLR) of two views that are not put into one batch."""
+    a, b = normalize(a), normalize(b)
+    return (of_view(m, a, b) + of_view(m, b, a)) / 2
+
+
 SPLIT: dict[str, Loss] = {
+    "two views apart": views_apart,
     "clip": clip,
     "open_clip": open_clip,
     "siglip": siglip,
@@ -154,8 +170,9 @@ SPLIT: dict[str, Loss] = {
 
 
 def two_views(m: Any, a: Tensor, b: Tensor) -> Tensor:
-    z = normalize(torch.cat([a, b]))
-    pairs, n = z @ z.T, len(a)
+    """NT-Xent as it is often written."""
+    z, n = normalize(torch.cat([a, b])), len(a)
+    pairs = (m.scale * z @ z.T).masked_fill(torch.eye(2 * n, dtype=torch.bool), -math.inf)
     return cross_entropy(pairs, torch.cat([torch.arange(n) + n, torch.arange(n)]))
 
 

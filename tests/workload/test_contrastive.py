@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from spindle_cli.workload.pairs.record import record
 from spindle_cli.workload.rules.states import MixesError
 from spindle_cli.workload.types import Task, Workload
 
-from .contrasts import BATCH, SPLIT, WHOLE, Loss, clip, task_of, two_views
+from .contrasts import BATCH, SPLIT, WHOLE, Loss, clip, task_of, two_views, views_apart
 
 CUTS = ((0, 1, BATCH), (0, 3, 4, BATCH), (0, BATCH))
 BATCHES = 2  # of a step
@@ -134,6 +135,14 @@ def test_a_named_operator_is_split_and_says_why_it_cannot_be() -> None:
     assert whole.coupled and not whole.contrasts
     assert whole.coupled_because.startswith("it is named as contrastive, but it cannot be split: it compares")
     assert "contrasts.py" in whole.coupled_because
+
+
+def test_two_views_in_one_batch_are_told_the_way_out_which_computes_the_same() -> None:
+    said = task_of(two_views).ops[-1].coupled_because or ""
+    assert "as a comparison of samples neither: it compares what is no single row for each sample" in said
+    assert "contrasts.py" in said and "torch.logaddexp" in said
+    module, (a, b) = SimpleNamespace(scale=torch.tensor(1.3)), torch.randn(2, BATCH, 4, dtype=torch.float64)
+    torch.testing.assert_close(two_views(module, a, b), views_apart(module, a, b), rtol=1e-12, atol=1e-13)
 
 
 def test_a_listed_operator_stays_whole() -> None:

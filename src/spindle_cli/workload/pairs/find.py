@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.pairs.follow import Argument
+from spindle_cli.workload.pairs.judged import NO_ROW
 from spindle_cli.workload.pairs.recipe import make_recipe
 from spindle_cli.workload.pairs.record import record
 from spindle_cli.workload.pairs.steps import Gather
@@ -21,6 +22,11 @@ from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.types import Workload
 
 NAMED = "it is named as contrastive, but it cannot be split: {why}"
+# Said of a loss that nobody has named too, where it is known to compare samples in another way.
+_TWO_VIEWS = (
+    "{before}; as a comparison of samples neither: {why}. Two views of a sample are compared as two tensors, "
+    "not joined by torch.cat: torch.logaddexp of the logsumexp of each, as docs/workloads.md shows"
+)
 _COUNTS = "its loss is also a mean over what counts"
 _WHOLE = "it takes a value that is not one per sample from another operator"
 _NO_PAIRS = "it compares no samples with each other"
@@ -50,7 +56,7 @@ class PairVerdicts:
 
 def split_pairs(task: TaskGraph, workload: Workload, verdicts: PairVerdicts) -> TaskGraph:
     """A task with its loss as one that is split, where that is contrastive. Where the workload names it as
-    that and it cannot be split, its reason says why.
+    that and it cannot be split, its reason says why; so it does where it joins two views.
     """
     loss = task.ops[-1]
     if not loss.coupled or loss.coupled_because is None or task.task.batch_size < 2:
@@ -58,10 +64,12 @@ def split_pairs(task: TaskGraph, workload: Workload, verdicts: PairVerdicts) -> 
     why = verdicts.why_not(task, loss)
     if why is None:
         found = replace(loss, coupled=False, coupled_because=None, contrasts=True)
-    elif loss.target is None or not isinstance(task.root.get_submodule(loss.target), workload.contrastive):
-        return task
-    else:
+    elif loss.target is not None and isinstance(task.root.get_submodule(loss.target), workload.contrastive):
         found = replace(loss, coupled_because=NAMED.format(why=why))
+    else:
+        if not why.startswith(NO_ROW):
+            return task
+        found = replace(loss, coupled_because=_TWO_VIEWS.format(before=loss.coupled_because, why=why))
     return replace(task, ops=(*task.ops[:-1], found))
 
 
