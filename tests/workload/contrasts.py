@@ -77,6 +77,12 @@ def equal_labels(m: Any, a: Tensor, b: Tensor) -> Tensor:
     return cross_entropy(logits, same / same.sum(1, keepdim=True))
 
 
+def equal_numbers(m: Any, a: Tensor, b: Tensor) -> Tensor:
+    logits, numbers = a @ b.T * m.scale, torch.arange(len(a))
+    same = (numbers[:, None] == numbers[None, :]).to(logits.dtype)
+    return cross_entropy(logits, same) + cross_entropy(logits.T, same)
+
+
 def smoothed(m: Any, a: Tensor, b: Tensor) -> Tensor:
     logits = m.scale.exp() * normalize(a) @ normalize(b).T
     loss = nn.CrossEntropyLoss(label_smoothing=0.1)
@@ -153,6 +159,10 @@ SPLIT: dict[str, Loss] = {
     "with a penalty": lambda m, a, b: clip(m, a, b) + 0.01 * m.scale**2,
     "minus a mean of samples": lambda m, a, b: clip(m, a, b) - 0.1 * (a - b).square().mean(),
     "with itself": lambda m, a, b: (a @ a.T - b @ b.T).square().mean(),
+    "equal numbers": equal_numbers,
+    "marked columns": lambda m, a, b: (
+        -((a @ b.T - 9 * torch.eye(len(a), dtype=a.dtype)).log_softmax(0).diagonal().mean())
+    ),
     "equal labels": equal_labels,
     "smoothed labels": lambda m, a, b: cross_entropy(p := a @ b.T * m.scale, own(p), label_smoothing=0.1),
     "smoothed both ways": smoothed,
