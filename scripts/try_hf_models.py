@@ -1,6 +1,7 @@
 """Take whole models of `transformers` through analysis, check by numbers, profile, plan and verify.
 
-    python scripts/try_hf_models.py [FAMILY ...] [--no-verify] [--steps N] [--page docs/models-tried.md]
+    python scripts/try_hf_models.py [FAMILY ...] [--group NAME] [--no-verify] [--steps N]
+                                    [--page docs/models-tried.md]
 
 Each is made from a small configuration with nothing downloaded (scripts/hf_models/). Its ops are computed in
 float64 on real samples, whole and in shares, and all together against the model's own forward: the check by
@@ -24,7 +25,7 @@ from typing import Any
 
 import torch
 import transformers
-from hf_families import FAMILIES, build
+from hf_families import FAMILIES, GROUPS, build
 
 from spindle_cli.errors import SpindleError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
@@ -35,7 +36,7 @@ from spindle_cli.workload.graph import MetaOp
 HERE = Path(__file__).parent
 CLUSTER = HERE.parent / "configs" / "clusters" / "cpu-2.yaml"
 SAID = ("losses", "gradients of step 1", "final parameters")
-BEGIN, END = "<!-- tried: begin -->", "<!-- tried: end -->"
+BEGIN, END = "<!-- tried {group}: begin -->", "<!-- tried {group}: end -->"
 HEAD = (
     "| model | MetaOps; in brackets those that are not split over the batch | shares against the whole |",
     "|---|---|---|",
@@ -46,44 +47,79 @@ def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--group", choices=tuple(GROUPS), help="of families, instead of naming them")
     parser.add_argument("--no-verify", action="store_true", help="end after the check by numbers")
     parser.add_argument("--steps", type=int, default=2, help="of verify (default: %(default)s)")
-    parser.add_argument("--page", type=Path, help="write the table between this page's marks")
+    parser.add_argument("--page", type=Path, help="put the rows into this page's tables")
     given = parser.parse_args()
-    families = given.families or list(FAMILIES)
+    families = given.families or list(FAMILIES if given.group is None else GROUPS[given.group])
     rows, taken = _checked(families)
-    is_same, lines = True, [f"{len(taken)} of {len(families)} are taken ({_machine()})."]
+    is_same, said = True, None
     if not given.no_verify and taken:
         with tempfile.TemporaryDirectory() as folder:
             is_same, verified = _verified(taken, given.steps, Path(folder))
-        lines.append(f"`spindle verify --dtype float64` of {len(taken)} together: {verified}.")
-    table = [*HEAD, *rows, "", *lines]
-    print("\n".join(table))
+        said = f"`spindle verify --dtype float64` of {len(taken)} together: {verified} ({_machine()})."
+    print(
+        "\n".join(
+            [
+                *HEAD,
+                *rows.values(),
+                "",
+                f"{len(taken)} of {len(families)} are taken ({_machine()}).",
+                *([said] if said else []),
+            ]
+        )
+    )
     if given.page is not None:
-        before, rest = given.page.read_text().split(BEGIN, 1)
-        given.page.write_text("\n".join([before + BEGIN, *table, END + rest.split(END, 1)[1]]))
+        _write(given.page, rows, said)
     return 0 if is_same else 1
+
+
+def _write(page: Path, rows: dict[str, str], verified: str | None) -> None:
+    """Put rows, by family, into the tables of their groups; what was said of other families stays."""
+    text = page.read_text()
+    for group, members in GROUPS.items():
+        own = {_title(name): rows[name] for name in members if name in rows}
+        if not own:
+            continue
+        begin, end = (mark.format(group=group) for mark in (BEGIN, END))
+        before, rest = text.split(begin, 1)
+        block, after = rest.split(end, 1)
+        lines = block.strip().split("\n")
+        known = {
+            line.split(" | ")[0].removeprefix("| "): line for line in lines if line.startswith("| ")
+        } | own
+        table = [known[title] for title in map(_title, members) if title in known]
+        taken = sum("| refused: " not in row for row in table)
+        kept = [verified] if verified else [line for line in lines if line.startswith("`spindle verify")]
+        count = f"{taken} of {len(table)} are taken ({_machine()})."
+        text = "\n".join([before + begin, *HEAD, *table, "", count, *kept, end + after])
+    page.write_text(text)
+
+
+def _title(family: str) -> str:
+    return str(FAMILIES[family].__doc__).split("\n")[0].rstrip(".")
 
 
 def _machine() -> str:
     return f"torch {torch.__version__}, transformers {transformers.__version__}, {datetime.now(UTC):%Y-%m-%d}"
 
 
-def _checked(families: Sequence[str]) -> tuple[list[str], list[str]]:
+def _checked(families: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """A row for each family, and those that are taken."""
-    rows: list[str] = []
+    rows: dict[str, str] = {}
     taken: list[str] = []
     for family in families:
-        title = str(FAMILIES[family].__doc__).split("\n")[0].rstrip(".")
+        title = _title(family)
         try:
             graph = analyse(build([family]))
             (check,) = check_numbers(graph, 0, CheckSettings()).tasks
         except SpindleError as error:
-            rows.append(f"| {title} | refused: {' '.join(str(error).split()).replace('|', '/')} | |")
+            rows[family] = f"| {title} | refused: {' '.join(str(error).split()).replace('|', '/')} | |"
             continue
         taken.append(family)
         metaops = ", ".join(_described(metaop) for metaop in graph.metaops)
-        rows.append(f"| {title} | {metaops} | {_said(check)} |")
+        rows[family] = f"| {title} | {metaops} | {_said(check)} |"
     return rows, taken
 
 

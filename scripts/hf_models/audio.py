@@ -18,7 +18,7 @@ from transformers.models.whisper.modeling_whisper import WhisperDecoderLayer, Wh
 
 from hf_models.samples import CLASSES, IGNORED, LENGTH, WORDS, Family, label, padding, words
 
-_WAVE = 320
+WAVE = 320
 _MELS, _FRAMES = 8, 20
 _WHISPER: dict[str, Any] = {
     "vocab_size": WORDS,
@@ -42,12 +42,13 @@ _WHISPER: dict[str, Any] = {
 }
 
 
-def _wave(generator: Generator) -> dict[str, Tensor]:
-    return {"input_values": torch.randn(_WAVE, generator=generator), "labels": label(generator)}
+def wave(generator: Generator) -> dict[str, Tensor]:
+    """A sound and its class."""
+    return {"input_values": torch.randn(WAVE, generator=generator), "labels": label(generator)}
 
 
 def _padded_wave(generator: Generator) -> dict[str, Tensor]:
-    return {**_wave(generator), "attention_mask": padding(generator, _WAVE)}
+    return {**wave(generator), "attention_mask": padding(generator, WAVE)}
 
 
 def _spectrum(generator: Generator) -> Tensor:
@@ -64,8 +65,9 @@ def _said(generator: Generator) -> dict[str, Tensor]:
     return {"input_features": _spectrum(generator), "labels": spoken}
 
 
-def _wav2vec2_config() -> Wav2Vec2Config:
-    return Wav2Vec2Config(
+def sound_config(kind: Any = Wav2Vec2Config, **more: Any) -> Any:
+    """Of a Wav2Vec2, or of its like."""
+    return kind(
         hidden_size=16,
         num_hidden_layers=3,
         num_attention_heads=4,
@@ -83,18 +85,19 @@ def _wav2vec2_config() -> Wav2Vec2Config:
         final_dropout=0.0,
         layerdrop=0.0,
         mask_time_prob=0.0,
+        **more,
     )
 
 
 def wav2vec2() -> Family:
     """Wav2Vec2ForSequenceClassification."""
-    model = Wav2Vec2ForSequenceClassification(_wav2vec2_config())
-    return Family(model, (Wav2Vec2EncoderLayer,), _wave)
+    model = Wav2Vec2ForSequenceClassification(sound_config())
+    return Family(model, (Wav2Vec2EncoderLayer,), wave)
 
 
 def wav2vec2_padded() -> Family:
     """Wav2Vec2ForSequenceClassification on sounds of several lengths."""
-    model = Wav2Vec2ForSequenceClassification(_wav2vec2_config())
+    model = Wav2Vec2ForSequenceClassification(sound_config())
     return Family(model, (Wav2Vec2EncoderLayer,), _padded_wave)
 
 

@@ -21,8 +21,8 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLDecoderLayer, 
 from hf_models.samples import IGNORED, IMAGE, PATCH, WORDS, Family, image, padding, words
 from hf_models.vision import PICTURES
 
-_PICTURE, _START, _END = WORDS, WORDS + 1, WORDS + 2  # tokens after the words
-_LANGUAGE: dict[str, Any] = {
+PICTURE, START, END = WORDS, WORDS + 1, WORDS + 2  # tokens after the words
+LANGUAGE: dict[str, Any] = {
     "vocab_size": WORDS + 3,
     "hidden_size": 16,
     "num_hidden_layers": 3,
@@ -32,15 +32,15 @@ _LANGUAGE: dict[str, Any] = {
     "max_position_embeddings": 64,
     "use_cache": False,
 }
-_PATCHES = (IMAGE // PATCH) ** 2
-_GRID = 4  # patches of a side, four of which are one token
+PATCHES = (IMAGE // PATCH) ** 2
+GRID = 4  # patches of a side, four of which are one token
 
 
-def _told(generator: Generator, tokens: int) -> dict[str, Tensor]:
+def told(generator: Generator, tokens: int) -> dict[str, Tensor]:
     """A picture's tokens, and words about it, of which labels are given."""
     told = words(generator)
     mask = padding(generator)
-    shown = torch.full((tokens,), _PICTURE)
+    shown = torch.full((tokens,), PICTURE)
     return {
         "input_ids": torch.cat([shown, told]),
         "attention_mask": torch.cat([torch.ones_like(shown), mask]),
@@ -49,17 +49,18 @@ def _told(generator: Generator, tokens: int) -> dict[str, Tensor]:
 
 
 def _picture_told(generator: Generator) -> dict[str, Tensor]:
-    return {"pixel_values": image(generator), **_told(generator, _PATCHES)}
+    return {"pixel_values": image(generator), **told(generator, PATCHES)}
 
 
-def _patches_told(generator: Generator) -> dict[str, Tensor]:
-    patches = torch.randn(_GRID * _GRID, 3 * 2 * PATCH * PATCH, generator=generator)
-    fields = _told(generator, _GRID * _GRID // 4)
+def patches_told(generator: Generator) -> dict[str, Tensor]:
+    """Patches of a picture of one size, and words about it."""
+    patches = torch.randn(GRID * GRID, 3 * 2 * PATCH * PATCH, generator=generator)
+    fields = told(generator, GRID * GRID // 4)
     return {
         **fields,
         "pixel_values": patches,
-        "image_grid_thw": torch.tensor([1, _GRID, _GRID]),
-        "mm_token_type_ids": (fields["input_ids"] == _PICTURE).int(),
+        "image_grid_thw": torch.tensor([1, GRID, GRID]),
+        "mm_token_type_ids": (fields["input_ids"] == PICTURE).int(),
     }
 
 
@@ -67,9 +68,9 @@ def llava() -> Family:
     """LlavaForConditionalGeneration (CLIP, Llama)."""
     config = LlavaConfig(
         vision_config=CLIPVisionConfig(**PICTURES),
-        text_config=LlamaConfig(**_LANGUAGE),
-        image_token_index=_PICTURE,
-        image_seq_length=_PATCHES,
+        text_config=LlamaConfig(**LANGUAGE),
+        image_token_index=PICTURE,
+        image_seq_length=PATCHES,
     )
     return Family(LlavaForConditionalGeneration(config), (CLIPEncoderLayer, LlamaDecoderLayer), _picture_told)
 
@@ -77,12 +78,12 @@ def llava() -> Family:
 def qwen2_vl() -> Family:
     """Qwen2VLForConditionalGeneration."""
     config = Qwen2VLConfig(
-        text_config={**_LANGUAGE, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}},
+        text_config={**LANGUAGE, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}},
         vision_config={"depth": 3, "embed_dim": 16, "hidden_size": 16, "num_heads": 4, "patch_size": PATCH},
-        image_token_id=_PICTURE,
-        vision_start_token_id=_START,
-        vision_end_token_id=_END,
+        image_token_id=PICTURE,
+        vision_start_token_id=START,
+        vision_end_token_id=END,
     )
     return Family(
-        Qwen2VLForConditionalGeneration(config), (Qwen2VLVisionBlock, Qwen2VLDecoderLayer), _patches_told
+        Qwen2VLForConditionalGeneration(config), (Qwen2VLVisionBlock, Qwen2VLDecoderLayer), patches_told
     )

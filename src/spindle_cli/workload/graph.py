@@ -29,6 +29,8 @@ class ValueSpec:
             producer is never split, or each of its shares has a copy).
         rows_per_sample: size of that dimension over the batch size (2 if two rows belong to each sample).
         requires_grad: whether a gradient flows back through it.
+        row: of a field that is taken as the same in every sample, since its values are read: a sample's
+            entries, in order.
     """
 
     name: str
@@ -37,6 +39,7 @@ class ValueSpec:
     batch_dim: int | None
     rows_per_sample: int
     requires_grad: bool
+    row: tuple[int, ...] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -213,9 +216,19 @@ class WorkloadGraph:
 
     @cached_property
     def notes(self) -> tuple[str, ...]:
-        """For people: MetaOps that were found to be coupled although the workload does not list them."""
-        return tuple(
+        """For people: MetaOps that were found to be coupled although the workload does not list them, and
+        fields that are taken as the same in every sample.
+        """
+        coupled = (
             f"{metaop.name} is never split over the batch: {reason}"
             for metaop in self.metaops
             if (reason := self.tasks[metaop.task].ops[metaop.ops[0]].coupled_because) is not None
         )
+        fixed = (
+            f"task {name!r}: the values of field {spec.name!r} are read by forward, so it is taken as "
+            f"{list(spec.row)} in every sample, which every step checks"
+            for name, task in self.tasks.items()
+            for spec in task.fields.values()
+            if spec.row is not None
+        )
+        return (*coupled, *fixed)

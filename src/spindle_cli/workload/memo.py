@@ -22,6 +22,7 @@ from pydantic import AfterValidator, Field, JsonValue, TypeAdapter, model_valida
 from torch import Tensor
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.workload.fixed.marks import values_of
 from spindle_cli.workload.rules.states import Batch, Mixed, Reduced, Whole
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def packed(value: Any) -> JsonValue:
         NotPortableError: there is something else in it.
     """
     if isinstance(value, Tensor):
-        if type(value).__name__ not in ("Tensor", "FakeTensor"):
+        if type(value).__name__ not in ("Tensor", "FakeTensor") or values_of(value) is not None:
             raise NotPortableError
         return {
             "tensor": list(value.shape),

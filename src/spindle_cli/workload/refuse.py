@@ -19,8 +19,8 @@ _TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = Path(__file__).parents[1]
 _OURS = f"{_PACKAGE}{os.sep}"
 _ZOO = f"{_PACKAGE / 'zoo'}{os.sep}"  # workloads like any user's
-# Every call of the user's code to torch goes through it while that code is examined.
-_BETWEEN = str(_PACKAGE / "workload" / "unread.py")
+# Every call of the user's code to torch goes through these while that code is examined.
+_BETWEEN = (str(_PACKAGE / "workload" / "unread.py"), str(_PACKAGE / "workload" / "fixed" / "marks.py"))
 # Where an analysis begins: what has called it is no part of the model.
 _ENTRY = str(_PACKAGE / "workload" / "analyse.py")
 _STDLIB = sysconfig.get_paths()["stdlib"]
@@ -52,7 +52,7 @@ def place_inside() -> str | None:
     """'file:line' of the innermost frame of the user's own code that was called, however indirectly, by this
     package's; None where torch's own code was.
     """
-    frames = (frame for frame in _frames(sys._getframe(1)) if frame[0] != _BETWEEN)
+    frames = (frame for frame in _frames(sys._getframe(1)) if frame[0] not in _BETWEEN)
     own = itertools.dropwhile(lambda frame: _is_ours(frame[0]), frames)
     return _innermost(itertools.takewhile(lambda frame: not _is_ours(frame[0]), own))
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
@@ -95,6 +96,8 @@ def _input(spec: ValueSpec, rows: int) -> Tensor:
     shape = list(spec.shape)
     if spec.batch_dim is not None:
         shape[spec.batch_dim] = rows * spec.rows_per_sample
+    if spec.row is not None:
+        return rows_of(spec.row, shape, spec.dtype)
     return torch.empty(shape, dtype=_dtype(spec.dtype))
 
 

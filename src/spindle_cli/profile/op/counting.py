@@ -30,6 +30,7 @@ from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import noting_sums
 from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.unread import Unread
 
@@ -306,4 +307,6 @@ def fake_input(spec: ValueSpec, rows: int) -> Tensor:
     shape = list(spec.shape)
     if spec.batch_dim is not None:
         shape[spec.batch_dim] = rows * spec.rows_per_sample
+    if spec.row is not None:
+        return rows_of(spec.row, shape, spec.dtype)
     return torch.empty(shape, dtype=spec.dtype).requires_grad_(spec.requires_grad)

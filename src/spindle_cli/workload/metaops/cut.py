@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.workload.autocast import copy_without_autocast
+from spindle_cli.workload.fixed.fields import is_check
 from spindle_cli.workload.graph import LossShares, Op, ValueSpec
 from spindle_cli.workload.losses.counts import SHARE
 from spindle_cli.workload.losses.expressions import Count, Writer, parts_of
@@ -84,6 +85,8 @@ class Cutter:
         if self._is_loss(op):
             pending.append(self._trace.loss)
         pending.extend(self._results.get(op, {}).values())
+        if op == 0:  # every sample goes through it
+            pending.extend(node for node in self._order if is_check(node))
         while pending:
             node = pending.pop()
             if node in own or node in taken:
@@ -169,7 +172,7 @@ class Cutter:
         part: Any = Writer(graph, copies.__getitem__, copies[SHARE], counts).write(loss.part)
         given = tuple(copies[node] for node in self._results.get(index, {}).values())
         graph.output((part, *given) if given else part)
-        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+        graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or is_check(node))
         trusted = self._labels_inside(own, fields)
         if not used:
             return LossShares(graph, all_must_count=trusted)

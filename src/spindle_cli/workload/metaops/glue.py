@@ -124,6 +124,8 @@ class _Placement:
             return
         if not self._shapes.is_tensor(node) and not self._shapes.holds_tensors(node):
             return  # a size: computed where it is used
+        if self._shapes.is_fixed(node):
+            return  # made of sizes and of fields that are the same in every sample
         producers = {self._home[source] for source in self._homed_inputs(node)}
         joins_loss = any(source in self._mixed for source in node.all_input_nodes)
         if len(producers) == 1 and producers <= self._coupled.keys() and not joins_loss:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.fixed.fields import add_checks
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.metaops.cut import Cutter
 from spindle_cli.workload.metaops.finding import Finder
@@ -62,6 +63,8 @@ def make_ops(
     name_squeezed_dims(graph, shapes)
     results = find_results(graph, shapes) if keeps_results else NO_RESULTS
     loss = find_loss(task, graph, shapes, results)
+    for check in add_checks(graph, samples):
+        shapes.values[check] = shapes.doubled[check] = None
     changes.check(task.name, root, loss, shapes, observer)
     check_rows(task.name, graph)
     operators = _operators(task, root, graph, workload)

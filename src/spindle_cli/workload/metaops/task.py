@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, fx, nn
 from torch.nn.parameter import is_lazy
@@ -11,6 +12,8 @@ from torch.nn.parameter import is_lazy
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.data.lengths import FEW, at_shapes
 from spindle_cli.workload.data.reading import first_samples
+from spindle_cli.workload.fixed.fields import SEEN, with_fixed
+from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.ops import make_ops
@@ -41,7 +44,26 @@ def analyse_task(
     """
     _check_not_lazy(task)
     samples = at_shapes(first_samples(task, FEW), shapes or {})
+    while True:
+        try:
+            return _analyse_with(task, samples, workload, finder, keeps_results=keeps_results, like=like)
+        except ReadsValuesError as error:
+            read = error.fields - set(shapes or {})
+            fixed = with_fixed(samples, read, partial(first_samples, task, SEEN))
+            if fixed is None:
+                raise
+            samples = fixed
 
+
+def _analyse_with(
+    task: Task | FlowTask,
+    samples: Mapping[str, Tensor],
+    workload: Workload,
+    finder: Finder,
+    *,
+    keeps_results: bool,
+    like: TaskGraph | None,
+) -> TaskGraph:
     def made_of(root: nn.Module, graph: fx.Graph) -> TaskGraph:
         return make_ops(task, root, graph, samples, workload, finder, keeps_results=keeps_results)
 

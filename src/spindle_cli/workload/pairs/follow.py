@@ -87,6 +87,8 @@ class Numbered(Operand):
 class PairsFollower(Follower):
     """Follows samples, pairs of them and sums over them through the tapes."""
 
+    follows_loops = False
+
     def __init__(self, sizes: tuple[int, ...], named: dict[int, str]) -> None:
         super().__init__(sizes)
         self._named = named
@@ -144,7 +146,7 @@ class PairsFollower(Follower):
         made = super()._combined(values, entries)
         if isinstance(made, Operand):
             number = self._number_of(values, entries[0])
-            return Numbered(made.state, made.shapes, made.dtype, number)
+            return Numbered(made.state, made.shapes, made.dtype, number=number)
         return made
 
     def _apply(self, entries: Sequence[Entry]) -> None:

@@ -156,6 +156,23 @@ def _put_by_mask(operand: Operand, given: Sequence[Operand], values: Operand) ->
         raise MixesError(_OTHER_SAMPLES)
 
 
+def within_samples(call: Call) -> State | None:
+    """Of self[index] and index_select, where each sample picks among its own rows by an index that is known;
+    None where it is something else.
+    """
+    operand: Operand = call["self"]
+    dim = 0 if call.name != "index_select" else positive(call["dim"], operand.ndim)
+    index = call["index"] if call.name == "index_select" else call["indices"][0]
+    alone = call.name == "index_select" or not any(call["indices"][1:])
+    if not alone or not isinstance(index, Operand) or not index.rows_within:
+        return None
+    state = operand.state
+    if not isinstance(state, Batch) or (state.dim, state.outer, state.inner) != (dim, 1, index.rows_within):
+        return None
+    return Batch(dim, 1, index.shapes[0][0] // call.sizes[0])
+
+
+BY_ROW = frozenset({"index", "index_select"})
 # May be given the samples' own numbers.
 BY_NUMBER = frozenset({"index", "index_put", "index_put_", "_embedding_bag", "_embedding_bag_forward_only"})
 RULES: dict[str, Rule] = {

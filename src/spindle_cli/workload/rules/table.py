@@ -40,6 +40,10 @@ def states_of(call: Call) -> list[State]:
     Raises:
         MixesError: it does not act on samples one by one, or nothing is known of it.
     """
+    if call.name in pick.BY_ROW:
+        within = pick.within_samples(call)
+        if within is not None:
+            return [within]
     states = [operand.state for operand in call.operands]
     mixed = next((state for state in states if isinstance(state, Mixed)), None)
     if mixed is not None:

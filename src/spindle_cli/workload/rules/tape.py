@@ -57,11 +57,17 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor among an operator's arguments: its state, and its shape for each size of the batch."""
+    """A tensor among an operator's arguments: its state, and its shape for each size of the batch.
+
+    Attributes:
+        rows_within: it holds numbers of rows, each sample's among so many of its own, the same ones for every
+            sample; 0: something else.
+    """
 
     state: State
     shapes: tuple[tuple[int, ...], ...]
     dtype: torch.dtype
+    rows_within: int = 0
 
     @property
     def ndim(self) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from spindle_cli.workload.building.attributes import Changes, watching
+from spindle_cli.workload.fixed.marks import is_fixed, state_of_values
 from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
@@ -145,6 +146,9 @@ def _result_states(follower: Follower, results: Sequence[Any], sizes: Sequence[i
     if len({len(tensors) for tensors in leaves}) > 1:
         return (Mixed("it gives other results for another size of the batch"),) * len(leaves[0])
     for tensors in zip(*leaves, strict=True):
+        if all(is_fixed(tensor) for tensor in tensors):
+            found.append(state_of_values(tensors, sizes))
+            continue
         state = follower.state_of(tensors[0])
         try:
             check_shapes(state, [tuple(tensor.shape) for tensor in tensors], sizes)
@@ -212,7 +216,7 @@ def _by_storage(module: nn.Module) -> dict[int, str]:
 
 def empty_like(item: Any, device: str) -> Any:
     """A tensor without values like another."""
-    if not isinstance(item, Tensor):
+    if not isinstance(item, Tensor) or is_fixed(item):
         return item
     made = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=device)
     if isinstance(item, nn.Parameter):

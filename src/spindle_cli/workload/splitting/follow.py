@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from spindle_cli.workload.fixed.marks import rows_within, state_of_values, values_of
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.table import states_of
 from spindle_cli.workload.rules.tape import Call, Entry, Operand, Varying, tensors_in
+from spindle_cli.workload.splitting.loops import Loops, UnlikeLoopError
 
 _OTHER_OPERATIONS = "its operations are others for another size of the batch"
 
@@ -30,6 +32,8 @@ class Follower:
         written: of those, the ones that were changed, with the place of the first change.
     """
 
+    follows_loops: ClassVar[bool] = True  # see loops.py
+
     sizes: tuple[int, ...]
     watched: Mapping[int, str] = field(default_factory=dict)
     written: dict[str, str | None] = field(default_factory=dict)
@@ -37,6 +41,7 @@ class Follower:
     _mixed_storages: dict[int, Mixed] = field(default_factory=dict)
     # By storage, the tensor through which a sum or mean over the samples was written into it.
     _summed: dict[int, int] = field(default_factory=dict)
+    _loops: Loops | None = None
 
     def give(self, tensor: Tensor, state: State) -> None:
         """Say what a tensor of the first tape is."""
@@ -44,25 +49,61 @@ class Follower:
 
     def state_of(self, tensor: Tensor) -> State:
         """Of a tensor of the first tape; what was not seen to be made is a constant."""
+        if values_of(tensor) is not None:
+            return Mixed("its values depend on how many samples the batch has")  # compared where it is used
         mixed = self._mixed_storages.get(_storage(tensor))
         if mixed is None and self._summed.get(_storage(tensor), id(tensor)) != id(tensor):
             return Mixed("a sum or mean over the batch was written into its memory")
         return mixed or self._states.get(id(tensor), WHOLE)
 
+    def _is_held(self, tensor: Tensor) -> bool:
+        return _storage(tensor) in self.watched
+
+    def _is_spoiled(self, tensor: Tensor) -> bool:
+        return _storage(tensor) in self._mixed_storages or _storage(tensor) in self._summed
+
     def follow(self, tapes: Sequence[Sequence[Entry]]) -> Mixed | None:
         """Give every tensor of the recording its state; a reason where the tapes are not alike."""
-        for entries in zip(*tapes, strict=False):
-            if any(entry.func is not entries[0].func for entry in entries):
-                return Mixed(_OTHER_OPERATIONS, entries[0].place)
+        loops = Loops(self.sizes, tapes, self.state_of, self.give, self._is_held, self._is_spoiled)
+        self._loops = loops if self.follows_loops else None
+        places = [0] * len(tapes)
+        while True:
+            places = [
+                loops.skip(at, tape, place)
+                for at, (tape, place) in enumerate(zip(tapes, places, strict=True))
+            ]
+            left = [tape[place] for tape, place in zip(tapes, places, strict=True) if place < len(tape)]
+            if not left:
+                return None
+            if len(left) < len(tapes) or any(entry.func is not left[0].func for entry in left):
+                return Mixed(_OTHER_OPERATIONS, left[0].place)
             try:
-                self._apply(entries)
+                if not self._by_sample(left):
+                    self._apply(left)
+                    loops.made(left)
             except UnlikeError:
-                return Mixed(_OTHER_OPERATIONS, entries[0].place)
-        if len({len(tape) for tape in tapes}) > 1:
-            shortest = min(map(len, tapes))
-            longest = max(tapes, key=len)
-            return Mixed(_OTHER_OPERATIONS, longest[shortest].place)
-        return None
+                return Mixed(_OTHER_OPERATIONS, left[0].place)
+            places = [place + 1 for place in places]
+
+    def _by_sample(self, entries: Sequence[Entry]) -> bool:
+        """Whether a batch is taken apart into single samples, or put together from them again.
+
+        Raises:
+            UnlikeError: something else is done with parts of single samples.
+        """
+        if self._loops is None:
+            return False
+        if self._loops.divide(entries):
+            return True
+        try:
+            joined = self._loops.join(entries)
+            if joined is not None:
+                check_shapes(joined, [entry.made[0] for entry in entries], self.sizes)
+        except (MixesError, UnlikeLoopError) as error:
+            raise UnlikeError from error
+        if joined is not None:
+            self._states[id(entries[0].result)] = joined
+        return joined is not None
 
     def _apply(self, entries: Sequence[Entry]) -> None:
         first = entries[0]
@@ -98,6 +139,11 @@ class Follower:
             raise UnlikeError
         if isinstance(first, Tensor):
             shapes = tuple(entry.given[id(value)] for entry, value in zip(entries, values, strict=True))
+            known = [values_of(value) for value in values]
+            if any(each is not None for each in known):
+                return self._known(known, shapes, first.dtype)
+            if self._loops is not None and self._loops.is_whole(values):
+                return Operand(WHOLE, shapes, first.dtype)
             return Operand(self.state_of(first), shapes, first.dtype)
         if isinstance(first, list | tuple):
             if len({len(value) for value in values}) > 1:
@@ -106,6 +152,16 @@ class Follower:
         if all(_is_same(value, first) for value in values):
             return first
         return Varying(tuple(values))
+
+    def _known(
+        self, values: Sequence[Tensor | None], shapes: tuple[tuple[int, ...], ...], dtype: torch.dtype
+    ) -> Operand:
+        """A tensor whose values are known for every size of the batch."""
+        found = [value for value in values if value is not None]
+        if len(found) < len(values):
+            raise UnlikeError
+        state = state_of_values(found, self.sizes)
+        return Operand(state, shapes, dtype, rows_within(found, self.sizes))
 
     def _note_writes(self, entry: Entry, states: Sequence[State]) -> None:
         """Follow changes in place: into views of other tensors, and into parameters and buffers."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.fixed import marks
+from spindle_cli.workload.fixed.marks import rows_for
 from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
@@ -90,6 +92,8 @@ class _Trial:
             pytree.tree_leaves(self._shapes.doubled[item]),
             strict=True,
         )
+        if _is_known(item, self._shapes):
+            return [_text(leaf) for leaf in pytree.tree_leaves(self._evaluate(item, _TOGETHER))]
         made_of_sizes = item.target if _is_made_of_sizes(item) else None
         return ([self._per_sample(value, doubled) for value, doubled in pairs], made_of_sizes)
 
@@ -149,7 +153,7 @@ class _Trial:
 
     def _stand_ins(self, node: fx.Node, whole_numbers: bool) -> list[Any]:
         """An input for the samples together, and for each part."""
-        if _is_made_of_sizes(node):
+        if _is_known(node, self._shapes) or _is_made_of_sizes(node):
             return [self._evaluate(node, count) for count in _COUNTS]
         values, structure = pytree.tree_flatten(self._shapes.values[node])
         doubled = pytree.tree_leaves(self._shapes.doubled[node])
@@ -180,7 +184,12 @@ class _Trial:
         return value if degree == 0 else type(value)(value * (count / self._shapes.batch_size) ** degree)
 
     def _evaluate(self, node: fx.Node, count: int) -> Any:
-        """The value of a node that depends on nothing but the batch's size."""
+        """The value of a node that depends on nothing but the batch's size, and fixed fields."""
+        if node.op == "placeholder":
+            return rows_for(self._shapes.values[node], count)
+        if _is_known(node, self._shapes):
+            given = fx.node.map_arg((node.args, node.kwargs), lambda source: self._evaluate(source, count))
+            return marks.computed(_call(node), *given)
         if not isinstance(self._shapes.values[node], Tensor):
             return self._number(self._shapes.values[node], self._shapes.doubled[node], count)
         arguments = fx.node.map_arg((node.args, node.kwargs), lambda source: self._evaluate(source, count))
@@ -242,6 +251,18 @@ def _is_made_of_sizes(node: fx.Node) -> bool:
         return True
     sources = node.all_input_nodes
     return bool(sources) and all(_is_made_of_sizes(source) for source in sources)
+
+
+def _text(value: Any) -> str:
+    return marks.describe(value) if isinstance(value, Tensor) else repr(value)
+
+
+def _is_known(node: fx.Node, shapes: Shapes) -> bool:
+    """Whether what a node gives is known, since it comes from fields that are the same in every sample."""
+    if node.op == "placeholder" or shapes.is_tensor(node) or shapes.holds_tensors(node):
+        return shapes.is_fixed(node)
+    sources = node.all_input_nodes
+    return bool(sources) and all(_is_known(source, shapes) for source in sources)
 
 
 def _random(shape: list[int], dtype: torch.dtype, whole_numbers: bool) -> Tensor:

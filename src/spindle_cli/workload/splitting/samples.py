@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.memo import FindingsRecord, key_of, portable
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
 from spindle_cli.workload.splitting.examine import Findings, Inputs, empty_like, examine
@@ -85,7 +86,7 @@ class Verdicts:
 def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
-    return f"{value.dtype} {tuple(value.shape)} {value.requires_grad}"
+    return f"{value.dtype} {tuple(value.shape)} {value.requires_grad}{describe(value)}"
 
 
 class Samples:
@@ -137,7 +138,9 @@ class Samples:
         if node.op == "placeholder":
             field = self._shapes.values[node]
             self._values[node] = tuple(
-                torch.empty((size, *field.shape[1:]), dtype=field.dtype, device="meta")
+                rows_for(field, size)
+                if is_fixed(field)
+                else torch.empty((size, *field.shape[1:]), dtype=field.dtype, device="meta")
                 for size in self._sizes
             )
             self._states[node] = (Batch(0),)

@@ -21,6 +21,7 @@ from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
+from spindle_cli.workload.tracing.proxies.grids import keeps_for_generating
 
 NO_GRAD = "no_grad"  # key of a node's meta: it was made where gradients are switched off
 NO_AUTOCAST = "no_autocast"  # key of a node's meta: the device types for which it switches autocast off
@@ -118,7 +119,7 @@ def _attributes_kept(task: str, root: nn.Module, is_looking: Callable[[], bool])
 def _check_assignment(task: str, module: nn.Module, name: str, value: Any) -> None:
     old = module.__dict__.get(name)
     is_state = name in module._buffers or name in module._parameters
-    if name in MARKS:
+    if name in MARKS or keeps_for_generating(module, name):
         return
     if not is_state and not isinstance(value, fx.Proxy):
         is_same = value is old or (

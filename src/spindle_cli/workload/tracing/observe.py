@@ -23,6 +23,8 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
+from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
@@ -163,7 +165,7 @@ def swapped_tensors(root: nn.Module, stand_in: Callable[[Tensor], Tensor]) -> It
 
 def again(value: Any) -> Any:
     """A tensor like one seen before, and a new object; no leaf if it has a gradient."""
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor) or is_fixed(value):
         return value
     return value.detach().requires_grad_().clone() if value.requires_grad else value.detach()
 
@@ -172,7 +174,7 @@ def _describe(value: Any) -> str:
     if not isinstance(value, Tensor):
         return repr(value)
     gradient = " with gradient" if value.requires_grad else ""
-    return f"{value.dtype} {tuple(value.shape)}{gradient}"
+    return f"{value.dtype} {tuple(value.shape)}{gradient}{describe(value)}"
 
 
 @contextlib.contextmanager
@@ -234,6 +236,8 @@ class Run(fx.Interpreter):
     def placeholder(self, target: Any, *_: Any) -> Any:
         """A field of the batch."""
         sample = self._samples[str(target)]
+        if is_fixed(sample):
+            return rows_for(sample, self._count)
         return torch.empty((self._count, *sample.shape[1:]), dtype=sample.dtype)
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -258,12 +262,16 @@ class Run(fx.Interpreter):
                 "Let it make a new tensor (x = x + y instead of x += y, inplace=False).",
             )
         if isinstance(error, DataDependentOutputException | DynamicOutputShapeException):
-            return refusal(
-                self._task,
-                f"{what} reads the values of a tensor ({error}), so its shapes cannot be known beforehand",
-                place,
-                "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
-                "selection), or move it into the dataset.",
+            return ReadsValuesError.at(
+                refusal(
+                    self._task,
+                    f"{what} reads the values of a tensor ({error}), so its shapes cannot be known "
+                    "beforehand",
+                    place,
+                    "Compute with tensors of fixed shapes (torch.where instead of `if`, a mask instead of a "
+                    "selection), or move it into the dataset.",
+                ),
+                fields_behind(node),
             )
         shapes = ", ".join(
             _describe(value) for value in pytree.tree_leaves(self.fetch_args_kwargs_from_env(node))

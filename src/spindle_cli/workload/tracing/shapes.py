@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.fixed.marks import is_fixed, one_row
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.refuse import refusal
 
@@ -54,6 +55,11 @@ class Shapes:
         """Whether the node gives a tensor, or something with tensors in it."""
         return self.is_tensor(node) or self.holds_tensors(node)
 
+    def is_fixed(self, node: fx.Node) -> bool:
+        """Whether the values of all tensors that the node gives are known, for any number of samples."""
+        leaves = [leaf for leaf in leaves_of(self.values[node]) if isinstance(leaf, Tensor)]
+        return bool(leaves) and all(map(is_fixed, leaves))
+
     def batch_dim(self, node: fx.Node) -> BatchDim:
         """Of a node that gives one tensor."""
         return self.batch_of(self.values[node], self.doubled[node])
@@ -86,7 +92,10 @@ class Shapes:
                 "Several rows per sample can be split only along dimension 0; reshape to (batch, rows, ...).",
             )
         dim = None if batch.mixes else batch.dim
-        return ValueSpec(node.name, tuple(value.shape), value.dtype, dim, batch.rows, value.requires_grad)
+        row = one_row(value) if node.op == "placeholder" else None
+        return ValueSpec(
+            node.name, tuple(value.shape), value.dtype, dim, batch.rows, value.requires_grad, row
+        )
 
 
 def leaves_of(value: Any) -> list[Any]:

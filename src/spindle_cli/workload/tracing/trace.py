@@ -14,13 +14,20 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.autocast import AutocastSeen
+from spindle_cli.workload.fixed.refusal import ReadsValuesError
 from spindle_cli.workload.refuse import place_of_caller, place_of_error, refusal
 from spindle_cli.workload.tracing.faithful import note_contexts, nothing_is_frozen, refuse_question
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.proxies.capturing import is_recorded, record
 from spindle_cli.workload.tracing.proxies.changes import TracedValue
+from spindle_cli.workload.tracing.proxies.grids import grids_are_calls
 from spindle_cli.workload.tracing.proxies.known import Known, UnknownError, numbers_are_known
-from spindle_cli.workload.tracing.proxies.rows import filled_by_sample, joined_again, rows_of
+from spindle_cli.workload.tracing.proxies.rows import (
+    divided_and_joined,
+    filled_by_sample,
+    joined_again,
+    rows_of,
+)
 from spindle_cli.workload.tracing.signature import check_signature, place_of_function
 from spindle_cli.workload.types import Task, Workload
 
@@ -101,6 +108,9 @@ class OperatorTracer(fx.Tracer):
         if joined is not None:
             batch, is_stack = joined
             return ("call_method", "clone", (batch,), {}) if is_stack else _flattened(batch)
+        divided = divided_and_joined(target, args, kwargs)
+        if divided is not None:
+            return "call_method", "clone", (divided,), {}
         if target in ("masked_scatter", torch.masked_scatter) and len(args) == 3 and not kwargs:
             tensor, _, values = args
             if self.known.are_rows(tensor, values):
@@ -211,6 +221,7 @@ def trace_task(
         with (
             _creators_traced(tracer),
             numbers_are_known(tracer),
+            grids_are_calls(task.module, tracer),
             torch.enable_grad(),
             nothing_is_frozen(task.name, task.module, tracer.is_looking),
             tracer.autocast.seeing(tracer.refuse_question),
@@ -233,7 +244,8 @@ def _untraceable(task: str, error: Exception) -> WorkloadError:
     if isinstance(error, UnknownError | fx.proxy.TraceError) or "Proxy" in text or "symbolic" in text:
         what = "forward depends on values that are known only when it runs, so it cannot be traced"
         what += f": {text}" if text else ""
-        return refusal(task, what, place_of_error(error), _WRAP_HINT)
+        made = refusal(task, what, place_of_error(error), _WRAP_HINT)
+        return ReadsValuesError.at(made, error.fields) if isinstance(error, UnknownError) else made
     return refusal(
         task,
         f"forward failed while being traced: {type(error).__name__}: {text}",

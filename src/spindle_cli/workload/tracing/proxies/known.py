@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.fixed.marks import is_fixed
+from spindle_cli.workload.fixed.refusal import fields_behind
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.observe import Observer
 from spindle_cli.workload.tracing.shapes import depends_on_batch_size, find_batch_dim
@@ -24,7 +26,11 @@ _PLAIN = (bool, int, float, str, torch.dtype, torch.device, type(None))
 
 
 class UnknownError(Exception):
-    """A value is not known before the forward runs."""
+    """A value is not known before the forward runs; `fields`: of the batch, those that it comes from."""
+
+    def __init__(self, fields: frozenset[str] = frozenset()) -> None:
+        super().__init__()
+        self.fields = fields
 
 
 class Known:
@@ -55,10 +61,10 @@ class Known:
             UnknownError: it is a tensor, or something else with tensors in it.
             WorkloadError: it depends on the size of the batch.
         """
-        value, _ = self._look(proxy)
+        value, doubled = map(_entry, self._look(proxy))
         if not isinstance(value, _PLAIN):
-            raise UnknownError
-        if depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
+            raise UnknownError(fields_behind(proxy.node))
+        if value != doubled or depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
             raise self._depends_on_batch()
         return value
 
@@ -78,10 +84,10 @@ class Known:
         Raises:
             UnknownError: it is a tensor, or something else with tensors in it.
         """
-        value, _ = self._look(proxy)
+        value, doubled = map(_entry, self._look(proxy))
         if not isinstance(value, _PLAIN):
-            raise UnknownError
-        if depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
+            raise UnknownError(fields_behind(proxy.node))
+        if value != doubled or depends_on_batch_size(proxy.node, self._runs[0].env, self._runs[1].env):
             self.decided[place_of_caller() or "its forward"] = None
         return bool(value)
 
@@ -144,6 +150,11 @@ class Known:
             "Use x.shape[0] or len(x) for shapes (view, expand, arange), to divide by and in `if`, not in "
             "`range` or `int`.",
         )
+
+
+def _entry(value: Any) -> Any:
+    """The number that a tensor of one entry is, if it is known; anything else as it is."""
+    return value.item() if is_fixed(value) and value.numel() == 1 else value
 
 
 @contextlib.contextmanager

@@ -44,6 +44,23 @@ def joined_again(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tu
     return batch, target is torch.stack
 
 
+def divided_and_joined(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> fx.Node | None:
+    """What is split along a dimension and joined again along it, whatever the sizes of its parts; None where
+    something else is called.
+    """
+    if target not in (torch.cat, torch.concat, torch.concatenate) or not args:
+        return None
+    parts = args[0]
+    if not isinstance(parts, fx.Node) or parts.target not in (torch.split, "split"):
+        return None
+    dims = [
+        given[place] if len(given) > place else named.get("dim", 0)
+        for given, named, place in ((parts.args, parts.kwargs, 2), (args, kwargs, 1))
+    ]
+    whole = parts.args[0] if parts.args else None
+    return whole if dims[0] == dims[1] and isinstance(whole, fx.Node) else None
+
+
 def check_rows(task: str, graph: fx.Graph) -> None:
     """Refuse samples that are worked through one after another otherwise.
 

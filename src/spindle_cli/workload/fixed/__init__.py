@@ -1,0 +1,1 @@
+"""Fields that are the same in every sample, and what follows from their values."""
