@@ -12,12 +12,13 @@ import pytest
 import torch
 from head_toys import BATCH, TOKENS, WIDTH, WORDS, Layer, Texts, Writer, batch_of, task_of
 from test_loss_chunks import EXACT, SHARE, arguments_of, passed, same
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
 from spindle_cli.operators.heads.chunked import loss_in_chunks
+from spindle_cli.operators.heads.projections import Lookup, Projection, uses_of_words
 from spindle_cli.operators.heads.vocabulary import FoundWords, find_words, values_of, with_edits
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.split_op import PartialOp, View
@@ -328,3 +329,34 @@ def test_an_evaluation_that_wants_the_logits_gathers_them() -> None:
 
     for found in in_threads(3, one)[0]:
         torch.testing.assert_close(found, expected, rtol=EXACT, atol=EXACT)
+
+
+def test_a_mean_is_over_the_labels_that_count() -> None:
+    logits, labels = torch.randn(3, 6), torch.tensor([4, -1, 0])
+    found = alone(degree=1).cross_entropy(logits, labels, 6, -1, 0.1, "mean")
+    expected = functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=0.1)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", ["max_norm", "scale_grad_by_freq", "sparse"])
+def test_an_embedding_whose_rows_depend_on_each_other_stays_whole(kind: str) -> None:
+    model = Writer(head_toys.causal)
+    model.embed = nn.Embedding(WORDS, WIDTH, **{kind: 1.0 if kind == "max_norm" else True})
+    (uses, head) = used_in(model)
+    assert (uses, head) == ([], ["head.weight"])
+
+
+def test_a_head_with_hooks_stays_whole() -> None:
+    model = Writer(head_toys.causal)
+    model.head.register_forward_hook(lambda *_: None)
+    assert used_in(model) == (["embed.weight"], [])
+
+
+def used_in(model: nn.Module) -> tuple[list[str], list[str]]:
+    """The lookups and the projections over the words in a graph like a writer's."""
+    graph = fx.Graph()
+    ids = graph.placeholder("ids")
+    graph.output(graph.call_module("head", (graph.call_module("embed", (ids,)),)))
+    uses = list(uses_of_words(graph, model))
+    kinds = (Lookup, Projection)
+    return tuple([use.weight for use in uses if isinstance(use, kind)] for kind in kinds)  # type: ignore[return-value]
