@@ -49,6 +49,7 @@ VARIANTS = {
         Variant("recomputed", recompute=True),
         Variant("recomputed, bf16-autocast", _AUTOCAST, recompute=True),
         Variant("loss in chunks", {"loss_chunks": 8}),
+        Variant("whole optimizer state, loss in chunks", {"shard_optimizer": False, "loss_chunks": 8}),
         Variant("tp 2", tp=2),
         Variant("tp 2, bf16, accumulate 2", {**_BF16, "accumulate": 2}, tp=2),
         Variant("tp 2, bf16-autocast", _AUTOCAST, tp=2),

@@ -101,13 +101,7 @@ def _build_in_part(
     *,
     unused: bool,
 ) -> WorkloadGraph:
-    first = Births()
-    try:
-        with parameters_born(first, keep=lambda _: False):
-            abstract = build(source)
-    except SpindleError as error:
-        raise _UnlocalisableError from error
-    graph = find_graph(abstract)
+    first, graph = in_the_abstract(source, find_graph)
     used = _used(graph, wanted) | (_unused(graph) if unused else {})
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
@@ -123,6 +117,19 @@ def _build_in_part(
         raise _UnlocalisableError
     drop(second.parameters[number] for number in needed - kept)
     return rebind(graph, workload) or find_graph(workload)
+
+
+def in_the_abstract(
+    source: Source, find_graph: Callable[[Workload], WorkloadGraph]
+) -> tuple[Births, WorkloadGraph]:
+    """How a workload's parameters came to be, of which none is real, and the graph of that build."""
+    births = Births()
+    try:
+        with parameters_born(births, keep=lambda _: False):
+            abstract = build(source)
+    except SpindleError as error:
+        raise _UnlocalisableError from error
+    return births, find_graph(abstract)
 
 
 def _with_sources(kept: set[int], births: Births) -> set[int]:
