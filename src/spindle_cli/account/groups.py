@@ -67,6 +67,7 @@ def parameter_groups(
     uses: ParameterUses,
     cluster: Cluster,
     gradient_bytes_per_param: float,
+    run_in: Sequence[frozenset[int]] | None = None,
 ) -> tuple[ParameterGroup, ...]:
     """Group all used parameters by the devices that hold them and by when their gradients are complete.
 
@@ -76,6 +77,8 @@ def parameter_groups(
 
     Args:
         gradient_bytes_per_param: bytes of gradients that are summed for each byte of parameters.
+        run_in: where the slices are of several plans that run in turn, the plans that run each slice's task:
+            only what the same plans add to is summed together.
     """
     position = {index: place for place, index in enumerate(order)}
     holders = _Holders(slices, cluster)
@@ -87,10 +90,16 @@ def parameter_groups(
         for fragment in holders.of(tuple((index, is_split) for index, _, is_split in users)):
             share = -(-num_bytes // fragment.count)
             when = (-position[first], -first_op)
-            parts.append(_Part(when, fragment, list(names), share, dict(first_ops)))
+            plans = _plans_of(first_ops, run_in)
+            parts.append(_Part(when, fragment, list(names), share, dict(first_ops), plans))
     parts.sort(key=_when)
     width = gradient_bytes_per_param
     return tuple(part.group(index, width) for index, part in enumerate(_join_small(parts, width)))
+
+
+def _plans_of(slices: Iterable[int], run_in: Sequence[frozenset[int]] | None) -> frozenset[int]:
+    """The plans that run any of some slices' tasks."""
+    return frozenset() if run_in is None else frozenset[int]().union(*(run_in[index] for index in slices))
 
 
 def sum_bytes(devices: Sequence[int], cluster: Cluster) -> int:
@@ -164,6 +173,7 @@ class _Part:
             the order, less the first op there.
         num_bytes: of its parameters.
         first_ops: of each slice that adds to it, the first op that does.
+        plans: that add to it, where there are several.
     """
 
     when: tuple[int, int]
@@ -171,6 +181,7 @@ class _Part:
     blocks: list[tuple[str, int]]
     num_bytes: int
     first_ops: dict[int, int]
+    plans: frozenset[int]
 
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
@@ -234,17 +245,20 @@ class _Holders:
 
 
 def _join_small(parts: Sequence[_Part], width: float) -> list[_Part]:
-    """Join each part that is too small with the next ones of the same devices; it then waits for the last."""
+    """Join each part that is too small with the next ones of the same devices and plans; it then waits for
+    the last.
+    """
     joined: list[_Part] = []
-    waiting: dict[_Fragment, _Part] = {}
+    waiting: dict[tuple[_Fragment, frozenset[int]], _Part] = {}
     for part in parts:
-        open_part = waiting.get(part.fragment)
+        alike = (part.fragment, part.plans)
+        open_part = waiting.get(alike)
         if open_part is None:
-            waiting[part.fragment] = open_part = part
+            waiting[alike] = open_part = part
         else:
             open_part.join(part)
         if width * open_part.num_bytes >= part.fragment.worth:
-            joined.append(waiting.pop(part.fragment))
+            joined.append(waiting.pop(alike))
     joined.extend(waiting.values())
     joined.sort(key=_when)
     return joined

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.edges import edge_bytes, execution_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout, crossing
 from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
@@ -157,14 +158,13 @@ def peers_bytes(device: int, peers: Collection[int], cluster: Cluster) -> int:
 
 
 def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Traffic:
-    """The account of a plan that passes `check`.
+    """The account of a plan that passes `check`; of one of several that run in turn, its own alone.
 
     Args:
         plan: its slices have times at least as far as their order goes.
         parameters: the trained parameters of each op; without them, what the plan says.
     """
     layouts, edges = slice_layouts(plan), slice_edges(plan)
-    uses = planned_parameters(plan.by_name.values()) if parameters is None else parameters
     order = execution_order(plan, edges)
     return Traffic(
         plan=plan,
@@ -172,8 +172,23 @@ def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Tra
         edges=edges,
         activations=tuple(_exchange(plan, layouts, edge, is_gradient=False) for edge in edges),
         gradients=tuple(_exchange(plan, layouts, edge, is_gradient=True) for edge in edges),
-        groups=parameter_groups(plan.slices, order, uses, plan.cluster, plan.gradient_bytes_per_param),
+        groups=groups_of(plan, order, uses_of(plan) if parameters is None else parameters),
     )
+
+
+def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tuple[ParameterGroup, ...]:
+    """The parameters that a plan's step sums together, over all that hold them in any of the plans that it
+    runs in turn with.
+    """
+    width = plan.gradient_bytes_per_param
+    if plan.joint is None:
+        return parameter_groups(plan.slices, order, uses, plan.cluster, width)
+    return groups_of_member(plan.joint, joint_groups(plan.joint, uses, plan.cluster, width), plan.member)
+
+
+def uses_of(plan: PlacedPlan) -> ParameterUses:
+    """The trained parameters of each op, as far as the plan knows; of all plans that it runs in turn with."""
+    return planned_parameters((plan.by_name if plan.joint is None else plan.joint.by_name).values())
 
 
 def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:

@@ -25,10 +25,28 @@ class StepNumbers(Protocol):
     def clips_gradients(self) -> bool: ...
 
 
+@dataclass(frozen=True, eq=False)
+class Joint:
+    """Several plans that train the same parameters in turn (joint.py).
+
+    Attributes:
+        slices: of all plans, each once.
+        members: of each plan, where its slices are in `slices`, in its own order.
+        tasks: of each plan.
+        by_name: the MetaOps of all plans.
+    """
+
+    slices: tuple[SliceShape, ...]
+    members: tuple[tuple[int, ...], ...]
+    tasks: tuple[frozenset[str], ...]
+    by_name: Mapping[str, MetaOp]
+
+
 class PlacedPlan(StepNumbers, Protocol):
     """What is needed of a plan; `plan.types.Plan` has it, and the planner's drafts once they are placed.
 
-    `slices` are in the order in which they start; everything else names them by their index in it.
+    `slices` are in the order in which they start; everything else names them by their index in it. `joint`:
+    the plans that it runs in turn with, of which it is that at `member`; None: there are none.
     """
 
     @property
@@ -37,6 +55,10 @@ class PlacedPlan(StepNumbers, Protocol):
     def by_name(self) -> Mapping[str, MetaOp]: ...
     @property
     def cluster(self) -> Cluster: ...
+    @property
+    def joint(self) -> Joint | None: ...
+    @property
+    def member(self) -> int: ...
 
 
 class Purpose(StrEnum):

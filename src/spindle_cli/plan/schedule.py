@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spindle_cli.account.types import Joint
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.types import Slice
@@ -78,6 +79,8 @@ class PlacedSlices:
     gradient_bytes_per_param: float
     optimizer_state_sharded: bool
     clips_gradients: bool
+    joint: Joint | None = None
+    member: int = 0
 
 
 def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
+from pydantic import Field, PrivateAttr, WithJsonSchema, field_serializer, field_validator, model_validator
 
+from spindle_cli.account.joint import joint_of
+from spindle_cli.account.types import Joint
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.files.parsing import shown
@@ -26,6 +28,7 @@ from spindle_cli.profile.types import (
     TrainedArtifact,
     WorkloadRef,
 )
+from spindle_cli.workload.settings.sampling import TaskShare
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 
@@ -147,6 +150,16 @@ class ProfileRef(Model):
     sha256: str
 
 
+class PlannedSet(TaskShare):
+    """What the steps run that run just these tasks: their slices, and what is predicted of them.
+
+    Devices hold what they use in any set, and in the plan of all tasks: `peak_memory_bytes` counts it.
+    """
+
+    predicted: Predicted
+    waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
+
+
 class Plan(TrainedArtifact):
     """The plan file."""
 
@@ -168,11 +181,63 @@ class Plan(TrainedArtifact):
     # what the slices run; absent from a plan that another tool wrote: `with_metaops_of` fills it in
     metaops: tuple[PlanMetaOp, ...] = ()
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
+    # where not every step runs all tasks: a plan for each set of tasks that some steps run
+    task_sets: tuple[PlannedSet, ...] = ()
+    _joint: Joint | None = PrivateAttr(default=None)
+    _member: int = PrivateAttr(default=0)
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Plan:
         check_metagraph(self.metaops)
         return self
+
+    @model_validator(mode="after")
+    def _sets_are_told_apart(self) -> Plan:
+        known = [each.tasks for each in self.task_sets]
+        twice = next((tasks for tasks in known if known.count(tasks) > 1), None)
+        if twice is not None:
+            raise ValueError(f"task_sets: {', '.join(twice)} is there twice")
+        for each in self.task_sets if self.metaops else ():
+            own = {metaop.name for metaop in self.metaops if metaop.task in each.tasks}
+            named = {piece.metaop for wave in each.waves for piece in wave.slices}
+            if own != named:
+                raise ValueError(
+                    f"task_sets: the slices of {', '.join(each.tasks)} are of {', '.join(sorted(named))}; "
+                    f"expected {', '.join(sorted(own))}"
+                )
+        return self
+
+    @cached_property
+    def joint(self) -> Joint | None:
+        """This plan's slices with those of its sets; None where every step runs all tasks."""
+        if self._joint is not None or not self.task_sets:
+            return self._joint
+        of_sets = [[piece for wave in each.waves for piece in wave.slices] for each in self.task_sets]
+        return joint_of([self.slices, *of_sets], self.by_name)
+
+    @property
+    def member(self) -> int:
+        """Which of the plans of `joint` this is; 0 is that of all tasks."""
+        return self._member
+
+    @cached_property
+    def set_plans(self) -> dict[tuple[str, ...], Plan]:
+        """By its tasks, the plan of each set: of their MetaOps alone, but on devices that hold what they use
+        in any set.
+        """
+        found = {}
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        for number, each in enumerate(self.task_sets):
+            own = {
+                "predicted": each.predicted,
+                "waves": each.waves,
+                "metaops": tuple(metaop for metaop in self.metaops if metaop.task in each.tasks),
+                "task_sets": (),
+            }
+            plan = Plan(**{**fields, **own})
+            plan._joint, plan._member = self.joint, number + 1
+            found[each.tasks] = plan
+        return found
 
     @cached_property
     def slices(self) -> tuple[Slice, ...]:

@@ -37,6 +37,8 @@ from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, Workloa
 from spindle_cli.workload.optimizing.groups import groups_of_graph
 from spindle_cli.workload.optimizing.kept import StateSizes, kept_per_param
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.sampling.sets import sampled_sets
+from spindle_cli.workload.sampling.turns import turns_of
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def assemble(
         ),
         measurements=measurements,
         numeric_check=numeric_check,
+        task_sets=sampled_sets(turns_of(train, graph.workload.tasks)),
     )
 
 

@@ -19,6 +19,7 @@ from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.settings.sampling import TaskShare
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -357,6 +358,8 @@ class Profile(TrainedArtifact):
     measurements: Measurements | None = None
     # None: the file does not say
     numeric_check: NumericCheck | None = None
+    # the sets of tasks that steps run, as the train settings say; none: every step runs all tasks
+    task_sets: tuple[TaskShare, ...] = ()
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Profile:

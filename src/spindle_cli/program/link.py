@@ -14,19 +14,21 @@ posted before it, what it makes after it, and no device posts two things the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from spindle_cli.account.edges import execution_order, slice_edges, slice_layouts
-from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
+from spindle_cli.account.groups import ParameterUses, parameter_groups
+from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.types import ParameterGroup
+from spindle_cli.account.traffic import uses_of
+from spindle_cli.account.types import Edge, ParameterGroup
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.transfers import TimedTransfer, plan_transfers
-from spindle_cli.program.types import Action, Kind, Program, StepSettings
+from spindle_cli.program.types import Action, Communicator, Kind, Program, StepSettings
 
 
 def link(
@@ -35,48 +37,118 @@ def link(
     """Every device's actions for one iteration.
 
     Args:
-        plan: a plan that passes `check`.
+        plan: a plan that passes `check`; where it has plans for sets of tasks, or is one of them, its program
+            is one of those that `link_sets` gives.
         parameters: the trained parameters of each op, from who knows them exactly; every rank must give the
             same. Without them, what the plan says (`planned_parameters`).
         settings: of the training; without them, what the plan knows of it.
     """
+    return link_sets(plan, parameters, settings).whole
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The programs of a plan: of all tasks, and of each set of tasks that it has a plan for, by its tasks.
+
+    They have the same communicators, and their groups are parts of the same sums: what several of them sum
+    has the same blocks, devices and fragment in each.
+
+    Attributes:
+        groups: of all of them together.
+    """
+
+    whole: Program
+    of_sets: Mapping[tuple[str, ...], Program]
+    groups: tuple[ParameterGroup, ...]
+
+    @property
+    def all(self) -> tuple[Program, ...]:
+        """That of all tasks first."""
+        return (self.whole, *self.of_sets.values())
+
+
+def link_sets(
+    plan: Plan, parameters: ParameterUses | None = None, settings: StepSettings | None = None
+) -> Programs:
+    """The programs of a plan's steps; the arguments are those of `link`."""
     settings = settings or StepSettings(plan.optimizer_state_sharded, plan.clips_gradients)
-    layouts = slice_layouts(plan)
-    edges = slice_edges(plan)
-    order = execution_order(plan, edges)
-    clock = PassClock.of(plan, order, edges)
-    computes = _computes(plan, order)
-    transfers = plan_transfers(plan, layouts, edges, clock, computes)
-    uses = planned_parameters(plan.metaops) if parameters is None else parameters
-    width = plan.gradient_bytes_per_param
-    groups = _in_order(parameter_groups(plan.slices, order, uses, plan.cluster, width), clock)
+    uses = uses_of(plan) if parameters is None else parameters
+    sets = plan.set_plans
+    moving = [_Moving.of(each) for each in (plan, *sets.values())]
+    groups = _groups_of_all(plan, moving[0].order, uses)
     communicators = find_communicators(
-        plan.cluster.num_devices, [timed.transfer for timed in transfers], groups, layouts
+        plan.cluster.num_devices,
+        [timed.transfer for each in moving for timed in each.transfers],
+        groups,
+        [layout for each in moving for layout in each.layouts],
     )
     directory = Directory(communicators)
-    drafts = {
-        device: _Draft(device, own, plan.slices, layouts, clock, directory)
-        for device, own in computes.items()
-    }
-    for timed in transfers:
-        drafts[timed.transfer.source].add_transfer(timed)
-        drafts[timed.transfer.destination].add_transfer(timed)
-    for draft in drafts.values():
-        draft.add(
-            _Post(clock.forward_ended, _OTHERS, 0, Action(Kind.LOSSES, communicator=directory.of_all()))
+    whole, *of_sets = (each.program(groups, directory, communicators, settings) for each in moving)
+    return Programs(whole, dict(zip(sets, of_sets, strict=True)), groups)
+
+
+def _groups_of_all(plan: Plan, order: Sequence[int], uses: ParameterUses) -> tuple[ParameterGroup, ...]:
+    width = plan.gradient_bytes_per_param
+    if plan.joint is None:
+        return parameter_groups(plan.slices, order, uses, plan.cluster, width)
+    return joint_groups(plan.joint, uses, plan.cluster, width)
+
+
+@dataclass(frozen=True)
+class _Moving:
+    """Steps 1 to 3 of a plan."""
+
+    plan: Plan
+    layouts: tuple[Layout, ...]
+    edges: tuple[Edge, ...]
+    order: tuple[int, ...]
+    clock: PassClock
+    computes: Mapping[int, Sequence[Compute]]
+    transfers: Sequence[TimedTransfer]
+
+    @classmethod
+    def of(cls, plan: Plan) -> _Moving:
+        layouts, edges = slice_layouts(plan), slice_edges(plan)
+        order = execution_order(plan, edges)
+        clock = PassClock.of(plan, order, edges)
+        computes = _computes(plan, order)
+        transfers = plan_transfers(plan, layouts, edges, clock, computes)
+        return cls(plan, layouts, edges, order, clock, computes, transfers)
+
+    def program(
+        self,
+        groups: tuple[ParameterGroup, ...],
+        directory: Directory,
+        communicators: tuple[Communicator, ...],
+        settings: StepSettings,
+    ) -> Program:
+        """Steps 4 to 6. `groups`: of all plans that run in turn with this one."""
+        plan = self.plan
+        if plan.joint is not None:
+            groups = groups_of_member(plan.joint, groups, plan.member)
+        groups = _in_order(groups, self.clock)
+        drafts = {
+            device: _Draft(device, own, plan.slices, self.layouts, self.clock, directory)
+            for device, own in self.computes.items()
+        }
+        for timed in self.transfers:
+            drafts[timed.transfer.source].add_transfer(timed)
+            drafts[timed.transfer.destination].add_transfer(timed)
+        losses = Action(Kind.LOSSES, communicator=directory.of_all())
+        for draft in drafts.values():
+            draft.add(_Post(self.clock.forward_ended, _OTHERS, 0, losses))
+            draft.add_sums(groups, settings)
+        return Program(
+            plan=plan,
+            slices=plan.slices,
+            layouts=self.layouts,
+            order=self.order,
+            edges=self.edges,
+            groups=groups,
+            communicators=communicators,
+            settings=settings,
+            actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
         )
-        draft.add_sums(groups, settings)
-    return Program(
-        plan=plan,
-        slices=plan.slices,
-        layouts=layouts,
-        order=order,
-        edges=edges,
-        groups=groups,
-        communicators=communicators,
-        settings=settings,
-        actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
-    )
 
 
 def _computes(plan: Plan, order: Sequence[int]) -> dict[int, list[Compute]]:
@@ -203,9 +275,10 @@ class _Draft:
     def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
         """Give each sum the op of the slice before it with which it may start: the one that completes it,
         where that slice does, else the slice's first, behind what is posted when the pass is through; never
-        before an earlier sum.
+        before an earlier sum. A device that has run nothing backward, and adds nothing, has no op for it.
         """
         written: list[Action] = []
+        piece: int | None = None
         first_op, least = 0, 0
         for action in actions:
             if action.kind is Kind.BACKWARD:
@@ -213,7 +286,7 @@ class _Draft:
                 piece = action.piece
                 first_op, last_op = self.slices[piece].ops
                 least = last_op - 1
-            elif action.kind is Kind.SUM:
+            elif action.kind is Kind.SUM and piece is not None:
                 assert action.group is not None, "a SUM has a group"
                 least = min(least, self.completing.get((piece, action.group), first_op))
                 action = replace(action, op=least)

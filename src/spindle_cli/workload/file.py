@@ -17,6 +17,7 @@ from spindle_cli.workload.settings.average import Average
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.loader import LoaderSettings
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
+from spindle_cli.workload.settings.sampling import Sampling
 from spindle_cli.workload.settings.schedule import Ramp, RampSettings
 from spindle_cli.workload.settings.schedule import Schedule as Schedule
 from spindle_cli.workload.settings.task_weights import TaskWeightSettings
@@ -58,6 +59,7 @@ class TrainSettings(RampSettings):
     `task_weights`: of tasks' losses where they change: [[step, weight], ...] by task, steps counted from 0,
     linear between two; or 'package.module:function', function(step) -> weights by task. Other tasks, and
     all without it, keep `Task.weight`.
+    `sampling`: which tasks run at which step; without it all run at every step.
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
     `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
@@ -90,6 +92,7 @@ class TrainSettings(RampSettings):
     schedule: Schedule | None = None
     ema: Average | None = None
     task_weights: TaskWeightSettings | None = None
+    sampling: Sampling | None = None
     shard_optimizer: bool = True
     precision: Precision = "full"
     reduce: Reduce | None = None

@@ -16,7 +16,10 @@ from spindle_cli.workload.at_lengths.trace import LengthTracer
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.data.lengths import find_lengths
+from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.sampling.sets import sets_of
+from spindle_cli.workload.sampling.turns import turns_of
 from spindle_cli.workload.settings.lengths import Looking, TaskLengths
 from spindle_cli.workload.training.precision import convert_module, in_dtype, number_format
 
@@ -49,6 +52,8 @@ def load_analysed(source: str, folder: Path, lengths: Looking | Mapping[str, Tas
     looks = isinstance(lengths, Looking)
     if isinstance(lengths, Looking):
         loaded.train.loader.require_known([task.name for task in loaded.workload.tasks], source)
+        with naming_the_file(source):
+            sets_of(turns_of(loaded.train, loaded.workload.tasks))
         lengths = find_lengths(loaded.workload, loaded.train.seed, lengths)
     graph = analyse(loaded.workload, lengths=lengths)
     shortest: dict[str, TaskGraph] = {}

@@ -107,6 +107,8 @@ def _check_ops(program: Program, device: int) -> None:
         if action.kind is Kind.BACKWARD:
             piece = action.piece
         elif action.kind is Kind.SUM:
+            if piece is None and action.op is None:
+                continue  # the device has run nothing that adds to it
             if piece is None or action.op is None or action.op not in range(*program.slices[piece].ops):
                 raise fault(program, f"device {device}: expected an op of the slice before", (device, step))
             group = program.groups[_group(action)]

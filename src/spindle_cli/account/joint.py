@@ -1,0 +1,73 @@
+"""Several plans that train the same parameters in turn: one for each set of tasks that steps run.
+
+Optimizer state never moves, so a parameter is held, in every step, by all devices that use it in any of the
+plans, in the finest fragments that these have in common; and it is summed over all of them. Parameters lie in
+the same buckets whichever plan runs: only what the same plans add to is summed together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from spindle_cli.account.groups import ParameterUses, parameter_groups
+from spindle_cli.account.types import Joint, ParameterGroup
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import MetaOp
+
+
+def joint_of(plans: Sequence[Sequence[SliceShape]], by_name: Mapping[str, MetaOp]) -> Joint:
+    """Of plans by their slices, in the order in which they start; a slice that several have is there once."""
+    found: dict[object, int] = {}
+    slices: list[SliceShape] = []
+    members = []
+    for plan in plans:
+        own = []
+        for piece in plan:
+            key = (piece.metaop, piece.ops, piece.devices, piece.dp, piece.tp, piece.recompute)
+            if key not in found:
+                found[key] = len(slices)
+                slices.append(piece)
+            own.append(found[key])
+        members.append(tuple(own))
+    tasks = tuple(frozenset(by_name[piece.metaop].task for piece in plan) for plan in plans)
+    return Joint(tuple(slices), tuple(members), tasks, by_name)
+
+
+def joint_groups(
+    joint: Joint, uses: ParameterUses, cluster: Cluster, gradient_bytes_per_param: float
+) -> tuple[ParameterGroup, ...]:
+    """The parameter groups of all plans; their slices are those of `joint`. `uses`: of all plans' ops."""
+    run_in = [
+        frozenset(
+            number for number, tasks in enumerate(joint.tasks) if joint.by_name[piece.metaop].task in tasks
+        )
+        for piece in joint.slices
+    ]
+    order = range(len(joint.slices))
+    return parameter_groups(joint.slices, order, uses, cluster, gradient_bytes_per_param, run_in)
+
+
+def groups_of_member(
+    joint: Joint, groups: Sequence[ParameterGroup], member: int
+) -> tuple[ParameterGroup, ...]:
+    """Of the groups of all plans those that one of them adds to, with its own slices, in the same order."""
+    place = {index: own for own, index in enumerate(joint.members[member])}
+    found: list[ParameterGroup] = []
+    for group in groups:
+        users = sorted(
+            (place[index], op)
+            for index, op in zip(group.slices, group.first_ops, strict=True)
+            if index in place
+        )
+        if users:
+            slices, first_ops = zip(*users, strict=True)
+            found.append(replace(group, index=len(found), slices=slices, first_ops=first_ops))
+    return tuple(found)
+
+
+def beside(joint: Joint, member: int) -> tuple[SliceShape, ...]:
+    """The slices of the other plans that one of them does not have itself."""
+    own = set(joint.members[member])
+    return tuple(piece for index, piece in enumerate(joint.slices) if index not in own)

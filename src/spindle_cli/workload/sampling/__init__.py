@@ -1,0 +1,1 @@
+"""Which tasks run at which step, and which sets of tasks that makes."""

@@ -1,0 +1,105 @@
+"""Which tasks run at which step, as a workload file says it. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from spindle_cli.files.artifact import Model, require_known_keys
+
+
+class Every(Model):
+    """A task runs at the steps `offset`, `offset + every`, ...; steps are counted from 0."""
+
+    every: Annotated[int, Field(ge=1, le=10_000)]
+    offset: Annotated[int, Field(ge=0)] = 0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_number_alone(cls, data: Any) -> Any:
+        if isinstance(data, int) and not isinstance(data, bool):
+            return {"every": data}
+        require_known_keys(data, cls.model_fields)
+        return data
+
+    @model_validator(mode="after")
+    def _begins_in_its_first_period(self) -> Every:
+        if self.offset >= self.every:
+            raise ValueError(
+                f"offset {self.offset} is not below every: {self.every}; the steps are offset, "
+                "offset + every, ... from the first period on"
+            )
+        return self
+
+    def runs_before(self, step: int) -> int:
+        """At how many of the steps 0 to `step` - 1 it runs."""
+        return max(0, -(-(step - self.offset) // self.every))
+
+
+class Draw(Model):
+    """One of these tasks runs at each step, drawn with probabilities in proportion to
+    weight ** (1 / temperature): 1 draws by the weights themselves (the sizes of the datasets, say), a large
+    temperature nearly evenly. `seed`: None: that of `train`.
+    """
+
+    weights: Annotated[Mapping[str, Annotated[float, Field(gt=0, allow_inf_nan=False)]], Field(min_length=1)]
+    temperature: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        require_known_keys(data, cls.model_fields)
+        return data
+
+    @property
+    def probabilities(self) -> dict[str, float]:
+        """By task, in the order of their names; none is 0."""
+        largest = max(self.weights.values())
+        power = 1 / self.temperature
+        shares = {name: (weight / largest) ** power for name, weight in sorted(self.weights.items())}
+        if min(shares.values()) == 0.0:
+            raise ValueError("a task's probability is too small for a number; use a larger temperature")
+        total = sum(shares.values())
+        return {name: share / total for name, share in shares.items()}
+
+    @model_validator(mode="after")
+    def _every_task_can_be_drawn(self) -> Draw:
+        assert self.probabilities
+        return self
+
+
+class Sampling(Model):
+    """Tasks that do not run at every step: by `every`, at every so many; by `draw`, one of several at each.
+
+    Tasks that neither names run at every step.
+    """
+
+    every: Mapping[str, Every] = Field(default_factory=dict)
+    draw: Draw | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        require_known_keys(data, cls.model_fields)
+        return data
+
+    @model_validator(mode="after")
+    def _says_something_once(self) -> Sampling:
+        if not self.every and self.draw is None:
+            raise ValueError("expected `every`, or `draw`, or both")
+        both = sorted(set(self.every) & set(self.draw.weights if self.draw else ()))
+        if both:
+            raise ValueError(f"task {both[0]!r} is in `every` and in `draw`; it can be in one of them")
+        return self
+
+
+class TaskShare(Model):
+    """Tasks that run at the same step, in the workload's order, and the share of all steps that run just
+    these.
+    """
+
+    tasks: Annotated[tuple[str, ...], Field(min_length=1)]
+    share: Annotated[float, Field(gt=0, le=1 + 1e-9)]
