@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.check.run import check_plan
+from spindle_cli.check.task_sets import require_planned
 from spindle_cli.errors import InputError
 from spindle_cli.launch.starting.forked import IMPORTED_LATE, preload
 from spindle_cli.plan.types import Plan
@@ -84,6 +85,8 @@ def find_workload(
         from spindle_cli.workload.optimizing.learning_rate import require_trainable
         from spindle_cli.workload.optimizing.task_weights import TaskWeights
         from spindle_cli.workload.parameters import ParameterTable
+        from spindle_cli.workload.sampling.sets import sets_of
+        from spindle_cli.workload.sampling.turns import turns_of
         from spindle_cli.workload.training.callbacks import find_callbacks
 
     source = locate(given or plan.workload.source, () if given else (plan_path.absolute().parent,))
@@ -101,12 +104,14 @@ def find_workload(
         find_callbacks(loaded.train, source)
         require_compiler(loaded.train, "cpu" if plan.cluster.is_cpu else "cuda")
         TaskWeights(loaded.train, loaded.workload.tasks).at(0)
+        sets = sets_of(turns_of(loaded.train, loaded.workload.tasks))
         groups = groups_of_graph(loaded.train, found)
         splits = plan_splits(plan, found, str(plan_path))
         require_elementwise(groups, splits.split_parameters(plan, found, ParameterTable.of(found)))
         for task in loaded.workload.evaluated:
             own = place_evaluated(plan, needs_of(found, task.name))
             plan_splits(own, found.only_evaluated(task.name), str(plan_path), only_evaluated=True)
+    require_planned(plan, sets, str(plan_path))
     return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
 
 

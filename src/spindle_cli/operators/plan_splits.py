@@ -14,7 +14,7 @@ from spindle_cli.workload.parameters import ParameterTable
 
 @dataclass(frozen=True)
 class PlanSplits:
-    """The splits of all ops of slices with tp > 1: by index in `plan.slices` and op of the MetaOp."""
+    """The splits of all ops of slices with tp > 1: by index in `plan.every_slice` and op of the MetaOp."""
 
     by_op: Mapping[tuple[int, int], LayerSplit]
 
@@ -22,7 +22,7 @@ class PlanSplits:
         """(MetaOp, op of it) -> the dotted names of its parameters that some slice splits."""
         found: dict[tuple[str, int], frozenset[str]] = {}
         for (index, position), split in self.by_op.items():
-            key = (plan.slices[index].metaop, position)
+            key = (plan.every_slice[index].metaop, position)
             found[key] = found.get(key, frozenset()) | frozenset(split.dims)
         return found
 
@@ -48,7 +48,7 @@ def plan_splits(plan: Plan, graph: WorkloadGraph, where: str, *, only_evaluated:
         WorkloadError: a tensor-parallel plan does not fit its layer.
     """
     found: dict[tuple[int, int], LayerSplit] = {}
-    for index, piece in enumerate(plan.slices):
+    for index, piece in enumerate(plan.every_slice):
         if piece.tp == 1:
             continue
         metaop = graph.by_name[piece.metaop]

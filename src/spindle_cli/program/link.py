@@ -84,7 +84,8 @@ def link_sets(
     )
     directory = Directory(communicators)
     whole, *of_sets = (each.program(groups, directory, communicators, settings) for each in moving)
-    return Programs(whole, dict(zip(sets, of_sets, strict=True)), groups)
+    together = whole.groups if plan.joint is None else groups
+    return Programs(whole, dict(zip(sets, of_sets, strict=True)), together)
 
 
 def _groups_of_all(plan: Plan, order: Sequence[int], uses: ParameterUses) -> tuple[ParameterGroup, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,21 +25,21 @@ from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
 from spindle_cli.runtime.loading.start import Place, loads_apart, start_evaluation_loaders, start_loaders
-from spindle_cli.runtime.measuring.diary import Diary
+from spindle_cli.runtime.measuring.diary import Chapter, Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Stopwatch
 from spindle_cli.runtime.measuring.work import StepWork
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
-from spindle_cli.runtime.part.localise import LocalModel, dtype_of, localise
+from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of, localise
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.restore import restore
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState, require_same_run
-from spindle_cli.runtime.step.counting import Counting, counted_shares, labels_that_must_count
-from spindle_cli.runtime.step.data import Feed, portions
+from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
+from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Computing, Training
@@ -96,7 +96,7 @@ def assemble(
     torch.manual_seed(model.train.seed + seat.rank)
     check_replicas(model.cuts.keys, model.parameters, device)
     communicators = Communicators(model.program.communicators, request.timeout_s)
-    communicators.meet(model.program, seat.rank, device)
+    communicators.meet([model.program, *(part.program for part in model.steps)], seat.rank, device)
     join_groups(model, seat.rank, communicators)
     pool = make_pool(model, seat.rank, communicators)
     state = make_state(model, pool, device)
@@ -189,9 +189,14 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
 def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:
     """Lay out a rank's trained parameters."""
     widen_gradients(model.trained.values(), model.train)
-    groups = model.cuts.of_leaves(model.program.groups)
+    cuts = model.cuts
     return GradientPool(
-        groups, model.trained, communicators, rank, stepped_whole=frozenset(stepped_whole(model))
+        cuts.of_leaves(model.sums),
+        model.trained,
+        communicators,
+        rank,
+        stepped_whole=frozenset(stepped_whole(model)),
+        parts=[cuts.of_leaves(part.program.groups) for part in model.steps],
     )
 
 
@@ -236,39 +241,62 @@ def make_feed(
     at_lengths: TasksAtLengths,
 ) -> Feed:
     """What loads this rank's part of the steps' batches; collective. `streams`: where they go on."""
-    own, per_step, train = model.slices.values(), model.train.accumulate, model.train
-    tasks, wanted = model.graph.workload.tasks, portions(own)
+    per_step, train, schedule = model.train.accumulate, model.train, model.schedule
+    tasks = model.graph.workload.tasks
+    wanted = {part.tasks: portions(part.slices.values()) for part in model.steps}
+    taken = {portion.task for found in wanted.values() for portion in found}
     shapes = {name: known_shapes(task) for name, task in model.graph.tasks.items()}
     apart = [task for task in tasks if loads_apart(task, train)]
     loaders = start_loaders(
         apart,
         train,
-        {portion.task for portion in wanted},
-        range(steps.start * per_step, steps.stop * per_step),
+        taken,
+        schedule.own_numbers(steps),
         Place(seat.rank, seat.first_of_node),
         streams,
         shapes,
     )
     here = {task.name: Batches(task, train.seed, shapes[task.name]) for task in tasks if task not in apart}
-    counting = None
-    if board.layout.size > 0:
-        counting = Counting(counted_shares(own, board.layout, per_step), board.layout)
+    shares = {
+        part.tasks: Share(
+            (*wanted[part.tasks], *_asked_alone(part.tasks, wanted[part.tasks], taken & loaders.keys())),
+            _counting(part, board, per_step),
+        )
+        for part in model.steps
+    }
     return Feed(
         {**here, **loaders},
-        wanted,
+        shares,
+        schedule,
         steps,
         seat.device,
         dtype_of(seat.request, model.train),
-        per_step,
-        counting,
-        labels_that_must_count(own, per_step),
+        labels_that_must_count(model.slices.values(), per_step),
         reads_ahead=seat.request.dtype is None,
         counters_of=at_lengths.counters,
         varying=at_lengths.names,
+        states={name: state for name, state in streams.items() if name in taken},
     )
 
 
-def make_executor(
+def _counting(part: StepPart, board: LossBoard, per_step: int) -> Counting | None:
+    if board.layout.size == 0:
+        return None
+    return Counting(counted_shares(part.slices.values(), board.layout, per_step), board.layout)
+
+
+def _asked_alone(
+    tasks: Collection[str], wanted: Collection[Portion], loaded_apart: Collection[str]
+) -> Iterator[Portion]:
+    """No samples of the tasks that this rank takes samples of at other steps: who loads them for several
+    ranks goes on when all have asked.
+    """
+    for task in tasks:
+        if task in loaded_apart and all(portion.task != task for portion in wanted):
+            yield Portion(task, (0, 0), ())
+
+
+def make_executors(
     seat: Seat,
     model: LocalModel,
     pool: GradientPool,
@@ -277,21 +305,29 @@ def make_executor(
     communicators: Communicators,
     first_step: int,
     at_lengths: TasksAtLengths,
-) -> Executor:
-    """What runs this rank's program."""
-    per_step = model.train.accumulate
-    return Executor(
-        model.program,
-        seat.rank,
-        model.slices,
-        Exchange(model.wiring, seat.rank, seat.device, communicators),
-        pool,
-        board,
-        stopwatch,
-        model.train,
-        open_diary(seat.request, seat.rank, seat.device, first_step * per_step, per_step),
-        at_lengths.of,
-    )
+) -> dict[tuple[str, ...], Executor]:
+    """What runs this rank's programs, by the tasks of the steps that they are for."""
+    made = [
+        Executor(
+            part.program,
+            seat.rank,
+            part.slices,
+            Exchange(part.wiring, seat.rank, seat.device, communicators),
+            pool,
+            board,
+            stopwatch,
+            model.train,
+            number,
+            at_lengths.of,
+        )
+        for number, part in enumerate(model.steps)
+    ]
+    labels = [label for executor in made for label in executor.labels[:-1]]
+    diary = open_diary(seat, [*labels, made[0].labels[-1]], first_step, model.train.accumulate)
+    chapters = Chapter.all_of(diary, [len(executor.labels) for executor in made])
+    for executor, chapter in zip(made, chapters, strict=True):
+        executor.note_in(chapter)
+    return {part.tasks: executor for part, executor in zip(model.steps, made, strict=True)}
 
 
 def make_training(
@@ -323,7 +359,7 @@ def make_training(
         stop=StopRequest(request.run_dir),
         model=model,
         feed=feed,
-        executor=make_executor(seat, model, pool, board, stopwatch, communicators, steps.start, at_lengths),
+        executors=make_executors(seat, model, pool, board, stopwatch, communicators, steps.start, at_lengths),
         pool=pool,
         board=board,
         optimizers=state.optimizers,
@@ -346,19 +382,17 @@ def make_training(
             passes,
         ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
-        work=StepWork.of(model.program.plan, model.graph, model.train),
+        work={
+            part.tasks: StepWork.of(model.program.plan, model.graph, model.train, part.tasks)
+            for part in model.steps
+        },
         at_lengths=at_lengths,
     )
 
 
-def open_diary(
-    request: RunRequest, rank: int, device: torch.device, first_batch: int, batches_per_step: int
-) -> Callable[[Sequence[str]], Diary]:
-    """What begins the journal of a rank's actions, once they have their names."""
-
-    def begin(actions: Sequence[str]) -> Diary:
-        path = journal_path(request.run_dir, rank)
-        path.parent.mkdir(exist_ok=True)
-        return Diary(JournalWriter(path, actions, batches_per_step, first_batch), device)
-
-    return begin
+def open_diary(seat: Seat, actions: Sequence[str], first_step: int, batches_per_step: int) -> Diary:
+    """Begin the journal of a rank's actions, by their names."""
+    path = journal_path(seat.request.run_dir, seat.rank)
+    path.parent.mkdir(exist_ok=True)
+    first_batch = first_step * batches_per_step
+    return Diary(JournalWriter(path, actions, batches_per_step, first_batch), seat.device)

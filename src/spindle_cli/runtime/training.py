@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +56,7 @@ Computing = Callable[[], AbstractContextManager[None]]
 @dataclass
 class Training:
     """One rank's parts of a run. `log`: on rank 0. `clip`: None where the train settings ask for none.
+    `executors`, `work`: by the tasks that a step runs.
 
     `steps`: to train, counted from 0; `done`: so many are trained, those before this process among them.
     `computing`: what passes run in, forward and backward. `iterations_s`: of the steps that were looked at.
@@ -68,7 +69,7 @@ class Training:
     stop: StopRequest
     model: LocalModel
     feed: Feed
-    executor: Executor
+    executors: Mapping[tuple[str, ...], Executor]
     pool: GradientPool
     board: LossBoard
     optimizers: Optimizers
@@ -82,13 +83,14 @@ class Training:
     followers: Callbacks
     evaluator: Evaluator
     rates: LearningRates
-    work: StepWork
+    work: Mapping[tuple[str, ...], StepWork]
     at_lengths: TasksAtLengths
     iterations_s: list[float] = field(default_factory=list)
     last: Step | None = None  # the newest that was looked at
     done: int = field(init=False)
     _unread: deque[StepOutcome] = field(default_factory=deque)
     _stops: bool = False
+    _first_gradients: dict[str, Tensor] = field(default_factory=dict)  # where they are captured
     _evaluated: int | None = None  # after so many steps
     _uncounted: tuple[str, ...] = ()  # tasks of which something counts nothing, in the next step to be read
 
@@ -134,7 +136,9 @@ class Training:
         self._capture("initial", self.model.parameters)
         self._capture("initial-buffers", self.model.all_buffers)
         if self.feed.counts_losses:
-            self._uncounted = self.board.begin(self.feed.counts(self.steps.start))
+            self._uncounted = self._due(
+                self.board.begin(self.feed.counts(self.steps.start)), self.steps.start
+            )
 
     def _after(self, done: int) -> Step:
         """What is due once so many steps have been ordered; gives the last of them."""
@@ -236,6 +240,7 @@ class Training:
         if self.stop.asked():
             self.board.ask_to_stop()
         self.board.weigh_for(step)
+        executor = self.executors[self.model.schedule.of_step(step)]
         batches, data_wait_s = self.model.train.accumulate, 0.0
         for number in range(step * batches, (step + 1) * batches):
             self.stopwatch.begin_step()
@@ -243,7 +248,7 @@ class Training:
             with self.stopwatch.timed(Activity.DATA):
                 batch = self.feed.take()
             data_wait_s += time.perf_counter() - asked_s - (self.at_lengths.seconds - traced_s)
-            self.executor.fit(batch)
+            executor.fit(batch)
             ends_step = number + 1 == (step + 1) * batches
             if ends_step:
                 self.board.tell(highest_memory(self.board.device), data_wait_s)
@@ -252,24 +257,39 @@ class Training:
                     counts = self.feed.counts(step + 1)
                 self.board.count_next(counts)
             with self.computing():
-                self.executor.run(batch, number, ends_step=ends_step)
+                executor.run(batch, number, ends_step=ends_step)
             if not ends_step:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):
             losses = self.board.take()
-        if is_first and self.request.capture_dir is not None:
-            self.pool.gather_gradients()
-            held = self.model.parameters.items()
-            self._capture("gradients", {name: p.grad for name, p in held if p.grad is not None})
+        if self.request.capture_dir is not None and (is_first or self._runs_a_task_first(step)):
+            self._capture_first_gradients()
         rates = self.rates.now()
-        norm = self._update(losses)
+        norm = self._update(executor, losses)
         self.rates.step()
         self.stopwatch.end_step(step)
         self._unread.append(StepOutcome.of(step, losses, norm, rates, begin))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
 
-    def _update(self, losses: Tensor) -> Tensor | None:
+    def _runs_a_task_first(self, step: int) -> bool:
+        schedule = self.model.schedule
+        return any(schedule.turns.before(task, step) == 0 for task in schedule.of_step(step))
+
+    def _capture_first_gradients(self) -> None:
+        """Of each parameter that has none captured yet; collective."""
+        self.pool.gather_gradients()
+        for name, parameter in self.model.parameters.items():
+            if parameter.grad is not None and name not in self._first_gradients:
+                self._first_gradients[name] = parameter.grad.clone()
+        self._capture("gradients", self._first_gradients)
+
+    def _due(self, names: Sequence[str], step: int) -> tuple[str, ...]:
+        """Those of some tasks that a step runs."""
+        due = self.model.schedule.of_step(step)
+        return tuple(name for name in names if name in due)
+
+    def _update(self, executor: Executor, losses: Tensor) -> Tensor | None:
         """Step the optimizer, unless a loss or the norm of the gradients is not finite; that norm [1], where
         it is worked out.
         """
@@ -277,7 +297,7 @@ class Training:
             with self.stopwatch.timed(Activity.OPTIMIZER):
                 self.masters.take_gradients()
         with self.stopwatch.timed(Activity.OPTIMIZER):
-            norm = self.executor.end_step(self._clip, partial(self._step_optimizer, losses))
+            norm = executor.end_step(self._clip, partial(self._step_optimizer, losses))
             self.pool.reset()
         return norm
 
@@ -292,10 +312,10 @@ class Training:
             outcome = self._unread.popleft()
             metrics = self._metrics(outcome, self._uncounted)
             self.clock.ends("first step")
-            read = self.board.read(outcome.losses)
+            read = self.board.read(outcome.losses, self.model.schedule.of_step(outcome.step))
             self._stops = self._stops or read.stops
             self._write_down(metrics)
-            self._uncounted = read.uncounted_next
+            self._uncounted = self._due(read.uncounted_next, outcome.step + 1)
             failure = step_failure(read.losses, outcome.norm_value, outcome.step + 1)
             if failure is not None:
                 self._unread.clear()  # steps after it train nothing that will be kept
@@ -347,7 +367,9 @@ class Training:
     def _metrics(self, outcome: StepOutcome, uncounted: tuple[str, ...]) -> StepMetrics:
         """What a step came to; waits until the device has done it."""
         outcome.wait()
-        read, seconds, work = self.board.read(outcome.losses), outcome.seconds, self.work
+        due = self.model.schedule.of_step(outcome.step)
+        read, seconds, work = self.board.read(outcome.losses, due), outcome.seconds, self.work[due]
+        weights = self.board.weights_at(outcome.step)
         return StepMetrics(
             step=outcome.step + 1,
             loss=self.board.total(read.losses, outcome.step),
@@ -355,7 +377,7 @@ class Training:
             iteration_s=seconds,
             samples_per_s=work.samples / seconds,
             uncounted_tasks=uncounted,
-            task_weights=self.board.weights_at(outcome.step),
+            task_weights={name: weights[name] for name in weights if name in due},
             learning_rates=outcome.learning_rates,
             gradient_norm=outcome.norm_value,
             tokens_per_s=None if work.tokens is None else work.tokens / seconds,

@@ -26,6 +26,7 @@ from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
+from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.building.load import load
@@ -77,6 +78,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     write_tensors(request.capture_dir, "initial", parameters)
     write_tensors(request.capture_dir, "initial-buffers", buffers_at(held))
     asked = None if request.dtype is None else arithmetic.dtype
+    steps_of = dict.fromkeys(batches, 0)
+    gradients: dict[str, Tensor] = {}  # of each parameter the first
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
             began = perf_counter()
@@ -84,7 +87,10 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
             weights = weights_at(loaded.train, loaded.workload.tasks, step)
             losses: dict[str, float] = {}
             for task in loaded.workload.tasks:
-                taken = _taken(batches[task.name], task, step, loaded.train.accumulate)
+                if not runs_at(loaded.train, task.name, step):
+                    continue
+                taken = _taken(batches[task.name], task, steps_of[task.name], loaded.train.accumulate)
+                steps_of[task.name] += 1
                 if task.name in counted:
                     counted[task.name].fit(taken)
                 with computing_as_asked(asked, no_randomness=request.no_randomness):
@@ -93,9 +99,9 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
                     )
             if not request.no_randomness:
                 require_no_chance(loaded.workload, before)
-            if step == 0:
-                gradients = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-                write_tensors(request.capture_dir, "gradients", gradients)
+            for name, parameter in parameters.items():
+                if parameter.grad is not None and name not in gradients:
+                    gradients[name] = parameter.grad.clone()
             if noise is not None:
                 noise.add_to(parameters.values())
             step_parameters(parameters, stepped, optimizers, loaded.train.clip_norm)
@@ -105,6 +111,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
             if average is not None:
                 average.update(step + 1)
             metrics.write(step_metrics(weights, step, losses, perf_counter() - began).to_line())
+    write_tensors(request.capture_dir, "gradients", gradients)
     write_tensors(request.capture_dir, "final", parameters)
     if average is not None:
         write_tensors(request.capture_dir, "average", average.values(parameters))
@@ -114,7 +121,7 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
 def _taken(
     batches: Batches | StreamBatches, task: Task | FlowTask, step: int, count: int
 ) -> list[dict[str, Tensor]]:
-    """The `count` batches of a task that a step takes."""
+    """The `count` batches of a task that its step number `step` takes, counted among those that run it."""
     return [batches.rows(step * count + number, 0, task.batch_size) for number in range(count)]
 
 
@@ -306,7 +313,7 @@ def step_metrics(
     weights: Mapping[str, float], step: int, losses: Mapping[str, float], iteration_s: float
 ) -> StepMetrics:
     """A line of metrics.jsonl; `step` counted from 0."""
-    total = sum(weight * losses[name] for name, weight in weights.items())
+    total = sum(weights[name] * loss for name, loss in losses.items())
     return StepMetrics(step=step + 1, loss=total, task_losses=dict(losses), iteration_s=iteration_s)
 
 

@@ -7,7 +7,7 @@ gradient of zeros would still decay it); so a sum comes with a flag for each par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,6 +111,11 @@ class Bucket:
         for parameter, is_reached in zip(self._parameters, reached, strict=True):
             if not is_reached:
                 parameter.grad = None
+
+    def leave_out(self) -> None:
+        """Nothing of it was run in this iteration: none of its parameters has a gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
 
     def reset(self) -> None:
         """Zero every gradient, in place, for the next iteration."""
@@ -268,18 +273,29 @@ class Flags:
             self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
         )
 
-    def finish(self) -> None:
-        """Wait for the other ranks' flags, and hand out the gradients accordingly."""
-        assert self._work is not None, "every bucket is summed in every iteration"
-        wait_for(self._work)
-        self._work = None
+    def finish(self, summed: Collection[Bucket | ShardedBucket]) -> None:
+        """Wait for the other ranks' flags, and hand out the gradients accordingly.
+
+        `summed`: the buckets that were summed in this iteration; where there are none, nothing was started.
+        The parameters of the others have no gradient.
+        """
+        if self._work is not None:
+            wait_for(self._work)
+            self._work = None
         flags = self._reached.flags
-        if not all(flags):  # otherwise there is nothing to learn from the others
+        own = {bucket: flags[first:last] for bucket, first, last in self._spans() if bucket in summed}
+        if not all(
+            all(reached) for reached in own.values()
+        ):  # else there is nothing to learn from the others
             flags = read_flags(self._flags)
+        for bucket, first, last in self._spans():
+            bucket.hand_out(flags[first:last] if bucket in own else [False] * (last - first))
+
+    def _spans(self) -> Iterator[tuple[ShardedBucket, int, int]]:
         first = 0
         for bucket in self.buckets:
             last = first + len(bucket.parameters)
-            bucket.hand_out(flags[first:last])
+            yield bucket, first, last
             first = last
 
     def reset(self) -> None:

@@ -5,7 +5,7 @@ Each costs device memory and time to make; `program/communicators.py` says which
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 
 import torch
@@ -47,7 +47,7 @@ class Communicators:
         assert index is not None, "its passes sum something"
         return self.of(index)
 
-    def meet(self, program: Program, rank: int, device: torch.device) -> None:
+    def meet(self, programs: Sequence[Program], rank: int, device: torch.device) -> None:
         """Let all ranks meet once over each communicator, one after another; collective.
 
         NCCL connects two ranks when they first talk to each other, which takes long and can hold up the host:
@@ -57,17 +57,18 @@ class Communicators:
             if rank not in each.ranks:
                 continue
             group = self.of(each.index)
-            pairs = _pairs(program, each)
+            pairs = _pairs(programs, each)
             if pairs:
                 _exchange([pair for pair in pairs if rank in pair], rank, device, group)
             else:
                 dist.all_reduce(torch.zeros(1, device=device), group=group)
 
 
-def _pairs(program: Program, communicator: Communicator) -> list[tuple[int, int]]:
+def _pairs(programs: Iterable[Program], communicator: Communicator) -> list[tuple[int, int]]:
     """(source, destination) of all messages that go over a communicator, ascending."""
     found = {
         (action.transfer.source, action.transfer.destination)
+        for program in programs
         for actions in program.actions.values()
         for action in actions
         if action.transfer is not None and action.communicator == communicator.index

@@ -9,7 +9,7 @@ the parameters, which the others wait for only when they use them next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -40,12 +40,13 @@ class GradientPool:
         rank: int,
         *,
         stepped_whole: frozenset[str] = frozenset(),
+        parts: Sequence[Sequence[ParameterGroup]] | None = None,
     ) -> None:
         """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
         them. `stepped_whole`: those that every rank with them steps; of the others each steps its range.
+        `parts`: the groups of each program that steps may run, which are some of all; None: one with all.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
-        self._users: dict[tuple[int, int], list[ShardedBucket]] = {}  # by slice and op
         by_ranks: dict[tuple[int, ...], list[ShardedBucket]] = {}
         for group in groups:
             if rank not in group.devices or len(group.devices) < 2:
@@ -65,8 +66,6 @@ class GradientPool:
             self._buckets[group.index] = (*sharded, *whole)
             if sharded:
                 by_ranks.setdefault(group.devices, []).extend(sharded)
-            for user in zip(group.slices, group.first_ops, strict=True):
-                self._users.setdefault(user, []).extend(sharded)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         own = {name: parameter for name, parameter in trained.items() if name not in shared}
         self._own = tuple(own.values())
@@ -78,7 +77,10 @@ class GradientPool:
             communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks))
             for ranks, made in by_ranks.items()
         }
-        self._group_of = {bucket: group for group, made in self._buckets.items() for bucket in made}
+        shared_groups = [group for group in groups if group.index in self._buckets]
+        made_of = {group.blocks: self._buckets[group.index] for group in shared_groups}
+        self._parts = [_Part(part, made_of) for part in ([groups] if parts is None else parts)]
+        self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
         self._waiting: deque[AnyBucket | Flags] = deque()
         self._under_way: deque[AnyBucket] = deque()
@@ -87,9 +89,13 @@ class GradientPool:
         """Have `watch` called with every sum and gather that begins, and its group."""
         self._watch = watch
 
+    def turn_to(self, part: int) -> None:
+        """From here on the groups are those of one of the programs that steps may run."""
+        self._part = self._parts[part]
+
     def start_sum(self, group: int) -> None:
         """Start the sum of a parameter group, or let it wait for its turn."""
-        self._waiting.extend(self._buckets[group])
+        self._waiting.extend(self._part.buckets[group])
         while self._under_way and self._under_way[0].is_summed():
             self._under_way.popleft().finish_sum()
         self._start_waiting()
@@ -109,7 +115,12 @@ class GradientPool:
             self._under_way.popleft().finish_sum()
             self._start_waiting()
         for flags in self._flags.values():
-            flags.finish()
+            flags.finish(self._part.summed)
+        for bucket in self._all():
+            if bucket not in self._part.summed and isinstance(bucket, Bucket):
+                bucket.leave_out()
+            elif bucket in self._part.summed and isinstance(bucket, ShardedBucket):
+                bucket.finish_gather()  # of what this rank holds, and has not run since
 
     def reset(self) -> None:
         """Forget all gradients, for the next iteration."""
@@ -122,7 +133,7 @@ class GradientPool:
 
     def start_gather(self, group: int) -> None:
         """Start exchanging the parameters of a group that the optimizers have stepped in ranges."""
-        for bucket in reversed(self._buckets[group]):
+        for bucket in reversed(self._part.buckets[group]):
             if isinstance(bucket, ShardedBucket):
                 self._note(Passing.GATHER, bucket, bucket.start_gather())
 
@@ -136,19 +147,20 @@ class GradientPool:
 
     def awaits(self, piece: int, op: int) -> bool:
         """Whether `await_parameters` has anything to wait for."""
-        return any(bucket.is_gathering for bucket in self._users.get((piece, op), ()))
+        return any(bucket.is_gathering for bucket in self._part.users.get((piece, op), ()))
 
     def await_parameters(self, piece: int, op: int) -> None:
         """Wait until the parameters that a slice uses from this op on, but not before it, are those that the
         last step made.
         """
-        for bucket in self._users.get((piece, op), ()):
+        for bucket in self._part.users.get((piece, op), ()):
             bucket.finish_gather()
 
     def await_all_parameters(self) -> None:
         """Wait until all parameters are those that the last step made."""
-        for piece, op in self._users:
-            self.await_parameters(piece, op)
+        for bucket in self._all():
+            if isinstance(bucket, ShardedBucket):
+                bucket.finish_gather()
 
     def gather_gradients(self) -> None:
         """Make `.grad` of the parameters themselves whole too. Collective; after `finish`."""
@@ -180,7 +192,33 @@ class GradientPool:
 
     def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
         if self._watch is not None:
-            self._watch(kind, self._group_of[bucket], work)
+            self._watch(kind, self._part.group_of[bucket], work)
+
+
+class _Part:
+    """The buckets of one of the programs that steps may run, by its groups.
+
+    `users`: the buckets that a slice uses from an op on. `summed`: all.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[ParameterGroup],
+        made: Mapping[tuple[tuple[str, int], ...], tuple[AnyBucket, ...]],
+    ) -> None:
+        """`made`: this rank's buckets, by the blocks of their groups."""
+        self.buckets: dict[int, tuple[AnyBucket, ...]] = {}
+        self.users: dict[tuple[int, int], list[ShardedBucket]] = {}
+        for group in groups:
+            buckets = made.get(group.blocks)
+            if buckets is None:
+                continue
+            self.buckets[group.index] = buckets
+            sharded = [bucket for bucket in buckets if isinstance(bucket, ShardedBucket)]
+            for user in zip(group.slices, group.first_ops, strict=True):
+                self.users.setdefault(user, []).extend(sharded)
+        self.group_of = {bucket: group for group, found in self.buckets.items() for bucket in found}
+        self.summed = frozenset(self.group_of)
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

@@ -41,8 +41,13 @@ class SumStarter:
         self._waiting.extend(self._after.get(piece, ()))
 
     def reach(self, action: Action) -> None:
-        """The program has come to a sum: start it if its op did not."""
-        if action in self._waiting:
+        """The program has come to a sum: start it if its op did not; one that comes before all backward
+        passes of the rank has none.
+        """
+        if action.op is None:
+            assert action.group is not None, "a sum names its group"
+            self._start(action.group)
+        elif action in self._waiting:
             self._start_through(action)
 
     def _op_done(self, op: int) -> None:

@@ -48,7 +48,7 @@ def start_loaders(
     tasks: Collection[Task | FlowTask],
     train: TrainSettings,
     wanted: Collection[str],
-    numbers: range,
+    numbers: Mapping[str, range],
     place: Place,
     states: Mapping[str, Any],
     shapes: Mapping[str, Mapping[str, SampleShape]],
@@ -60,7 +60,7 @@ def start_loaders(
     Args:
         tasks: whose batches are loaded apart.
         wanted: of all tasks, those that this rank takes samples of.
-        numbers: of the batches of the run.
+        numbers: by task, of its batches that the run takes.
         states: of streams, to go on from.
         shapes: by task, those of one sample of each field (`SampleShapes`).
         evaluates: see `Reading`.
@@ -68,7 +68,8 @@ def start_loaders(
     Raises:
         InputError: a stream was read by another number of workers.
     """
-    if not tasks or not numbers:
+    tasks = [task for task in tasks if numbers[task.name]]
+    if not tasks:
         return {}
     takers = _takers({task.name for task in tasks} & set(wanted), place)
     addresses: dict[str, str] = {}
@@ -81,7 +82,7 @@ def start_loaders(
                 task=task,
                 seed=train.seed,
                 loading=loading,
-                numbers=numbers,
+                numbers=numbers[task.name],
                 takers=len(ranks),
                 # Ranks are a few batches apart, and a step's at most.
                 room=max(1, loading.workers) * loading.prefetch + 2 * train.accumulate + 4,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 
@@ -13,6 +15,46 @@ from spindle_cli.runtime.measuring.timing import Mark, has_passed, take_mark
 
 # A device comes to an action long after its host; how often a thread looks how far it has come.
 _LOOK_S = 0.5
+
+
+class Chapter:
+    """The notes of one of the programs that a worker's steps may run; all have one journal.
+
+    A journal lists the actions of all programs one after the other; the last of each is the same, and the
+    journal's last. So that the first that is not done is the right one, a step begins with the action before
+    its program's first as done.
+    """
+
+    def __init__(self, diary: Diary, first: int, count: int, total: int) -> None:
+        """`first`: of its actions in the journal; `count`: of them; `total`: of the journal."""
+        self._diary = diary
+        self._first = first
+        self._last = count - 1
+        self._total = total
+
+    @classmethod
+    def all_of(cls, diary: Diary, counts: Sequence[int]) -> tuple[Chapter, ...]:
+        """Of programs with so many actions each, the last of which is the same."""
+        firsts = [0, *accumulate(count - 1 for count in counts)]
+        return tuple(
+            cls(diary, first, count, firsts[-1] + 1) for first, count in zip(firsts, counts, strict=False)
+        )
+
+    def opens(self, batch: int) -> None:
+        """A batch of this program begins."""
+        if self._first:
+            self._diary.ends(batch, self._first - 1)
+
+    def begins(self, batch: int, action: int) -> None:
+        """See `Diary.begins`; `action`: of this program."""
+        self._diary.begins(batch, self._place(action))
+
+    def ends(self, batch: int, action: int) -> None:
+        """See `Diary.ends`; `action`: of this program."""
+        self._diary.ends(batch, self._place(action))
+
+    def _place(self, action: int) -> int:
+        return self._total - 1 if action == self._last else self._first + action
 
 
 class Diary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -34,18 +35,18 @@ class StepWork:
     peak_s: float | None = None
 
     @classmethod
-    def of(cls, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> StepWork:
-        """Of a step of `train.accumulate` batches."""
+    def of(cls, plan: Plan, graph: WorkloadGraph, train: TrainSettings, tasks: Collection[str]) -> StepWork:
+        """Of a step of `train.accumulate` batches of some tasks; `plan`: of these, or of all."""
         batches = train.accumulate
-        found = [tokens_of(task) for task in graph.tasks.values()]
+        found = [tokens_of(task) for name, task in graph.tasks.items() if name in tasks]
         known = [tokens for tokens in found if tokens is not None]
         if any(task.varying for task in graph.tasks.values()):
             # What a step works through differs from step to step.
             return cls(samples=batches * sum(task.batch_size for task in graph.workload.tasks))
         return cls(
-            samples=batches * sum(task.batch_size for task in graph.workload.tasks),
+            samples=batches * sum(task.batch_size for task in graph.workload.tasks if task.name in tasks),
             tokens=batches * sum(known) if known else None,
-            peak_s=_peak_s(plan, "float32" if train.precision == "full" else "bfloat16", batches),
+            peak_s=_peak_s(plan, tasks, "float32" if train.precision == "full" else "bfloat16", batches),
         )
 
 
@@ -60,9 +61,9 @@ def tokens_of(task: TaskGraph) -> int | None:
     return max(counts, default=None)
 
 
-def _peak_s(plan: Plan, arithmetic: Arithmetic, batches: int) -> float | None:
+def _peak_s(plan: Plan, tasks: Collection[str], arithmetic: Arithmetic, batches: int) -> float | None:
     peak = peak_flops_per_s(plan.cluster.device_type, arithmetic)
-    flops = flops_by_metaop(plan.metaops)
+    flops = flops_by_metaop([metaop for metaop in plan.metaops if metaop.task in tasks])
     if peak is None or flops is None:
         return None
     return batches * sum(flops.values()) / (peak * plan.cluster.num_devices)

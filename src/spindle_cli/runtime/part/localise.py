@@ -6,22 +6,24 @@ ever take memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
 from spindle_cli.account.groups import ParameterBlock
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.check.task_sets import require_planned
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.types import Plan
-from spindle_cli.program.link import link
+from spindle_cli.program.link import Programs, link_sets
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program, StepSettings
-from spindle_cli.runtime.communication.wiring import Wiring, wire
+from spindle_cli.runtime.communication.wiring import WiredSlice, Wiring, wire
 from spindle_cli.runtime.part.evaluated import (
     EvaluatedPart,
     InitialPart,
@@ -37,7 +39,22 @@ from spindle_cli.workload.localise import load_local
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.sampling.schedule import Schedule
+from spindle_cli.workload.sampling.sets import require_one_length, sets_of
+from spindle_cli.workload.sampling.turns import Turns, turns_of
 from spindle_cli.workload.training.precision import in_dtype, number_format
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """What steps run that run the same tasks. `program`, `wiring`: of all ranks. `slices`: of this rank, by
+    index in the program.
+    """
+
+    tasks: tuple[str, ...]
+    program: Program
+    wiring: Wiring
+    slices: dict[int, LocalSlice]
 
 
 @dataclass(frozen=True)
@@ -46,8 +63,11 @@ class LocalModel:
 
     Attributes:
         graph, train: the workload, traced, and how it is trained.
-        program, wiring: of all ranks.
-        slices: that this rank runs, by index in the program.
+        program, wiring: of all ranks, for all tasks.
+        schedule: which tasks run at which step.
+        steps: what each set of tasks that occurs is run by.
+        sums: the parameter groups of all of these programs together.
+        slices: that this rank runs at any step, by index in `plan.every_slice`; those of `program` first.
         parameters: that this rank holds, by canonical name; of those that tensor parallelism splits the
             fragments, by the keys of files/fragments.py. `trained`: those of them that take a gradient.
         table: of the names of all parameters and buffers.
@@ -69,6 +89,9 @@ class LocalModel:
     dtype: torch.dtype | None
     groups: OptimizerGroups
     evaluated: dict[str, EvaluatedPart]
+    schedule: Schedule
+    steps: tuple[StepPart, ...]
+    sums: tuple[ParameterGroup, ...]
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -120,19 +143,74 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     groups = groups_of_graph(train, graph)
     require_elementwise(groups, splits.split_parameters(plan, graph, table))
     settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
-    program = link(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
-    prove(program)
+    require_one_length(train, [name for name, task in graph.tasks.items() if task.varying])
+    turns = turns_of(train, graph.workload.tasks)
+    require_planned(plan, sets_of(turns), str(request.plan))
+    programs = link_sets(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
+    for program in programs.all:
+        prove(program)
     dtype = dtype_of(request, train)
-    wiring = wire(graph if dtype is None else in_dtype(graph, dtype), program)
+    typed = graph if dtype is None else in_dtype(graph, dtype)
+    wirings = [wire(typed, program) for program in programs.all]
     evaluated = evaluated_parts(plan, graph)
-    own = [wired for wired in wiring.slices if rank in wired.layout.share_of]
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
-    ops = LocalOps(table, cuts, splits, own, place)
+    ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place)
     slices = ops.slices()
     loaded.initial.fill({**initial_parts(ops.leaves, cuts), **initial_parts_of_evaluated(graph, table)})
     return LocalModel(
-        graph, train, program, wiring, slices, ops.leaves, table, cuts, ops, dtype, groups, evaluated
+        graph=graph,
+        train=train,
+        program=programs.whole,
+        wiring=wirings[0],
+        slices=slices,
+        parameters=ops.leaves,
+        table=table,
+        cuts=cuts,
+        ops=ops,
+        dtype=dtype,
+        groups=groups,
+        evaluated=evaluated,
+        schedule=Schedule(turns, train.accumulate),
+        steps=_step_parts(plan, turns, programs, wirings, slices),
+        sums=programs.groups,
     )
+
+
+def _own_slices(plan: Plan, wirings: Sequence[Wiring], rank: int) -> list[WiredSlice]:
+    """The slices that a rank runs in any program, each once, by index in `plan.every_slice`."""
+    found: dict[int, WiredSlice] = {}
+    for member, wiring in enumerate(wirings):
+        for wired, place in zip(wiring.slices, _places(plan, member), strict=True):
+            if rank in wired.layout.share_of:
+                found.setdefault(place, replace(wired, index=place))
+    return [found[place] for place in sorted(found)]
+
+
+def _places(plan: Plan, member: int) -> Sequence[int]:
+    """Where the slices of one of its programs are in `plan.every_slice`."""
+    return range(len(plan.slices)) if plan.joint is None else plan.joint.members[member]
+
+
+def _step_parts(
+    plan: Plan,
+    turns: Turns,
+    programs: Programs,
+    wirings: Sequence[Wiring],
+    slices: Mapping[int, LocalSlice],
+) -> tuple[StepPart, ...]:
+    """Of each set of tasks that occurs; that of all tasks without a plan of its own is run by the whole."""
+    members = {tasks: number + 1 for number, tasks in enumerate(programs.of_sets)}
+    parts = []
+    for each in sets_of(turns):
+        member = members.get(each.tasks, 0)
+        places = _places(plan, member)
+        own = {
+            wired.index: replace(slices[place], wired=wired)
+            for wired, place in zip(wirings[member].slices, places, strict=True)
+            if place in slices
+        }
+        parts.append(StepPart(each.tasks, programs.all[member], wirings[member], own))
+    return tuple(parts)
 
 
 def initial_parts(leaves: Mapping[str, nn.Parameter], cuts: Cuts) -> dict[str, InitialPart]:
@@ -170,7 +248,7 @@ def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest)
 def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[int]]:
     """Task name -> indices of the ops that a rank runs."""
     ops: dict[str, set[int]] = {}
-    for piece in plan.slices:
+    for piece in plan.every_slice:
         if rank in piece.devices:
             metaop = graph.by_name[piece.metaop]
             ops.setdefault(metaop.task, set()).update(metaop.ops[piece.ops[0] : piece.ops[1]])

@@ -89,14 +89,14 @@ def find_cuts(plan: Plan, graph: WorkloadGraph, table: ParameterTable, splits: P
     """
     cuts = {name: Cut(name) for name in table.parameters}
     for (index, position), split in splits.by_op.items():
-        task = graph.by_name[plan.slices[index].metaop].task
+        task = graph.by_name[plan.every_slice[index].metaop].task
         for dotted, dim in split.dims.items():
             name = table.names[task, dotted]
             before = cuts[name]
             if before.count > 1 and before.dim != dim:
                 raise WorkloadError(
                     f"tp_plans: {name} is split along its dimension {before.dim} by one layer "
-                    f"and along {dim} by another ({plan.slices[index].label}, op {position})",
+                    f"and along {dim} by another ({plan.every_slice[index].label}, op {position})",
                     hint="Layers that share a parameter have to split it alike.",
                 )
             size = table.parameters[name].shape[dim]

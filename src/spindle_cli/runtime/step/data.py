@@ -22,6 +22,7 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.runtime.step.counting import Counting, Portion, rows_of
 from spindle_cli.workload.data.reading import BatchSource
 from spindle_cli.workload.graph import IGNORED_LABEL
+from spindle_cli.workload.sampling.schedule import Schedule
 from spindle_cli.workload.training.item_draws import DrawsError
 
 if TYPE_CHECKING:
@@ -101,39 +102,53 @@ class LoadedBatch:
         )
 
 
+@dataclass(frozen=True)
+class Share:
+    """What this rank reads of the batches of steps that run the same tasks. `counting`: of what their losses
+    count.
+    """
+
+    wanted: tuple[Portion, ...]
+    counting: Counting | None = None
+
+
 class Feed:
     """Loads one step after another in the background; `take` hands them out in order."""
 
     def __init__(
         self,
         batches: Mapping[str, BatchSource],
-        wanted: tuple[Portion, ...],
+        shares: Mapping[tuple[str, ...], Share],
+        schedule: Schedule,
         steps: range,
         device: torch.device,
         dtype: torch.dtype | None = None,
-        batches_per_step: int = 1,
-        counting: Counting | None = None,
         all_must_count: Mapping[str, Collection[str]] | None = None,
         reads_ahead: bool = True,
+        states: Mapping[str, Any] | None = None,
         counters_of: CountersOf | None = None,
         varying: Collection[str] = (),
     ) -> None:
-        """`batches`: by task. `steps`: counted from 0. `dtype`: what floating-point fields are converted to,
-        if given. `batches_per_step`: how many are taken for each step. `counting`: of what the losses count;
-        then batches are held one step longer, since they are counted before their step begins.
-        `all_must_count`: by task, fields in which no label may be ignored. `reads_ahead`: not where passes
-        change the type of constants meanwhile, which is the whole process's: a sample made of such constants
-        would be another. `varying`: tasks whose batches have several lengths; `counters_of`: what counts for
-        their losses. Which that is, is found in the main thread.
+        """`batches`: by task. `shares`: by the tasks that a step runs; where losses count anything, all of
+        them count, and batches are held one step longer, since they are counted before their step begins.
+        `schedule`: of all steps; `steps`: those to load, counted from 0. `dtype`: what floating-point fields
+        are converted to, if given. `states`: where streams are at the beginning. `all_must_count`: by task,
+        fields in which no label may be ignored. `reads_ahead`: not where passes change the type of constants
+        meanwhile, which is the whole process's: a sample made of such constants would be another. `varying`:
+        tasks whose batches have several lengths; `counters_of`: what counts for their losses. Which that is,
+        is found in the main thread.
         """
         self._varying = frozenset(varying)
         self._counters_of = counters_of
         self._reads_ahead = reads_ahead
         self._all_must_count = all_must_count or {}
-        self._counting = counting
-        self._batches_per_step = batches_per_step
+        self._shares = shares
+        self._schedule = schedule
+        self._batches_per_step = batches_per_step = schedule.batches_per_step
         self._batches = batches
-        self._wanted = wanted
+        self._nothing = next(
+            (share.counting.nothing for share in shares.values() if share.counting is not None), None
+        )
         self._device = device
         self._dtype = dtype
         self._numbers = range(steps.start * batches_per_step, steps.stop * batches_per_step)
@@ -142,7 +157,7 @@ class Feed:
         self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self.states: dict[str, Any] = {}  # of streams behind the last batch that was taken, by task
+        self.states = dict(states or {})  # of streams behind the last batch that was taken, by task
 
     def take(self) -> StepBatch:
         """The next batch, on the device.
@@ -150,7 +165,7 @@ class Feed:
         Raises:
             Exception: whatever the user's dataset raised, with a note of which samples were being loaded.
         """
-        ahead = 0 if self._counting is None else self._batches_per_step
+        ahead = self._batches_per_step if self.counts_losses else 0
         self._fetch_up_to(self._taken + ahead)
         loaded = self._held.pop(self._taken)
         self._taken += 1
@@ -170,18 +185,18 @@ class Feed:
     @property
     def counts_losses(self) -> bool:
         """Whether the run's losses count anything; the same on every rank."""
-        return self._counting is not None
+        return self._nothing is not None
 
     def counts(self, step: int) -> Tensor:
         """What this rank's shares of the losses count of a step's batches together, of which none was taken:
         float64. Zeros for a batch that cannot be loaded (to take it raises why), and behind the last step.
         """
-        assert self._counting is not None, "no loss counts anything"
+        assert self._nothing is not None, "no loss counts anything"
         numbers = range(step * self._batches_per_step, (step + 1) * self._batches_per_step)
         self._fetch_up_to(numbers[-1])
         held = [self._held.get(number) for number in numbers]
         counts = [batch.counts for batch in held if isinstance(batch, LoadedBatch)]
-        return sum(counts, self._counting.nothing)
+        return sum(counts, self._nothing)
 
     def close(self) -> None:
         """Stop loading; the thread ends with the item that it is at."""
@@ -198,21 +213,26 @@ class Feed:
         if isinstance(loaded, BaseException):
             return loaded
         try:
-            missing = [portion for portion in self._wanted if portion not in loaded.portions]
-            loaded = self._counted(loaded.joined(self._load_all(missing, number)))
+            wanted = self._share_of(number).wanted
+            missing = [portion for portion in wanted if portion not in loaded.portions]
+            loaded = self._counted(loaded.joined(self._load_all(missing, number)), number)
         except BaseException as error:  # sys.exit too: raised when the batch is taken
             return error
         if self._thread is None and self._reads_ahead:
             self._start(self._numbers[number + 1 - self._numbers.start :])
         return loaded
 
-    def _counted(self, loaded: LoadedBatch) -> LoadedBatch:
+    def _counted(self, loaded: LoadedBatch, number: int) -> LoadedBatch:
         """With what losses count whose batches have several lengths; by the main thread."""
-        if self._counting is None or not loaded.uncounted:
+        counting = self._share_of(number).counting
+        if counting is None or not loaded.uncounted:
             return loaded
         assert self._counters_of is not None, "tasks with several lengths have counters of them"
-        counts = self._counting.count(loaded.uncounted, self._counters_of(loaded.shapes))
+        counts = counting.count(loaded.uncounted, self._counters_of(loaded.shapes))
         return replace(loaded, counts=loaded.counts + counts, uncounted={})
+
+    def _share_of(self, number: int) -> Share:
+        return self._shares[self._schedule.of_batch(number)]
 
     def _start(self, numbers: range) -> None:
         """Load the batches of these numbers ahead. The first was loaded before, to see which tasks draw."""
@@ -221,7 +241,7 @@ class Feed:
 
     def _loaded_ahead(self) -> LoadedBatch | BaseException:
         """What the thread has of the next batch: everything but what draws."""
-        return self._load_all([], 0) if self._thread is None else self._ready.get()
+        return self._load_all([], self._numbers.start) if self._thread is None else self._ready.get()
 
     def _run(self, numbers: range) -> None:
         try:
@@ -234,7 +254,7 @@ class Feed:
 
     def _load_ahead(self, number: int) -> LoadedBatch:
         loaded = self._load_all([], number)
-        for portion in self._wanted:
+        for portion in self._share_of(number).wanted:
             if not self._batches[portion.task].draws:
                 with suppress(DrawsError):  # left to the main thread
                     loaded = loaded.joined(self._load_all([portion], number, is_ahead=True))
@@ -246,19 +266,25 @@ class Feed:
         states = {task: state for task in tasks if (state := self._batches[task].state) is not None}
         later = {portion: tensors for portion, tensors in loaded.items() if portion.task in self._varying}
         now = {portion: tensors for portion, tensors in loaded.items() if portion not in later}
-        counts = torch.zeros(0) if self._counting is None else self._counting.count(now)
-        shapes = {task: self._batches[task].shapes(number) for task in tasks if task in self._varying}
+        counting = self._share_of(number).counting
+        counts = torch.zeros(0) if counting is None else counting.count(now)
+        shapes = {
+            task: self._batches[task].shapes(self._schedule.own_number(task, number))
+            for task in tasks
+            if task in self._varying
+        }
         prepared = {
             portion: {name: self._prepare(tensor) for name, tensor in tensors.items()}
             for portion, tensors in loaded.items()
         }
-        return LoadedBatch(prepared, counts, states, shapes, {} if self._counting is None else later)
+        return LoadedBatch(prepared, counts, states, shapes, {} if counting is None else later)
 
     def _load(self, portion: Portion, number: int, *, is_ahead: bool) -> dict[str, Tensor]:
         batches = self._batches[portion.task]
         read = batches.rows_without_draws if is_ahead else batches.rows
         try:
-            loaded = read(number, *portion.samples, portion.fields)
+            own = self._schedule.own_number(portion.task, number)
+            loaded = read(own, *portion.samples, portion.fields)
             self._require_labels(portion.task, loaded)
             return loaded
         except Exception as error:

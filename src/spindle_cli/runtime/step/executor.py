@@ -6,7 +6,7 @@ gradients.py (sums), losses.py (what a share's loss counts).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +20,7 @@ from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, ta
 from spindle_cli.runtime.communication.sums import SumStarter
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.communication.wiring import WiredEdge
-from spindle_cli.runtime.measuring.diary import Diary
+from spindle_cli.runtime.measuring.diary import Chapter
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.compute import ForwardRun, LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.data import StepBatch
@@ -78,22 +78,23 @@ class Executor:
         board: LossBoard,
         stopwatch: Stopwatch,
         train: TrainSettings,
-        open_diary: Callable[[Sequence[str]], Diary],
+        part: int = 0,
         at_lengths: AtLengths | None = None,
     ) -> None:
-        """`slices`: those that this rank runs, by index in the program. `open_diary`: begins the journal of
-        the steps that are named, of which a batch's last is the update. `at_lengths`: gives a task's parts
-        for samples of these shapes, by field.
+        """`slices`: those that this rank runs, by index in the program. `part`: of the pool, the program's
+        groups. `at_lengths`: gives a task's parts for samples of these shapes, by field.
         """
         self._at_lengths = at_lengths
         actions = program.actions[rank]
         self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
         self._ending = tuple(action for action in actions if action.kind in _ENDS_STEP)
         self._labels = [piece.label for piece in program.slices]
-        self._diary = open_diary([*map(self._describe, self._steps), "the gradient sums, or the update"])
+        self.labels = (*map(self._describe, self._steps), "the gradient sums, or the update")
+        self._diary: Chapter | None = None
         self._slices = dict(slices)
         self._exchange = exchange
         self._pool = pool
+        self._part = part
         self._sums = SumStarter(actions, pool.start_sum)
         self._board = board
         self._stopwatch = stopwatch
@@ -117,6 +118,10 @@ class Executor:
             self._slices.update(parts.slices)
             self._exchange.carry(parts.edges)
 
+    def note_in(self, chapter: Chapter) -> None:
+        """Keep a journal of what is done; `labels` names its actions."""
+        self._diary = chapter
+
     def run(self, batch: StepBatch, number: int, *, ends_step: bool) -> None:
         """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.
 
@@ -133,21 +138,23 @@ class Executor:
             Exception: what the user's modules raised, with a note of the slice that ran.
         """
         self._ends_step, self._batch_number = ends_step, number
+        self._pool.turn_to(self._part)
+        self._chapter.opens(number)
         for position, step in enumerate(self._steps):
-            self._diary.begins(number, position)
+            self._chapter.begins(number, position)
             with self._noting(step):
                 if isinstance(step, _Messages):
                     self._post(step)
                 elif ends_step or step.kind not in ONCE_A_STEP:
                     self._run_action(step, batch)
-            self._diary.ends(number, position)
-        self._diary.begins(number, len(self._steps))
+            self._chapter.ends(number, position)
+        self._chapter.begins(number, len(self._steps))
         with self._stopwatch.timed(Activity.WAIT, cause="sum"):
             self._exchange.finish()
             if ends_step:
                 self._pool.finish()
         if not ends_step:
-            self._diary.ends(number, len(self._steps))
+            self._chapter.ends(number, len(self._steps))
         self._input_gradients.clear()
 
     def end_step(self, clip: Callable[[], Tensor], step: Callable[[Tensor | None], None]) -> Tensor | None:
@@ -169,8 +176,13 @@ class Executor:
             else:
                 assert action.group is not None
                 self._pool.start_gather(action.group)
-        self._diary.ends(self._batch_number, len(self._steps))
+        self._chapter.ends(self._batch_number, len(self._steps))
         return norm
+
+    @property
+    def _chapter(self) -> Chapter:
+        assert self._diary is not None, "its journal is begun before it runs"
+        return self._diary
 
     def _post(self, messages: _Messages) -> None:
         if messages.kind in RECEIVES:

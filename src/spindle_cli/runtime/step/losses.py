@@ -7,7 +7,7 @@ process.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -181,13 +181,19 @@ class LossBoard:
         self._counts = taken[self._count_rows]
         return taken
 
-    def read(self, taken: Tensor) -> StepLosses:
-        """What `take` has given, once it is on the host; the same on every rank."""
+    def read(self, taken: Tensor, due: Collection[str] | None = None) -> StepLosses:
+        """What `take` has given, once it is on the host; the same on every rank. `due`: the tasks that the
+        step has run; None: all.
+        """
         *values, stops = taken.tolist()
         rows = self._count_rows
         losses, counts, told = values[: rows.start], values[rows], values[rows.stop :]
         return StepLosses(
-            dict(zip(self._tasks, losses, strict=True)),
+            {
+                name: loss
+                for name, loss in zip(self._tasks, losses, strict=True)
+                if due is None or name in due
+            },
             stops > 0,
             self.layout.uncounted(counts),
             tuple(told[::NUMBERS_OF_A_RANK]),

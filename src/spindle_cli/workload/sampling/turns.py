@@ -34,7 +34,7 @@ def drawn_number(seed: int, step: int) -> float:
 
 
 class _Drawn:
-    """At which steps each task of a draw runs, worked out as far as it was asked for; threads may share it."""
+    """At which steps each task of a draw runs, as far as it was asked for; threads may share it."""
 
     def __init__(self, draw: Draw, seed: int) -> None:
         self._names = tuple(draw.probabilities)
