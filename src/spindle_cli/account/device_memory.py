@@ -7,13 +7,15 @@ time; activations come with each op's forward pass and go with its backward pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.holdings import Block, Held, Holders
 from spindle_cli.account.iteration import Fullest, Iteration, Part, PassBytes, Role, Setting
+from spindle_cli.account.joint import beside
+from spindle_cli.account.types import Joint
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
@@ -28,6 +30,9 @@ UNCOUNTED_SHARE = 0.01
 # takes 2, 20 or more MiB at once from the driver (c10/cuda/CUDACachingAllocator.cpp), and holes stay between
 # blocks of different ages. What is there all the time leaves none. Assumed, not measured here.
 ALLOCATOR_SHARE = 0.1
+
+# Plans that run in turn, and which of them is meant; None: there is one alone.
+Turn = tuple[Joint, int] | None
 
 
 class OptimizerNumbers(Protocol):
@@ -120,10 +125,12 @@ def device_memory(
     cluster: Cluster,
     optimizer: OptimizerNumbers,
     communicator_bytes: Sequence[int] | None = None,
+    turn: Turn = None,
 ) -> tuple[DeviceMemory, ...]:
     """Peak memory of every device of the cluster under a plan, as the driver would show it.
 
-    `communicator_bytes`: of each device, what its communicators take; nothing if None.
+    `communicator_bytes`: of each device, what its communicators take; nothing if None. `turn`: the plans that
+    it runs in turn with, and which of them it is: devices hold what they use in any of them.
 
     * Optimizer state takes `optimizer_state_per_param` times the trained parameters, or as their MetaOp says,
       where it is sharded divided by the number of devices that hold the same ones; some is kept whole.
@@ -140,7 +147,7 @@ def device_memory(
     * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
       there before the first tensor.
     """
-    needs = _needs(metaops, slices, cluster, optimizer)
+    needs = _needs(metaops, slices, cluster, optimizer, turn)
     peaks = {need: need.peak() for need in dict.fromkeys(needs)}
     both = list(zip(needs, outside_bytes(cluster, communicator_bytes), strict=True))
     found = {(need, own): replace(peaks[need], outside_bytes=own) for need, own in dict.fromkeys(both)}
@@ -153,9 +160,10 @@ def memory_by_pass(
     cluster: Cluster,
     optimizer: OptimizerNumbers,
     communicator_bytes: Sequence[int] | None = None,
+    turn: Turn = None,
 ) -> tuple[MemoryByPass, ...]:
     """The same account over time: of every device, the most it holds in each pass and what it holds after."""
-    needs = _needs(metaops, slices, cluster, optimizer)
+    needs = _needs(metaops, slices, cluster, optimizer, turn)
     order = sorted(range(len(slices)), key=lambda index: slices[index].start_s)
     outside = outside_bytes(cluster, communicator_bytes)
     return tuple(need.by_pass(order, own) for need, own in zip(needs, outside, strict=True))
@@ -172,9 +180,13 @@ def _needs(
     slices: Sequence[SliceShape],
     cluster: Cluster,
     optimizer: OptimizerNumbers,
+    turn: Turn,
 ) -> list[_Need]:
     """Of each device; devices that need the same share one object."""
     by_name = {metaop.name: metaop for metaop in metaops}
+    others: Sequence[SliceShape] = ()
+    if turn is not None:
+        by_name, others = {**turn[0].by_name}, beside(*turn)
     in_order = sorted(slices, key=lambda piece: piece.start_s)
     crossings = Crossings(in_order, by_name)
     parts = [
@@ -187,18 +199,24 @@ def _needs(
         for position, device in enumerate(piece.devices):
             crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
             roles[device].append((index, position % piece.tp, *crossing))
+    held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
+    for index, piece in enumerate(others, len(in_order)):
+        parts.append(Part(piece, by_name, is_handed_on=False))
+        for position, device in enumerate(piece.devices):
+            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    due = {block for part in parts[: len(in_order)] for block in part.blocks}
     # Most devices do the same as others; each of these sets of roles is added up once.
-    of_device = [tuple(role) for role in roles]
+    of_device = [(tuple(own), tuple(only)) for own, only in zip(roles, held, strict=True)]
     uses = ((index, block) for index, part in enumerate(parts) for block in part.blocks)
     setting = Setting(
         parts=parts,
-        holders=Holders(in_order, uses),
+        holders=Holders([*in_order, *others], uses),
         splits=any(part.tp > 1 for part in parts),
         sums_take_buffers=cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded,
         gradient_width=optimizer.gradient_bytes_per_param,
     )
-    account = _Account(setting, cluster.is_cpu, optimizer)
-    needs = {role: account.need(role) for role in dict.fromkeys(of_device)}
+    account = _Account(setting, cluster.is_cpu, optimizer, due)
+    needs = {role: account.need(*role) for role in dict.fromkeys(of_device)}
     return [needs[role] for role in of_device]
 
 
@@ -256,35 +274,41 @@ class _Account:
     setting: Setting
     on_cpu: bool
     optimizer: OptimizerNumbers
+    due: Set[Block]
 
-    def need(self, roles: Sequence[Role]) -> _Need:
-        """What a device with these roles holds, which are in the order in which it runs them."""
-        held = self._held(roles)
+    def need(self, roles: Sequence[Role], held_only: Sequence[Role]) -> _Need:
+        """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
+        those that it has in other plans, and holds parameters for.
+        """
+        held = self._held(roles, held_only)
         sharded = self.optimizer.optimizer_state_sharded
         trained = sum(there.share * there.trained_bytes for there in held.values())
         updated = sum(there.updated_bytes(sharded=sharded) for there in held.values())
         usual = self.optimizer.optimizer_state_per_param
         wide = self.optimizer.gradient_bytes_per_param
         own = wide * sum(there.own_bytes for there in held.values())
+        alone = wide * sum((there.share - there.summed) * there.trained_bytes for there in held.values())
         iteration = Iteration(self.setting, roles, held, keeps_own=self.optimizer.accumulate > 1)
         return _Need(
             parameters=round(sum(there.share * there.num_bytes for there in held.values())),
             state=round(sum(there.state_bytes(usual, sharded=sharded) for there in held.values())),
-            summed_gradients=wide * trained - own,
+            summed_gradients=wide * trained - alone,
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
             passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),
         )
 
-    def _held(self, roles: Sequence[Role]) -> dict[Block, Held]:
+    def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[Block, Held]:
         held: dict[Block, Held] = {}
         num_ops = 0
-        for index, shard, *_ in roles:
+        for number, (index, shard, *_) in enumerate((*roles, *held_only)):
             part = self.setting.parts[index]
             for block, (num_bytes, trained_bytes, position) in part.blocks.items():
                 there = held.get(block)
                 if there is None:
-                    there = Held(num_bytes, trained_bytes, num_ops + position, part.optimizer)
+                    first_use = num_ops + position if number < len(roles) else -1
+                    there = Held(num_bytes, trained_bytes, first_use, part.optimizer)
+                    there.is_due = block in self.due
                     held[block] = there
                 else:
                     there.num_bytes = max(there.num_bytes, num_bytes)

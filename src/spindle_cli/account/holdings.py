@@ -66,12 +66,13 @@ class Held:
 
     Attributes:
         num_bytes, trained_bytes: of the whole block.
-        first_use: the first op on the device that uses it.
+        first_use: the first op on the device that uses it; negative where another plan's alone do.
         is_whole: whether the device has all of it.
         shards: of it that the device has otherwise, as intervals of [0, 1].
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
         summed: share whose gradients it sums with other devices.
+        is_due: whether the step uses it, on any device.
         optimizer: what its optimizer keeps of it, where that is not as of all.
     """
 
@@ -84,14 +85,19 @@ class Held:
     share: float = 0.0
     owned: float = 0.0
     summed: float = 0.0
+    is_due: bool = True
 
     @property
     def own_bytes(self) -> float:
         """Trained bytes that no other device has: their gradients are made anew in every iteration."""
+        if not self.is_due:
+            return 0.0
         return (self.share - self.summed) * self.trained_bytes
 
     def updated_bytes(self, *, sharded: bool) -> float:
         """Trained bytes that the device's own optimizer steps; `sharded`: devices share what they can."""
+        if not self.is_due:
+            return 0.0
         whole = 0.0 if self.optimizer is None else self.optimizer.whole_share
         return self.trained_bytes * (
             self.share * whole + (self.owned if sharded else self.share) * (1 - whole)

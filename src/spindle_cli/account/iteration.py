@@ -155,6 +155,12 @@ class Iteration:
             self._forward(role)
             passes.append(self._end_pass(role[0], is_backward=False))
         self._received += sum(returned for *_, returned in self._roles)
+        # What other plans' slices alone hold is summed whenever the others are ready.
+        self._summing = sum(
+            self._width * there.summed * there.trained_bytes
+            for there in self._held.values()
+            if there.first_use < 0 and there.is_due
+        )
         first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
         for role in reversed(self._roles):
             first_op -= len(self._setting.parts[role[0]].uses)

@@ -8,10 +8,10 @@ the same buckets whichever plan runs: only what the same plans add to is summed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spindle_cli.account.groups import ParameterUses, parameter_groups
-from spindle_cli.account.types import Joint, ParameterGroup
+from spindle_cli.account.types import Joint, ParameterGroup, PlacedPlan
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
@@ -32,7 +32,7 @@ def joint_of(plans: Sequence[Sequence[SliceShape]], by_name: Mapping[str, MetaOp
             own.append(found[key])
         members.append(tuple(own))
     tasks = tuple(frozenset(by_name[piece.metaop].task for piece in plan) for plan in plans)
-    return Joint(tuple(slices), tuple(members), tasks, by_name)
+    return Joint(tuple(slices), tuple(map(tuple, plans)), tuple(members), tasks, by_name)
 
 
 def joint_groups(
@@ -65,6 +65,42 @@ def groups_of_member(
             slices, first_ops = zip(*users, strict=True)
             found.append(replace(group, index=len(found), slices=slices, first_ops=first_ops))
     return tuple(found)
+
+
+@dataclass(frozen=True)
+class MemberPlan:
+    """One of several plans that run in turn, as `account/` takes it."""
+
+    slices: Sequence[SliceShape]
+    by_name: Mapping[str, MetaOp]
+    cluster: Cluster
+    accumulate: int
+    gradient_bytes_per_param: float
+    optimizer_state_sharded: bool
+    clips_gradients: bool
+    joint: Joint | None
+    member: int
+
+
+def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
+    """A plan, or all of the plans that it runs in turn with."""
+    joint = plan.joint
+    if joint is None:
+        return (plan,)
+    return tuple(
+        MemberPlan(
+            slices,
+            {name: metaop for name, metaop in joint.by_name.items() if metaop.task in tasks},
+            plan.cluster,
+            plan.accumulate,
+            plan.gradient_bytes_per_param,
+            plan.optimizer_state_sharded,
+            plan.clips_gradients,
+            joint,
+            member,
+        )
+        for member, (slices, tasks) in enumerate(zip(joint.plans, joint.tasks, strict=True))
+    )
 
 
 def beside(joint: Joint, member: int) -> tuple[SliceShape, ...]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.edges import edge_bytes, execution_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
-from spindle_cli.account.joint import groups_of_member, joint_groups
+from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.rows import Layout, crossing
 from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
@@ -128,21 +128,22 @@ def find_meetings(
 
 
 def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tuple[int, ...]:
-    """What its communicators take of each device's memory, of a plan that passes `check`; `traffic`: its
-    account, where it is known.
+    """What its communicators take of each device's memory, of a plan that passes `check`, and those of the
+    plans that it runs in turn with; `traffic`: its account, where it is known and there are no others.
     """
     cluster = plan.cluster
     taken = [0] * cluster.num_devices
     if cluster.talks_by == "gloo":
         return tuple(taken)
-    traffic = traffic or traffic_of(plan)
-    for ranks, purpose in traffic.communicators:
+    known = [traffic] if traffic is not None and plan.joint is None else []
+    found = known or [traffic_of(each) for each in plans_in_turn(plan)]
+    for ranks, purpose in dict.fromkeys(each for one in found for each in one.communicators):
         if purpose not in (Purpose.ACTIVATIONS, Purpose.GRADIENTS):
             for device in ranks:
                 taken[device] += collectives_bytes(len(ranks))
-    for exchanges in (traffic.activations, traffic.gradients):
+    for all_exchanges in ([one.activations for one in found], [one.gradients for one in found]):
         peers: dict[int, set[int]] = {}
-        for exchange in exchanges:
+        for exchange in (exchange for exchanges in all_exchanges for exchange in exchanges):
             for source, destination, _ in exchange.messages:
                 peers.setdefault(source, set()).add(destination)
                 peers.setdefault(destination, set()).add(source)

@@ -31,12 +31,14 @@ class Joint:
 
     Attributes:
         slices: of all plans, each once.
+        plans: the slices of each, with its own times.
         members: of each plan, where its slices are in `slices`, in its own order.
         tasks: of each plan.
         by_name: the MetaOps of all plans.
     """
 
     slices: tuple[SliceShape, ...]
+    plans: tuple[tuple[SliceShape, ...], ...]
     members: tuple[tuple[int, ...], ...]
     tasks: tuple[frozenset[str], ...]
     by_name: Mapping[str, MetaOp]

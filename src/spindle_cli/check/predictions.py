@@ -40,7 +40,7 @@ def times(plan: Plan) -> Iterator[Violation]:
 
 def memory(plan: Plan, communicators: Sequence[int] | None) -> Iterator[Violation]:
     """Every device holds what it needs; `communicators`: of it, what these take, where that is known."""
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicators)
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicators, plan.turn)
     capacity = plan.cluster.memory_bytes
     # Devices that need the same and have the same are one violation.
     overflowing: dict[tuple[DeviceMemory, int], list[int]] = {}
@@ -83,7 +83,7 @@ def stated_memory(plan: Plan, communicators: Sequence[int] | None) -> Iterator[V
     if communicators is None and plan.cluster.talks_by != "gloo":
         return
     stated = plan.predicted.peak_memory_bytes
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicators)
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicators, plan.turn)
     if len(stated) != len(needs):
         return  # reported by one_peak_a_device
     needs_bytes = tuple(need.total_bytes for need in needs)

@@ -5,7 +5,7 @@ devices.
 from __future__ import annotations
 
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.check import against_profile, predictions, structure
+from spindle_cli.check import against_profile, predictions, structure, task_sets
 from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
 from spindle_cli.plan.types import Plan
@@ -25,6 +25,24 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     if profile is not None:
         against_profile.require_same_workload(plan, profile)
     whole = plan.outlined() if profile is None else plan.with_metaops_of(profile)
+    is_complete = bool(plan.metaops) or profile is not None
+    found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
+    if not found and plan.task_sets:
+        found += task_sets.sound(whole)
+        for tasks, of_set in whole.set_plans.items() if is_complete and not found else ():
+            own = _rules(of_set, is_complete, states_ours=bool(plan.metaops))
+            found += [task_sets.located_in(tasks, violation) for violation in own]
+    if profile is not None:
+        found += against_profile.same_profile(whole, profile)
+        found += against_profile.same_metaops(whole, profile)
+        found += against_profile.bound_is_no_guess(whole, profile)
+    return tuple(found)
+
+
+def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violation]:
+    """Of a plan by itself. `is_complete`: its `metaops` are more than an outline. `states_ours`: what it
+    predicts rests on our account of memory.
+    """
     found = list(structure.names_and_ranges(whole))
     if not found:
         found += structure.every_op_once(whole)
@@ -35,17 +53,13 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
         found += schedule.waves(whole)
         found += predictions.times(whole)
         found += predictions.one_peak_a_device(whole)
-        if plan.metaops or profile is not None:
+        if is_complete:
             found += structure.valid_allocations(whole)
             found += schedule.durations(whole)
             found += schedule.producers_first(whole)
             # Who talks to whom is known of a plan with which nothing else is wrong.
             communicators = None if found else communicator_bytes(whole)
             found += predictions.memory(whole, communicators)
-            if plan.metaops:  # what another tool predicts may rest on its own account of memory
+            if states_ours:  # what another tool predicts may rest on its own account of memory
                 found += predictions.stated_memory(whole, communicators)
-    if profile is not None:
-        found += against_profile.same_profile(whole, profile)
-        found += against_profile.same_metaops(whole, profile)
-        found += against_profile.bound_is_no_guess(whole, profile)
-    return tuple(found)
+    return found

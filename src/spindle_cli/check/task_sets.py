@@ -1,12 +1,62 @@
-"""Whether a plan has what each step runs that the train settings ask for."""
+"""Rules of a plan's sets of tasks; and whether it has what each step runs that the train settings ask for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from spindle_cli.check.types import Violation
 from spindle_cli.errors import InputError
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.workload.settings.sampling import TaskShare
+
+# What the shares of all steps may be off by.
+_SHARES_SLACK = 1e-6
+
+
+def sound(plan: Plan) -> Iterator[Violation]:
+    """The sets are of tasks that there are, and make up all steps; what changes buffers runs on the same
+    devices in all of them.
+    """
+    tasks = {metaop.task for metaop in plan.metaops}
+    total = sum(each.share for each in plan.task_sets)
+    if abs(total - 1) > _SHARES_SLACK:
+        yield Violation(
+            rule="task-sets", where="task_sets", value=f"shares that add up to {total:.6g}", expected="1"
+        )
+    for each in plan.task_sets:
+        unknown = [task for task in each.tasks if task not in tasks]
+        if unknown:
+            yield Violation(
+                rule="task-sets",
+                where=_place(each.tasks),
+                value=f"{unknown[0]!r} is no task of the plan",
+                expected="one of " + ", ".join(sorted(tasks)),
+            )
+    changing = [metaop.name for metaop in plan.metaops if metaop.changes_buffers]
+    for each in plan.task_sets:
+        slices = [piece for wave in each.waves for piece in wave.slices]
+        for name in changing:
+            own, whole = _places_of(name, slices), _places_of(name, plan.slices)
+            if own and own != whole:
+                yield Violation(
+                    rule="buffers",
+                    where=_place(each.tasks),
+                    value=f"{name} changes buffers, and runs on other devices than in the plan of all tasks",
+                    expected="the same, as they keep them",
+                )
+
+
+def located_in(tasks: Iterable[str], violation: Violation) -> Violation:
+    """A violation of a set's plan, with whose it is."""
+    return violation.model_copy(update={"where": f"{_place(tasks)}, {violation.where}"})
+
+
+def _place(tasks: Iterable[str]) -> str:
+    return f"task_sets, {' + '.join(tasks)}"
+
+
+def _places_of(metaop: str, slices: Iterable[Slice]) -> set[object]:
+    return {(piece.ops, piece.devices, piece.dp) for piece in slices if piece.metaop == metaop}
 
 
 def require_planned(plan: Plan, sets: Iterable[TaskShare], where: str) -> None:

@@ -10,7 +10,7 @@ import yaml
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.writing import write_text
-from spindle_cli.plan.types import Plan, PlanMetaOp, ProfileRef, Slice, Wave
+from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, ProfileRef, Slice, Wave
 from spindle_cli.profile.metagraph import require_equal_batches
 from spindle_cli.profile.types import Profile
 
@@ -119,7 +119,18 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     metaops = [_Row(_metaop_data(metaop)) for metaop in plan.metaops]
     waves = [_wave_data(wave) for wave in plan.waves]
     written = {"cluster": _cluster_data(plan), "predicted": predicted, "metaops": metaops, "waves": waves}
+    if plan.task_sets:
+        written["task_sets"] = [_set_data(each) for each in plan.task_sets]
     return always | rows | data | rows | written
+
+
+def _set_data(each: PlannedSet) -> dict[str, Any]:
+    return {
+        "tasks": list(each.tasks),
+        "share": each.share,
+        "predicted": each.predicted.model_dump(mode="json"),
+        "waves": [_wave_data(wave) for wave in each.waves],
+    }
 
 
 def _cluster_data(plan: Plan) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
 from spindle_cli.plan.search.spread import spread_out
+from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
@@ -50,7 +51,8 @@ class BelowBoundError(Exception):
 def make_plan(
     profile: Profile, cluster: Cluster, strategy: StrategyName = "spindle", effort: int = DEFAULT_EFFORT
 ) -> Plan:
-    """Plan a profiled workload for a cluster. Same inputs, same plan.
+    """Plan a profiled workload for a cluster, with each set of its tasks that steps run. Same inputs, same
+    plan.
 
     Args:
         strategy: how the devices are shared out.
@@ -60,6 +62,14 @@ def make_plan(
         NoPlanError: no valid allocation, or nothing fits the devices' memory.
         BelowBoundError: a bug of the planner.
     """
+    plan = plan_of_all(profile, cluster, strategy, effort)
+    if not profile.task_sets:
+        return plan
+    return with_sets(plan, profile, lambda some: plan_of_all(some, cluster, strategy, effort))
+
+
+def plan_of_all(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int) -> Plan:
+    """The plan of a step that runs all tasks; the arguments, and what is raised, are those of `make_plan`."""
     problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
     assumed = assumption(profile, cluster)

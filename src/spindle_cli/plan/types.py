@@ -216,6 +216,11 @@ class Plan(TrainedArtifact):
         return joint_of([self.slices, *of_sets], self.by_name)
 
     @property
+    def turn(self) -> tuple[Joint, int] | None:
+        """`joint` and `member`, where there are any."""
+        return None if self.joint is None else (self.joint, self._member)
+
+    @property
     def every_slice(self) -> tuple[Slice, ...]:
         """The slices of this plan, and behind them what its sets have besides."""
         return self.slices if self.joint is None else self.joint.slices  # type: ignore[return-value]

@@ -39,6 +39,7 @@ from spindle_cli.workload.optimizing.kept import StateSizes, kept_per_param
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling.sets import sampled_sets
 from spindle_cli.workload.sampling.turns import turns_of
+from spindle_cli.workload.splitting.shared_statistics import changes_buffers
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,7 @@ class _MetaOpAssembly:
             flops_per_op=self._mean(self._times.flops[self._ref(op)] for op in self._ops),
             batch_sums=sums,
             loss_chunks=self._loss_chunks(valid),
+            changes_buffers=self._changes_buffers(),
             curve=tuple(
                 sorted(
                     (
@@ -187,6 +189,9 @@ class _MetaOpAssembly:
             ),
             fit=fit,
         )
+
+    def _changes_buffers(self) -> bool:
+        return any(changes_buffers(self._task, op) for op in self._ops)
 
     def _timed_points(self, valid: Sequence[int]) -> list[CurvePoint]:
         """Points whose ops were all timed; a share that did not fit the memory is no allocation."""

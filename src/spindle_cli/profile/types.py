@@ -136,6 +136,8 @@ class MetaOp(Model):
     batch_sums: tuple[BatchSum, ...] = ()
     # {samples of a share: chunks that its loss is computed in}, of those that are not computed in one go
     loss_chunks: dict[int, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
+    # its forward pass changes buffers (running statistics), which stay on the devices that run it
+    changes_buffers: bool = False
 
 
 class MetaOpProfile(MetaOp):

@@ -76,7 +76,7 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
 
 def memory_views(plan: Plan) -> tuple[MemoryUse, ...]:
     """Memory of every device by account/device_memory.py, neighbours with the same merged."""
-    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan), plan.turn)
     both: Sequence[object] = list(zip(held, plan.cluster.memory_bytes, strict=True))
     return tuple(
         MemoryUse(

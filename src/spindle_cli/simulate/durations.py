@@ -53,7 +53,7 @@ def slice_durations(program: Program) -> tuple[Duration, ...]:
 
 def step_durations(plan: Plan) -> tuple[float, ...]:
     """Seconds of the optimizer's step on each device."""
-    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    held = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
     return optimizer_steps_s(held, plan.optimizer_s_per_byte)
 
 

@@ -17,7 +17,9 @@ class Ledger:
     """Bytes held by every device, over time."""
 
     def __init__(self, plan: Plan) -> None:
-        self._of = memory_by_pass(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
+        self._of = memory_by_pass(
+            plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan), plan.turn
+        )
         self._steps = [[MemoryStep(0.0, memory.idle_bytes)] for memory in self._of]
 
     def start_pass(self, device: int, piece: int, now_s: float, *, is_backward: bool) -> None:

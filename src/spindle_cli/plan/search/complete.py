@@ -17,7 +17,9 @@ def completed(plan: Plan, profile: Profile) -> Plan:
     if plan.metaops:
         return plan
     whole = plan.with_metaops_of(profile)
-    needs = device_memory(whole.metaops, whole.slices, whole.cluster, whole, communicator_bytes(whole))
+    needs = device_memory(
+        whole.metaops, whole.slices, whole.cluster, whole, communicator_bytes(whole), whole.turn
+    )
     peaks = tuple(need.total_bytes for need in needs)
     predicted = whole.predicted.model_copy(
         update={"peak_memory_bytes": peaks, "memory_formula": MEMORY_FORMULA}

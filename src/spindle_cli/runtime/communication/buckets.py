@@ -284,9 +284,8 @@ class Flags:
             self._work = None
         flags = self._reached.flags
         own = {bucket: flags[first:last] for bucket, first, last in self._spans() if bucket in summed}
-        if not all(
-            all(reached) for reached in own.values()
-        ):  # else there is nothing to learn from the others
+        # Where all were reached here, there is nothing to learn from the others.
+        if not all(all(reached) for reached in own.values()):
             flags = read_flags(self._flags)
         for bucket, first, last in self._spans():
             bucket.hand_out(flags[first:last] if bucket in own else [False] * (last - first))

@@ -6,9 +6,11 @@ sees all. A batch norm trains the same all the same, but in eval mode the model 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torch import nn
 
-from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.parameters import ParameterTable
 
 
@@ -28,13 +30,22 @@ def shared_statistics(graph: WorkloadGraph) -> tuple[str, ...]:
     )
 
 
+def changes_buffers(task: TaskGraph, op: Op) -> bool:
+    """Whether an op's forward pass changes any buffer, as far as is known."""
+    return _changes_any(task, op, op.buffers)
+
+
 def _changes(graph: WorkloadGraph, table: ParameterTable, user: tuple[str, int], canonical: str) -> bool:
     """Whether an op's forward changes a buffer: a batch norm's statistics, or what the analysis has seen."""
     task, index = user
     op = graph.tasks[task].ops[index]
     names = [name for name in op.buffers if table.names[task, name] == canonical]
+    return _changes_any(graph.tasks[task], op, names)
+
+
+def _changes_any(task: TaskGraph, op: Op, names: Iterable[str]) -> bool:
     why = op.coupled_because or ""
-    return any(_is_statistic(graph.tasks[task].root, name) or _is_said(name, why) for name in names)
+    return any(_is_statistic(task.root, name) or _is_said(name, why) for name in names)
 
 
 def _is_statistic(root: nn.Module, name: str) -> bool:
