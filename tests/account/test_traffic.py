@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
-from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.traffic import traffic_of
-from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import make_problem

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from helpers.feeds import feed_of
 from spindle_cli.runtime.step.counting import CountedShare, Counting, Portion
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.losses import LossBoard
@@ -57,7 +58,7 @@ def parts(batches_per_step: int) -> tuple[LossBoard, Feed, list[int]]:
     )
     portions = (Portion("t", (1, 2), ("label",)), Portion("t", (2, 4), ("label",)))
     batches = Batches(task, 0)
-    feed = Feed({"t": batches}, portions, range(3), CPU, None, batches_per_step, counting)
+    feed = feed_of({"t": batches}, portions, range(3), batches_per_step=batches_per_step, counting=counting)
     counted = [
         sum(int(items[index]["label"]) != -100 for index in batches.indices(number)[1:])
         for number in range(6)

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from helpers.feeds import feed_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
-from spindle_cli.runtime.step.data import Feed
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.metaops.ops import share_module
@@ -83,6 +83,6 @@ def test_an_operator_stays_whole_where_its_loss_could_not_be_split_in_forward_ei
 def test_an_ignored_label_is_refused_where_all_must_count() -> None:
     portions = (Portion("t", (0, 4), ("x", "label")),)
     batches = {"t": Batches(task(), 0)}
-    Feed(batches, portions, range(1), CPU).take()
+    feed_of(batches, portions, range(1)).take()
     with pytest.raises(WorkloadError, match="'label' has labels of -100"):
-        Feed(batches, portions, range(1), CPU, all_must_count={"t": ("label",)}).take()
+        feed_of(batches, portions, range(1), all_must_count={"t": ("label",)}).take()

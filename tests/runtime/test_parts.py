@@ -15,6 +15,7 @@ import torch.distributed as dist
 from runtime_toys import Items
 from torch import fx, nn
 
+from helpers.feeds import feed_of
 from helpers.plans import two_towers
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.errors import WorkloadError
@@ -25,7 +26,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import share_shape, take_rows
 from spindle_cli.runtime.measuring.comparison import compare
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
-from spindle_cli.runtime.step.data import Feed, Portion, StepBatch
+from spindle_cli.runtime.step.data import Portion, StepBatch
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -173,7 +174,7 @@ def test_the_feed_loads_only_its_samples_and_gives_steps_in_order() -> None:
     dataset = Counted()
     batches = make_batches(Items(("image", "label"), 12, 0))
     portion = Portion("t", (2, 5), ("image",))
-    feed = Feed(make_batches(dataset), (portion,), range(4), CPU, torch.float64)
+    feed = feed_of(make_batches(dataset), (portion,), range(4), torch.float64)
     # All are taken first: what the feed reads beside a thread that draws it reads again.
     images = [feed.take().fields("t", (3, 5), ("image",))["image"] for _ in range(4)]
     for step, image in enumerate(images):
@@ -188,7 +189,7 @@ def test_the_feeds_errors_say_what_was_being_loaded() -> None:
             raise OSError("the disk is gone")
 
     portion = Portion("t", (2, 5), ("image",))
-    feed = Feed(make_batches(Failing(("image",), 12, 0)), (portion,), range(1), CPU)
+    feed = feed_of(make_batches(Failing(("image",), 12, 0)), (portion,), range(1))
     with pytest.raises(OSError, match="the disk is gone") as caught:
         feed.take()
     assert caught.value.__notes__ == ["while loading samples 2 to 4 of task 't', step 1"]
@@ -204,16 +205,14 @@ def test_a_dataset_that_ends_its_thread_is_not_waited_for() -> None:
             return super().__getitem__(index)
 
     portion = Portion("t", (2, 5), ("image",))
-    feed = Feed(make_batches(Leaving(("image",), 12, 0)), (portion,), range(2), CPU)
+    feed = feed_of(make_batches(Leaving(("image",), 12, 0)), (portion,), range(2))
     feed.take()
     with pytest.raises(SystemExit):
         feed.take()
 
 
 def test_the_feed_waits_for_nobody_when_closed() -> None:
-    feed = Feed(
-        make_batches(Items(("image",), 12, 0)), (Portion("t", (0, 6), ("image",)),), range(10**6), CPU
-    )
+    feed = feed_of(make_batches(Items(("image",), 12, 0)), (Portion("t", (0, 6), ("image",)),), range(10**6))
     feed.take()
     feed.close()
     assert feed._thread is not None
@@ -242,7 +241,7 @@ def test_what_draws_is_what_a_plain_run_reads_and_leaves_the_models_draws_alone(
     torch.manual_seed(3)
     undisturbed = [torch.rand(2) for _ in range(4)]
     torch.manual_seed(3)
-    feed = Feed(make_batches(Drawn(first_drawn)), (Portion("t", (2, 5), ("image",)),), range(4), CPU)
+    feed = feed_of(make_batches(Drawn(first_drawn)), (Portion("t", (2, 5), ("image",)),), range(4))
     plain = make_batches(Drawn(first_drawn))["t"]
     for step in range(4):
         assert torch.equal(
@@ -253,7 +252,7 @@ def test_what_draws_is_what_a_plain_run_reads_and_leaves_the_models_draws_alone(
 
 def test_only_the_main_thread_reads_what_draws() -> None:
     dataset = Drawn()
-    feed = Feed(make_batches(dataset), (Portion("t", (0, 6), ("image",)),), range(4), CPU)
+    feed = feed_of(make_batches(dataset), (Portion("t", (0, 6), ("image",)),), range(4))
     for _ in range(4):
         feed.take()
     assert set(dataset.threads) == {"MainThread"}
@@ -269,7 +268,7 @@ def test_nobody_reads_ahead_where_the_type_of_constants_changes_meanwhile() -> N
 
     portion = Portion("t", (0, 6), ("image",))
     dataset = Constant(("image",), 12, 0)
-    feed = Feed(make_batches(dataset), (portion,), range(3), CPU, torch.float64, reads_ahead=False)
+    feed = feed_of(make_batches(dataset), (portion,), range(3), torch.float64, reads_ahead=False)
     plain = make_batches(dataset)["t"]
     for step in range(3):
         expected = plain.rows(step, 0, 6)["image"].double()

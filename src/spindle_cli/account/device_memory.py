@@ -154,6 +154,16 @@ def device_memory(
     return tuple(found[each] for each in both)
 
 
+def optimizer_steps_s(devices: Iterable[DeviceMemory], s_per_byte: float) -> tuple[float, ...]:
+    """Seconds of the step on each device.
+
+    Args:
+        devices: what each holds.
+        s_per_byte: of updated parameters, as the profile says.
+    """
+    return tuple(device.updated_bytes * s_per_byte for device in devices)
+
+
 def memory_by_pass(
     metaops: Iterable[MetaOp],
     slices: Sequence[SliceShape],

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from spindle_cli.check.types import Violation
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.workload.settings.sampling import TaskShare
+from spindle_cli.profile.types import TaskShare
 
 # What the shares of all steps may be off by.
 _SHARES_SLACK = 1e-6

@@ -25,10 +25,10 @@ from spindle_cli.profile.types import (
     NumOps,
     Profile,
     Seconds,
+    TaskShare,
     TrainedArtifact,
     WorkloadRef,
 )
-from spindle_cli.workload.settings.sampling import TaskShare
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 

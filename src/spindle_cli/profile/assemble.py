@@ -177,7 +177,7 @@ class _MetaOpAssembly:
             flops_per_op=self._mean(self._times.flops[self._ref(op)] for op in self._ops),
             batch_sums=sums,
             loss_chunks=self._loss_chunks(valid),
-            changes_buffers=self._changes_buffers(),
+            changes_buffers=any(changes_buffers(self._task, op) for op in self._ops),
             curve=tuple(
                 sorted(
                     (
@@ -189,9 +189,6 @@ class _MetaOpAssembly:
             ),
             fit=fit,
         )
-
-    def _changes_buffers(self) -> bool:
-        return any(changes_buffers(self._task, op) for op in self._ops)
 
     def _timed_points(self, valid: Sequence[int]) -> list[CurvePoint]:
         """Points whose ops were all timed; a share that did not fit the memory is no allocation."""

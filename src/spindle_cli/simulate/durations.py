@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.processor import slice_stretches
-from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.costs.batch_sums import beyond_curve_s
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.device_memory import DeviceMemory, device_memory
+from spindle_cli.account.device_memory import DeviceMemory, device_memory, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
-from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS, DoesNotFitError, PlacementWeights, place

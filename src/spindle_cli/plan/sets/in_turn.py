@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spindle_cli.account.device_memory import DeviceMemory, device_memory
+from spindle_cli.account.device_memory import DeviceMemory, device_memory, optimizer_steps_s
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
-from spindle_cli.account.update import optimizer_steps_s
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import placed_slices
