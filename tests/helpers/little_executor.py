@@ -171,11 +171,17 @@ class _Rank:
                 yield action
 
     def _reach(self, action: Action) -> None:
-        """Start a sum, with those ahead of it, unless that has been done; or flags."""
+        """Start a sum, with those ahead of it, unless that has been done; or flags. A sum to which the rank
+        adds nothing may come before all of its backward passes, and has no op.
+        """
+        before = self._actions[: self._actions.index(action)]
+        ran = any(each.kind is Kind.BACKWARD for each in before)
         if action.kind is Kind.FLAGS:
             self._start(action)
-        elif not any(each.kind is Kind.BACKWARD for each in self._actions[: self._actions.index(action)]):
-            raise FailsError("a sum before any backward pass")
+        elif ran != (action.op is not None):
+            raise FailsError("a sum with an op before any backward pass, or without one behind it")
+        elif not ran:
+            self._start(action)
         while action in self._waiting:
             self._start(self._waiting.popleft())
 

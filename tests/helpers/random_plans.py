@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
-from spindle_cli.plan.types import Plan, PlanMetaOp, Predicted, ProfileRef, Slice, Wave
+from spindle_cli.plan.sets.restrict import restricted
+from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import CurvePoint, WorkloadRef
 
@@ -63,12 +64,22 @@ def metagraphs(draw: st.DrawFn) -> tuple[PlanMetaOp, ...]:
 def plans(draw: st.DrawFn) -> Plan:
     """A plan that passes `check`, each slice a wave of its own."""
     cluster = draw(clusters())
+    slices, metaops = draw(placed(cluster, draw(metagraphs())))
+    plan = plan_on(cluster, metaops, slices)
+    return plan.model_copy(update=draw(trainings()))
+
+
+@st.composite
+def placed(
+    draw: st.DrawFn, cluster: Cluster, metaops: Sequence[PlanMetaOp]
+) -> tuple[list[Slice], tuple[PlanMetaOp, ...]]:
+    """Slices of some MetaOps in order of start, and the MetaOps with the points that these use besides."""
     free_s = [0.0] * cluster.num_devices
     ended_s: dict[str, float] = {}
     slices: list[Slice] = []
-    metaops: list[PlanMetaOp] = []
-    for metaop in draw(metagraphs()):
-        degrees: set[tuple[int, int]] = set()
+    known: list[PlanMetaOp] = []
+    for metaop in metaops:
+        degrees = {(point.dp, point.tp) for point in metaop.curve}
         ready_s = max((ended_s[name] for name in metaop.inputs), default=0.0)
         first = 0
         while first < metaop.num_ops:
@@ -97,9 +108,44 @@ def plans(draw: st.DrawFn) -> Plan:
             degrees.add((dp, tp))
             first = last
         ended_s[metaop.name] = ready_s
-        metaops.append(metaop.model_copy(update={"curve": _curve(degrees)}))
-    plan = _plan(cluster, tuple(metaops), sorted(slices, key=lambda piece: piece.start_s))
-    return plan.model_copy(update=draw(trainings()))
+        known.append(metaop.model_copy(update={"curve": _curve(degrees)}))
+    return sorted(slices, key=lambda piece: piece.start_s), tuple(known)
+
+
+@st.composite
+def plans_with_sets(draw: st.DrawFn) -> Plan:
+    """A plan of two tasks, which may share parameters, with plans for some sets of them: what is left of it
+    for these tasks, or one of their own.
+    """
+    cluster = draw(clusters())
+    metaops = tuple(_of_task(each, task) for task in ("a", "b") for each in draw(metagraphs()))
+    whole, metaops = draw(placed(cluster, metaops))
+    chosen = draw(
+        st.lists(st.sampled_from([("a",), ("b",), ("a", "b")]), min_size=1, max_size=3, unique=True)
+    )
+    sets = []
+    for tasks in chosen:
+        own = [metaop for metaop in metaops if metaop.task in tasks]
+        if draw(st.booleans()):
+            slices = list(restricted(whole, tasks, {metaop.name: metaop for metaop in metaops}))
+        else:
+            slices, known = draw(placed(cluster, own))
+            metaops = tuple({**{each.name: each for each in metaops}, **{k.name: k for k in known}}.values())
+        alone = plan_on(cluster, metaops, slices)
+        sets.append(
+            PlannedSet(tasks=tasks, share=1 / len(chosen), predicted=alone.predicted, waves=alone.waves)
+        )
+    plan = plan_on(cluster, metaops, whole)
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    return Plan(**{**fields, "task_sets": tuple(sets), **draw(trainings())})
+
+
+def _of_task(metaop: PlanMetaOp, task: str) -> PlanMetaOp:
+    def renamed(name: str) -> str:
+        return f"{task}/{name.partition('/')[2]}"
+
+    inputs = {key: tuple(map(renamed, getattr(metaop, key))) for key in ("inputs", "inputs_of_every_op")}
+    return metaop.model_copy(update={"name": renamed(metaop.name), "task": task, **inputs})
 
 
 @st.composite
@@ -153,7 +199,8 @@ def _curve(degrees: set[tuple[int, int]]) -> tuple[CurvePoint, ...]:
     return tuple(sorted(points, key=lambda point: (point.num_devices, point.tp)))
 
 
-def _plan(cluster: Cluster, metaops: tuple[PlanMetaOp, ...], slices: list[Slice]) -> Plan:
+def plan_on(cluster: Cluster, metaops: tuple[PlanMetaOp, ...], slices: list[Slice]) -> Plan:
+    """A plan of these slices, each a wave of its own, that predicts nothing but its end."""
     end_s = max(piece.end_s for piece in slices)
     return Plan(
         strategy="spindle",

@@ -24,7 +24,7 @@ from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import share_shape, take_rows
-from spindle_cli.runtime.measuring.comparison import compare
+from spindle_cli.runtime.measuring.comparison import Measured, compare
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.data import Portion, StepBatch
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
@@ -333,7 +333,9 @@ def test_a_slice_takes_as_long_as_its_slowest_device() -> None:
     ranks = [{(Activity.FORWARD, index): 1.0 + rank for index in vision} for rank in range(4)]
     for rank in ranks:
         rank[Activity.WAIT, None] = 0.5
-    found = compare(plan, [9.0, 4.0, 2.0, 3.0], ranks, None)
+    found = compare(
+        plan, [Measured(each, plan.predicted.iteration_s) for each in (9.0, 4.0, 2.0, 3.0)], ranks, None
+    )
     assert found.iteration.measured_s == 3.0
     assert found.steps == 3
     times = {metaop.metaop: metaop for metaop in found.metaops}["pairs/vision"]

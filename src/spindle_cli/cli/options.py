@@ -8,6 +8,15 @@ from typing import Annotated
 import typer
 
 PlanArgument = Annotated[Path, typer.Argument(metavar="PLAN.yaml", help="A plan file.", show_default=False)]
+TasksOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tasks",
+        metavar="A,B",
+        help="Of the steps that run just these tasks, where not every step runs all.",
+        show_default=False,
+    ),
+]
 ProfileArgument = Annotated[
     Path, typer.Argument(metavar="PROFILE.json", help="A profile file.", show_default=False)
 ]

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from spindle_cli.cli import output
-from spindle_cli.cli.options import JsonOption, PlanArgument
-from spindle_cli.cli.validity import CANNOT_DRAW, require, require_without
+from spindle_cli.cli.options import JsonOption, PlanArgument, TasksOption
+from spindle_cli.cli.validity import CANNOT_DRAW, of_tasks, require, require_without
 from spindle_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ def show(
         int,
         typer.Option("--rows", metavar="N", min=1, help="At most so many rows of devices; more are merged."),
     ] = 48,
+    tasks: TasksOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Draw a plan's schedule, or one rank's program.
@@ -52,9 +53,11 @@ def show(
     violations = check_plan(read)
     if rank is not None:
         require(not violations, plan, violations)
+        read = of_tasks(read, tasks)
         _print_program(read, rank, as_json)
         return
     require_without(CANNOT_DRAW, plan, violations)
+    read = of_tasks(read, tasks)
     from spindle_cli.show import picture, table
     from spindle_cli.show.summary import summarise
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from spindle_cli.cli import output
-from spindle_cli.cli.options import JsonOption, PlanArgument
-from spindle_cli.cli.validity import CANNOT_LINK, require_without
+from spindle_cli.cli.options import JsonOption, PlanArgument, TasksOption
+from spindle_cli.cli.validity import CANNOT_LINK, of_tasks, require_without
 
 
 def simulate(
@@ -23,6 +23,7 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    tasks: TasksOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Predict a plan's timeline without devices.
@@ -42,7 +43,7 @@ def simulate(
         require_no_input("--trace", trace, plan)
     read = read_plan(plan)
     require_without(CANNOT_LINK, plan, check_plan(read))
-    simulation = run(read)
+    simulation = run(of_tasks(read, tasks))
     if trace is not None:
         write_trace(trace, simulation)
         output.note(f"wrote {trace}")

@@ -8,13 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spindle_cli.cli import output
-from spindle_cli.errors import InputError
+from spindle_cli.errors import InputError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from spindle_cli.check.types import Violation
+    from spindle_cli.plan.types import Plan
 
 # Slices of MetaOps or on devices that do not exist have no place in a picture or in a chain of slices.
 CANNOT_DRAW = frozenset({"unknown-metaop", "unknown-device"})
@@ -28,6 +29,29 @@ CANNOT_LINK = CANNOT_DRAW | {
     "order",
     "producer",
 }
+
+
+def of_tasks(plan: Plan, tasks: str | None) -> Plan:
+    """The plan of the steps that run just these tasks; of all tasks if None, with a note that there are
+    others.
+
+    Raises:
+        UsageError: no step runs just these.
+    """
+    if tasks is None:
+        if plan.task_sets:
+            output.note(f"of a step that runs all tasks; --tasks shows others: {_listed(plan)}")
+        return plan
+    wanted = {name.strip() for name in tasks.split(",")}
+    for names, found in plan.set_plans.items():
+        if set(names) == wanted:
+            return found
+    known = _listed(plan) or "none, as every step runs all tasks"
+    raise UsageError(f"--tasks {tasks}: the plan has nothing for steps of just these; it has {known}")
+
+
+def _listed(plan: Plan) -> str:
+    return "; ".join(",".join(each.tasks) for each in plan.task_sets)
 
 
 def require(possible: bool, path: Path, violations: Sequence[Violation]) -> None:

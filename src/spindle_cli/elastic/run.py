@@ -64,7 +64,7 @@ class Elastic:
         before = prepared.plan
         path = replan(before, self.plan_path, self.profile, num_devices)
         again = self.prepare(path, goes_on)
-        ratio = again.plan.predicted.iteration_s / before.predicted.iteration_s
+        ratio = again.plan.mean_iteration_s / before.mean_iteration_s
         self.say(
             f"planned again for {num_devices} of {before.cluster.num_devices} devices: {path}; "
             f"an iteration is predicted to take {ratio:.2f} times as long"

@@ -130,8 +130,11 @@ def prepare(
 
 
 def samples_per_step(plan: Plan) -> int:
-    """Samples of one iteration, all tasks together."""
-    return sum({metaop.task: metaop.batch_size for metaop in plan.metaops}.values())
+    """Samples of one iteration, all tasks together; on average where not every step runs all."""
+    of_task = {metaop.task: metaop.batch_size for metaop in plan.metaops}
+    if not plan.task_sets:
+        return sum(of_task.values())
+    return round(sum(each.share * sum(of_task[task] for task in each.tasks) for each in plan.task_sets))
 
 
 def require_machine(prepared: Prepared) -> tuple[str, ...]:

@@ -6,14 +6,30 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.files.artifact import Artifact
+from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.plan.unchecked import describe_unchecked
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
+class SetReport(Model):
+    """Of the steps that run the same tasks: which part of all steps they are, and what is predicted of one.
+
+    `peak_memory_bytes`: on the fullest device.
+    """
+
+    tasks: tuple[str, ...]
+    share: float
+    iteration_s: float
+    peak_memory_bytes: int
+
+
 class PlanReport(Artifact):
-    """The document of `spindle plan --json`. `gap`: share by which `compute_s` is above `lower_bound_s`."""
+    """The document of `spindle plan --json`. `gap`: share by which `compute_s` is above `lower_bound_s`.
+
+    Where not every step runs all tasks, `predicted` is of one that would, `mean_iteration_s` the mean of all
+    steps by the shares of `task_sets`, and `peak_memory_bytes` the most that a device needs in any.
+    """
 
     KIND: ClassVar[str] = "planned"
 
@@ -25,12 +41,16 @@ class PlanReport(Artifact):
     num_waves: int
     gap: float
     predicted: Predicted
+    mean_iteration_s: float
+    peak_memory_bytes: int
+    task_sets: tuple[SetReport, ...] = ()
     notes: tuple[str, ...]
 
     @classmethod
     def of(cls, path: str, plan: Plan) -> PlanReport:
         """The report on a plan written to `path`."""
         unchecked = describe_unchecked(plan.unchecked)
+        predicted = [each.predicted for each in plan.task_sets] or [plan.predicted]
         return cls(
             plan=path,
             strategy=plan.strategy,
@@ -39,6 +59,17 @@ class PlanReport(Artifact):
             num_waves=len(plan.waves),
             gap=plan.predicted.compute_s / plan.predicted.lower_bound_s - 1,
             predicted=plan.predicted,
+            mean_iteration_s=plan.mean_iteration_s,
+            peak_memory_bytes=max(max(each.peak_memory_bytes) for each in predicted),
+            task_sets=tuple(
+                SetReport(
+                    tasks=each.tasks,
+                    share=each.share,
+                    iteration_s=each.predicted.iteration_s,
+                    peak_memory_bytes=max(each.predicted.peak_memory_bytes),
+                )
+                for each in plan.task_sets
+            ),
             notes=(
                 *plan.workload.length_lines,
                 *plan.notes,
@@ -51,7 +82,9 @@ class PlanReport(Artifact):
         lines = [
             f"{self.plan}: {counted(self.num_slices, 'slice')} in {counted(self.num_waves, 'wave')} "
             f"on {counted(self.num_devices, 'device')}",
-            f"  iteration   {format_seconds(predicted.iteration_s)}",
+            *self._of_sets(),
+            f"  iteration   {format_seconds(predicted.iteration_s)}"
+            + (", of a step that runs all tasks" if self.task_sets else ""),
             f"    compute   {format_seconds(predicted.compute_s)}, {self.gap:.1%} above the lower bound",
             f"    transfers {format_seconds(predicted.transfer_s)}",
             *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
@@ -60,3 +93,17 @@ class PlanReport(Artifact):
             f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",
         ]
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
+
+    def _of_sets(self) -> list[str]:
+        """Time by the mean of the steps, memory by the worst."""
+        if not self.task_sets:
+            return []
+        return [
+            f"  step        {format_seconds(self.mean_iteration_s)} in the mean of the steps, "
+            f"{format_bytes(self.peak_memory_bytes)} at worst on the fullest device",
+            *(
+                f"    {each.share:6.1%}  {format_seconds(each.iteration_s)}, "
+                f"{format_bytes(each.peak_memory_bytes)}: {', '.join(each.tasks)}"
+                for each in self.task_sets
+            ),
+        ]

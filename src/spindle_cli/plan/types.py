@@ -216,6 +216,13 @@ class Plan(TrainedArtifact):
         return joint_of([self.slices, *of_sets], self.by_name)
 
     @property
+    def mean_iteration_s(self) -> float:
+        """Predicted seconds of an iteration on average over the steps, by how many run each set of tasks."""
+        if not self.task_sets:
+            return self.predicted.iteration_s
+        return sum(each.share * each.predicted.iteration_s for each in self.task_sets)
+
+    @property
     def turn(self) -> tuple[Joint, int] | None:
         """`joint` and `member`, where there are any."""
         return None if self.joint is None else (self.joint, self._member)

@@ -34,8 +34,8 @@ def run_view(plan: Plan, run_dir: Path) -> RunView:
 
 
 def step_s(plan: Plan) -> float:
-    """Seconds of a step, of all its batches, as the plan predicts it."""
-    return plan.predicted.iteration_s * plan.accumulate
+    """Seconds of a step, of all its batches, as the plan predicts it, on average."""
+    return plan.mean_iteration_s * plan.accumulate
 
 
 def view_of(

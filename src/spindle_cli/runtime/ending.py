@@ -6,7 +6,7 @@ from spindle_cli.files.artifact import to_compact_json, write_json
 from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.files.writing import write_text
-from spindle_cli.runtime.measuring.comparison import compare, gather_times
+from spindle_cli.runtime.measuring.comparison import Measured, compare, gather_times
 from spindle_cli.runtime.measuring.timeline import gather_timeline
 from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.training import Training
@@ -36,12 +36,26 @@ def hand_in(training: Training) -> None:
     training.stopwatch.close()
     device = training.stopwatch.device
     program, run_dir = training.model.program, training.request.run_dir
-    timeline = gather_timeline(training.stopwatch, program, device)
+    # A timeline is of one program; where steps run several, there is none.
+    samples = bool(program.plan.task_sets)
+    timeline = None if samples else gather_timeline(training.stopwatch, program, device)
     times = gather_times(training.stopwatch.medians(), device)
     if training.log is not None:
-        assert times is not None and timeline is not None, "rank 0 has both"
+        assert times is not None, "rank 0 has them"
         training.log.close()
-        iterations_s = [seconds / training.model.train.accumulate for seconds in training.iterations_s]
-        write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
-        compared = compare(program.plan, iterations_s, times, training.clock.start_up())
+        if timeline is None:
+            (run_dir / TIMELINE_FILE).unlink(missing_ok=True)
+        else:
+            write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
+        compared = compare(program.plan, _measured(training), times, training.clock.start_up())
         write_json(run_dir / PREDICTED_FILE, compared)
+
+
+def _measured(training: Training) -> list[Measured]:
+    """Of each step of this process, an iteration: of one batch, on average over those of the step."""
+    plans = {part.tasks: part.program.plan for part in training.model.steps}
+    batches, first = training.model.train.accumulate, training.steps.start
+    return [
+        Measured(seconds / batches, plans[training.model.schedule.of_step(step)].predicted.iteration_s)
+        for step, seconds in enumerate(training.iterations_s, first)
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -63,7 +64,6 @@ def report_run(launch: Launch, steps: list[StepMetrics], samples_per_step: int) 
         InputError: predicted.json is malformed.
     """
     predicted = launch.run_dir / PREDICTED_FILE
-    median_s = statistics.median(step.iteration_s for step in steps[1:] or steps) if steps else 0.0
     return RunReport(
         run_dir=str(launch.run_dir),
         node_rank=launch.node_rank,
@@ -71,10 +71,19 @@ def report_run(launch: Launch, steps: list[StepMetrics], samples_per_step: int) 
         steps=len(steps),
         first=steps[0] if steps else None,
         last=steps[-1] if steps else None,
-        samples_per_s=samples_per_step / median_s if median_s > 0 else None,
+        samples_per_s=_samples_per_s(steps[1:] or steps, samples_per_step),
         predicted_vs_measured=PredictedVsMeasured.read(predicted) if predicted.exists() else None,
         files=_files(launch.run_dir),
     )
+
+
+def _samples_per_s(steps: Sequence[StepMetrics], samples_per_step: int) -> float | None:
+    """By the median of the steps; where they run different tasks, by all of them together."""
+    if len({frozenset(step.task_losses) for step in steps}) > 1:
+        total_s = sum(step.iteration_s for step in steps)
+        return sum(step.samples_per_s * step.iteration_s for step in steps) / total_s if total_s > 0 else None
+    median_s = statistics.median(step.iteration_s for step in steps) if steps else 0.0
+    return samples_per_step / median_s if median_s > 0 else None
 
 
 def _files(run_dir: Path) -> dict[str, str]:

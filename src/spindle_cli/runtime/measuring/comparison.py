@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
+from typing import NamedTuple
 
 import torch
 
@@ -22,22 +23,36 @@ from spindle_cli.runtime.measuring.timing import Activity, Key
 RankTimes = dict[Key, float]  # median seconds per step
 
 
+class Measured(NamedTuple):
+    """Seconds of a step's iteration, and what the plan of the tasks that it ran says."""
+
+    measured_s: float
+    predicted_s: float
+
+
 def compare(
-    plan: Plan, iterations_s: Sequence[float], ranks: Sequence[RankTimes], start_up: StartUp | None
+    plan: Plan, iterations: Sequence[Measured], ranks: Sequence[RankTimes], start_up: StartUp | None
 ) -> PredictedVsMeasured:
     """Predicted against measured, for the iteration, for each MetaOp, and where each device's time went.
 
+    Where steps run several sets of tasks, the means of both over the steps; and no MetaOps, whose slices are
+    not the same in all of them.
+
     Args:
         plan: that was run.
-        iterations_s: of every step; the first (warm-up) is left out where there are more.
+        iterations: of every step; the first (warm-up) is left out where there are more.
         ranks: what each rank measured.
         start_up: how long the run took to start.
     """
-    measured = iterations_s[1:] if len(iterations_s) > 1 else iterations_s
+    counted = iterations[1:] if len(iterations) > 1 else iterations
+    usual = fmean if plan.task_sets else median
     return PredictedVsMeasured(
-        steps=len(measured),
-        iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=median(measured)),
-        metaops=tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
+        steps=len(counted),
+        iteration=Comparison(
+            predicted_s=usual([each.predicted_s for each in counted]),
+            measured_s=usual([each.measured_s for each in counted]),
+        ),
+        metaops=() if plan.task_sets else tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
         devices=tuple(_device_times(device, times) for device, times in enumerate(ranks)),
         start_up=start_up,
     )

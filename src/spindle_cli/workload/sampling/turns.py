@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 KEY = "train.sampling"
 # Steps that are drawn in one go.
-_BLOCK = 4096
+_BLOCK = 256
 
 
 def drawn_number(seed: int, step: int) -> float:
