@@ -119,7 +119,7 @@ def place_evaluated(plan: Plan, needs: Needs) -> Plan:
     ]
     kept = {name: getattr(plan, name) for name in plan.model_fields_set}
     timed = [metaop.model_copy(update={"curve": tuple(curves[metaop.name].values())}) for metaop in metaops]
-    return Plan(**{**kept, "metaops": tuple(timed), "waves": tuple(waves)})
+    return Plan(**{**kept, "metaops": tuple(timed), "waves": tuple(waves), "task_sets": ()})
 
 
 def _metaop(needed: NeededMetaOp, needs: Needs) -> PlanMetaOp:

@@ -131,7 +131,7 @@ class Preparing:
         prove_forward(forward, program, name)
         used = {action.communicator for actions in forward.actions.values() for action in actions}
         own = Communicators((each for each in program.communicators if each.index in used), self.timeout_s)
-        own.meet(forward, self.rank, self.device)
+        own.meet([forward], self.rank, self.device)
         return _Route(program, forward, self._in_dtype(graph), part.splits, own)
 
     def _in_dtype(self, graph: WorkloadGraph) -> WorkloadGraph:
