@@ -33,11 +33,12 @@ def with_sets(plan: Plan, profile: Profile, make: Planner) -> Plan:
         make: plans a profile of some of the tasks alone.
     """
     sets = _Sets.of(plan, profile, make)
-    candidates = [sets.best(plan.slices)]
+    wholes = [plan.slices]
     if all(len(each.tasks) < len(sets.all_tasks) for each in profile.task_sets):
-        # No step runs all tasks: their plan is for evaluations, and may be made of the sets' own.
-        stacked = sets.stacked()
-        candidates += [] if stacked is None else [sets.best(stacked)]
+        # No step runs all tasks: their plan is for evaluations, and may be made of the sets' own, so that
+        # nothing is held for it alone. Of equals it is that.
+        wholes = [*sets.stacked(), *wholes]
+    candidates = [sets.best(whole) for whole in wholes]
     found = [chosen for chosen in candidates if chosen is not None]
     assert found, "what is left of a plan that fits, fits"
     best = min(found, key=lambda chosen: chosen.mean_s(sets.shares))
@@ -72,16 +73,16 @@ class _Sets:
         """Of the workload."""
         return frozenset(metaop.task for metaop in self.profile.metaops)
 
-    def stacked(self) -> tuple[Slice, ...] | None:
+    def stacked(self) -> list[tuple[Slice, ...]]:
         """The sets' own plans one behind the other, each task's slices as in the most frequent set that has
-        it; None where no set has some task.
+        it; none where no set has some task.
         """
         by_name, slices, known = self.profile.by_name, [], set[str]()
         for each, own in zip(self.profile.task_sets, self.own, strict=True):
             new = set(each.tasks) - known
             slices += [piece for piece in own if by_name[piece.metaop].task in new]
             known |= new
-        return as_early_as_possible(slices, by_name) if known == self.all_tasks else None
+        return [as_early_as_possible(slices, by_name)] if known == self.all_tasks else []
 
     def best(self, whole: tuple[Slice, ...]) -> InTurn | None:
         """The best choice for the sets beside a plan of all tasks; None where that does not fit."""
