@@ -54,7 +54,9 @@ class Optimizers:
         made: list[GroupOptimizer] = []
         for index, choice in enumerate(groups.choices):
             own = tuple(owned for owned in owned_ranges if groups.of_key(owned.name) == index)
-            optimizer = make_optimizer(choice, (owned.tensor for owned in own))
+            optimizer = make_optimizer(
+                choice, (owned.tensor for owned in own), begin_together=train.sampling is None
+            )
             if optimizer is not None:
                 made.append(GroupOptimizer(choice, own, optimizer, make_schedule(train, optimizer)))
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
