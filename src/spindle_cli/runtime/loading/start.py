@@ -114,7 +114,9 @@ def start_evaluation_loaders(
     given = [replace(task, dataset=task.eval_dataset) for task in tasks if task.eval_dataset is not None]
     apart = [task for task in given if loads_apart(task, train)]
     wanted = {task.name for task in apart}
-    found = start_loaders(apart, train, wanted, range(_ENDLESS), place, {}, {}, evaluates=True)
+    found = start_loaders(
+        apart, train, wanted, dict.fromkeys(wanted, range(_ENDLESS)), place, {}, {}, evaluates=True
+    )
     return {name: NodePasses(batches) for name, batches in found.items()}
 
 
