@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from hand_plans import Placement, place, whole
+from hand_plans import Placement, place, whole, with_sets
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -45,6 +45,8 @@ class Case:
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
     dtype: DtypeName | None = "float64"
     recompute: Sequence[str] = ()  # MetaOps
+    # by its tasks, joined by '+', what steps of a set run; None: what is left for them
+    sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
     steps: int = STEPS
     checkpoint_every: int | None = None
     goes_on_with: str | None = None  # an earlier case, in whose folder its checkpoints are
@@ -73,6 +75,12 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     devices = [item for item in case.placements if isinstance(item, int)]
     placements = [item for item in case.placements if not isinstance(item, int)]
     plan = place(graph, num_devices, placements or whole(graph, tuple(devices)), case.recompute)
+    if case.sets:
+        made = {
+            tuple(tasks.split("+")): None if placed is None else place(graph, num_devices, placed)
+            for tasks, placed in case.sets.items()
+        }
+        plan = with_sets(plan, made)
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.plan.types import Plan
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.plan.sets.restrict import restricted
+from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Wave
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, WorkloadRef
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
@@ -48,6 +50,35 @@ def place(
             )
         }
     )
+
+
+def with_sets(plan: Plan, sets: Mapping[tuple[str, ...], Plan | None]) -> Plan:
+    """A plan with plans for sets of tasks, each as frequent as the others: those given, or what is left of it
+    for their tasks. What devices hold is worked out for all of them together.
+    """
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    made = []
+    for tasks, own in sets.items():
+        slices = restricted(plan.slices, tasks, plan.by_name) if own is None else own.slices
+        end_s = max(piece.end_s for piece in slices)
+        predicted = plan.predicted.model_copy(update={"compute_s": end_s, "iteration_s": end_s})
+        waves = [
+            Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
+            for index, piece in enumerate(slices)
+        ]
+        made.append(PlannedSet(tasks=tasks, share=1 / len(sets), predicted=predicted, waves=tuple(waves)))
+    whole = Plan(**{**fields, "task_sets": tuple(made)})
+    fitted = [
+        each.model_copy(update={"predicted": _with_memory(own)})
+        for each, own in zip(made, whole.set_plans.values(), strict=True)
+    ]
+    return Plan(**{**fields, "predicted": _with_memory(whole), "task_sets": tuple(fitted)})
+
+
+def _with_memory(plan: Plan) -> Predicted:
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, turn=plan.turn)
+    peaks = tuple(need.total_bytes for need in needs)
+    return plan.predicted.model_copy(update={"peak_memory_bytes": peaks})
 
 
 def whole(graph: WorkloadGraph, devices: tuple[int, ...]) -> list[Placement]:

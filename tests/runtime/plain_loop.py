@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from helpers.analysed import analysed
+from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.reading import open_batches
@@ -16,8 +17,8 @@ from spindle_cli.workload.parameters import ParameterTable
 
 @dataclass(frozen=True)
 class PlainRun:
-    """Per step: the tasks' losses. After the first step: gradients. After the last: parameters and buffers.
-    By canonical name.
+    """Per step: the tasks' losses. After each parameter's first step: its gradient. After the last:
+    parameters and buffers. By canonical name.
     """
 
     losses: list[dict[str, float]]
@@ -41,6 +42,7 @@ class PlainTraining:
         self.optimizer = self._optimizers[0]  # the only one without optimizer groups
         made = [make_schedule(loaded.train, optimizer) for optimizer in self._optimizers]
         self._schedules = [schedule for schedule in made if schedule is not None]
+        self._runs: dict[str, int] = {}  # steps that have run each task
         self._batches = {
             task.name: open_batches(
                 task, self.train.seed, loading=self.train.loader.of(task.name), varies=True
@@ -55,7 +57,10 @@ class PlainTraining:
         losses: dict[str, float] = {}
         count = self.train.accumulate
         weights = weights_at(self.train, self.tasks, step)
-        for task, index in ((task, count * step + i) for task in self.tasks for i in range(count)):
+        due = [task for task in self.tasks if runs_at(self.train, task.name, step)]
+        first = {task.name: count * self._runs.get(task.name, 0) for task in due}
+        self._runs.update({name: number // count + 1 for name, number in first.items()})
+        for task, index in ((task, first[task.name] + i) for task in due for i in range(count)):
             batch = self._batches[task.name].rows(index, 0, task.batch_size)
             batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}
             result = task.module(**batch)
@@ -92,4 +97,5 @@ def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
     """Train `steps` steps with the optimizer of the source's train settings."""
     training = PlainTraining(source, dtype)
     done = [training.step(step) for step in range(steps)]
-    return PlainRun([losses for losses, _ in done], done[0][1], training.values, training.buffers)
+    gradients = {name: gradient for _, of_step in reversed(done) for name, gradient in of_step.items()}
+    return PlainRun([losses for losses, _ in done], gradients, training.values, training.buffers)

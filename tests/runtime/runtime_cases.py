@@ -51,6 +51,44 @@ RECOMPUTED = (
 )
 
 
+# Steps of three tasks, by the plan of all; of one, by what is left of it; and of two, on other devices and in
+# other shares.
+SAMPLED = {
+    **SGD,
+    "optimizer_args": {"momentum": 0.9, "weight_decay": 0.1},
+    "clip_norm": 0.5,
+    "accumulate": 2,
+    "sampling": {"every": {"classify": 2, "caption": 3}},
+}
+SETS = {
+    "pairs": None,
+    "pairs+classify": [
+        ("pairs/vision", (0, 4), (3, 2)),
+        ("pairs/text", (0, 3), (0, 2)),
+        ("classify/vision", (0, 4), (1, 0)),
+        ("classify/text", (0, 3), (2, 3)),
+        ("pairs/contrast", (0, 1), (0,)),
+        ("classify/mix", (0, 1), (3,)),
+        ("classify/mix-2", (0, 1), (3,)),
+        ("classify/fuse", (0, 1), (2, 1)),
+    ],
+    "pairs+caption": None,
+}
+# One task a step, stepped by what keeps two moments of each element.
+DRAWN = {
+    **ADAMW,
+    "sampling": {"draw": {"weights": {"pairs": 3.0, "classify": 1.0, "caption": 2.0}, "seed": 4}},
+}
+ONE_BY_ONE = {
+    "pairs": None,
+    "classify": None,
+    "caption": [
+        ("caption/vision", (0, 4), (1, 3)),
+        ("caption/center", (0, 1), (1,)),
+        ("caption/layers", (0, 3), (3, 0)),
+        ("caption/project", (0, 1), (2,)),
+    ],
+}
 # SGD, so that the size of the gradients matters; their norm is about 4. Momentum moves with the schedule.
 CLIPPED = {
     **SGD,
@@ -114,7 +152,10 @@ SAVED_GROUPED = Case("saved-grouped", SCATTERED, train=GROUPED, steps=2, checkpo
 # By index and as streams, with and without a state, by loader workers; cut short in the middle of an epoch.
 BY_WORKERS = {"toys": "../helpers/data_toys", "train": {**SGD, "loader": {"workers": 1}}}
 SAVED_LOADED = Case("saved-loaded", (1, 3), steps=2, checkpoint_every=1, **BY_WORKERS)
+SAVED_SAMPLED = Case("saved-sampled", SCATTERED, train=SAMPLED, sets=SETS, steps=2, checkpoint_every=1)
+LEFT = dict.fromkeys(SETS)
 GONE_ON_ELSEWHERE = (
+    Case("gone-on-sampled", (2, 0), train=SAMPLED, sets=LEFT, goes_on_with=SAVED_SAMPLED.name),
     Case("gone-on-loaded", (2, 0), goes_on_with=SAVED_LOADED.name, **BY_WORKERS),
     Case("gone-on-grouped", (3, 0), train=GROUPED, goes_on_with=SAVED_GROUPED.name),
     Case("gone-on-elsewhere", scatter_at_random(0, 4), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
@@ -166,6 +207,8 @@ EXACT_ON_FOUR = (
     Case("accumulated", SCATTERED, args=FROZEN, train={**CLIPPED, "accumulate": 3}),
     Case("accumulated-sum", (1, 2), args={"reduction": "sum"}, train={**ADAMW, "accumulate": 2}),
     Case("recomputed", SCATTERED, train=ADAMW, recompute=RECOMPUTED),
+    Case("sampled", SCATTERED, train=SAMPLED, sets=SETS),
+    Case("sampled-drawn", SCATTERED, train=DRAWN, sets=ONE_BY_ONE),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in range(4)),
     *NORMED,
     *CONTRASTED,
@@ -177,6 +220,7 @@ ON_FOUR = (
     SAVED_WHOLE,
     SAVED_GROUPED,
     SAVED_LOADED,
+    SAVED_SAMPLED,
     GONE_ON,
     *GONE_ON_ELSEWHERE,
     WITHOUT_PAIRS,
