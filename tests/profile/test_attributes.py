@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.profile.assemble import _parameter_sizes
 from spindle_cli.profile.op.attributes import attribute_bytes
+from spindle_cli.profile.parameter_sizes import parameter_sizes
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 
@@ -44,7 +44,7 @@ def test_every_tensor_is_counted_once_and_no_parameter_or_buffer() -> None:
 
 def test_an_op_holds_them_beside_its_parameters_and_trains_none() -> None:
     graph = analyse(Workload("w", [Task("t", Model(), 2, [{"x": torch.ones(4)}] * 4)], (Held,)))
-    sizes = _parameter_sizes(graph.tasks["t"], graph.tasks["t"].ops)
+    sizes = parameter_sizes(graph.tasks["t"], graph.tasks["t"].ops, lambda _: None)
     trained = (16 + 4) * 4
     assert (sizes.layer_bytes, sizes.extra_bytes) == (trained + 16 + ATTRIBUTES, {})
     assert sizes.trained_share == trained / (trained + 16 + ATTRIBUTES)

@@ -126,8 +126,8 @@ def _require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str,
     if what is not None:
         shown = ", ".join(f"{name} of {shape}" for name, shape in shapes.items())
         raise WorkloadError(
-            f"task {planned.task.name!r}: for samples with {shown} its forward is another than for those "
-            f"that it is planned for: {what}",
+            f"task {planned.task.name!r}: for samples with {shown} "
+            f"its forward is another than for those that it is planned for: {what}",
             hint="Let forward do the same at every length, or pad to one length; very short batches may also "
             "be left out in `collate`.",
         )
