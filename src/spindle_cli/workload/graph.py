@@ -51,6 +51,8 @@ class ValueSpec:
 
 
 IGNORED_LABEL = -100  # torch's default of ignore_index
+# How torch.fx begins the names of tensors that forward has made of numbers while it was traced.
+CONSTANT = "_tensor_constant"
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,14 @@ class Op:
     def talks(self) -> bool:
         """Whether its shares sum or gather something inside of its passes."""
         return bool(self.batch_norms) or self.contrasts
+
+    @property
+    def graphs(self) -> tuple[fx.Graph, ...]:
+        """All graphs of it."""
+        if self.shares is None:
+            return (self.graph,)
+        counts = () if self.shares.counts is None else (self.shares.counts,)
+        return (self.graph, self.shares.graph, *counts)
 
 
 @dataclass(frozen=True)

@@ -12,18 +12,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.metaops.constants import constants_of
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.training.item_draws import generators_kept
 from spindle_cli.workload.types import Workload
 
 Shape = tuple[int, ...]  # of one sample
-_CONSTANT = "_tensor_constant"  # how torch.fx begins the names of tensors that forward has made of numbers
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class LengthTracer:
         with generators_kept():
             found = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
         _require_same_ops(planned, found, shapes)
-        return TaskAtLength(found, _constants(found))
+        return TaskAtLength(found, constants_of(found))
 
 
 def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.Module) -> fx.GraphModule:
@@ -82,19 +81,11 @@ def module_over(graph: fx.Graph, constants: Mapping[str, Tensor], *holders: nn.M
     return fx.GraphModule(held, graph)
 
 
-def graphs_of(op: Op) -> tuple[fx.Graph, ...]:
-    """All graphs of an op."""
-    if op.shares is None:
-        return (op.graph,)
-    counts = () if op.shares.counts is None else (op.shares.counts,)
-    return (op.graph, op.shares.graph, *counts)
-
-
 def is_same_graph(one: fx.Graph, other: fx.Graph) -> bool:
     """Whether two graphs of the same names compute the same, whatever the length; never where they have
     constants of their own.
     """
-    return str(one) == str(other) and _CONSTANT not in str(one)
+    return str(one) == str(other) and CONSTANT not in str(one)
 
 
 def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
@@ -107,17 +98,6 @@ def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
             continue
         return value
     raise AttributeError(f"nothing has {target}")
-
-
-def _constants(task: TaskGraph) -> dict[str, Tensor]:
-    names = {
-        str(node.target)
-        for op in task.ops
-        for graph in graphs_of(op)
-        for node in graph.nodes
-        if node.op == "get_attr" and str(node.target).startswith(_CONSTANT)
-    }
-    return {name: value for name in names if isinstance(value := getattr(task.root, name), torch.Tensor)}
 
 
 def _require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str, Shape]) -> None:

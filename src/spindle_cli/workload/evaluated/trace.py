@@ -11,6 +11,7 @@ from dataclasses import replace
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
+from spindle_cli.workload.metaops.constants import hand_constants_on
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.names.modules import root_of
@@ -42,10 +43,11 @@ def analyse_evaluation(source: str, graph: WorkloadGraph, name: str) -> TaskGrap
     """A trained task of the workload at `source` as it is evaluated, over the modules of `graph`, of another
     build. Raises what `trace_evaluations` raises.
     """
-    workload = load_abstract(source).workload
+    workload = load_abstract(source, reads_initial=False).workload
     task = next(task for task in workload.tasks if task.name == name)
     trained = graph.tasks[name]
     found = _traced(task, workload, Finder(), trained)
+    hand_constants_on(found, trained.root)
     return replace(found, task=trained.task, root=trained.root)
 
 

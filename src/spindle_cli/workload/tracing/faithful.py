@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from spindle_cli.workload.autocast import AutocastSeen
 from spindle_cli.workload.building.attributes import give_hooks, hooks_of
+from spindle_cli.workload.graph import CONSTANT
 from spindle_cli.workload.refuse import place_of_caller, refusal
 from spindle_cli.workload.tracing.proxies.capturing import MARKS
 from spindle_cli.workload.tracing.proxies.grids import keeps_for_generating
@@ -29,7 +30,6 @@ _IN_OPERATOR = (
     "Put this part into an nn.Module of its own and list its class in the workload's `operators`: it is then "
     "run as it is."
 )
-_CONSTANT = "_tensor_constant"  # torch.fx keeps constant tensors under such names
 
 
 def note_contexts(task: str, node: fx.Node, autocast: AutocastSeen, *, is_operator: bool) -> None:
@@ -77,7 +77,7 @@ def nothing_is_frozen(task: str, root: nn.Module, is_looking: Callable[[], bool]
             yield
     finally:
         for module, values, buffers, hooks in before:
-            constants = {key: value for key, value in module.__dict__.items() if key.startswith(_CONSTANT)}
+            constants = {key: value for key, value in module.__dict__.items() if key.startswith(CONSTANT)}
             module.__dict__.clear()
             module.__dict__.update(values | constants)
             module._buffers.clear()
