@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from .shares import run_cut
 from torch import Tensor, nn
 
 from spindle_cli.workload.analyse import analyse
@@ -12,6 +11,8 @@ from spindle_cli.workload.evaluated.trace import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.constants import constants_of, hand_constants_on
 from spindle_cli.workload.types import Task, Workload
+
+from .shares import run_cut
 
 BATCH = 4
 

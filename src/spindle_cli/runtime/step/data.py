@@ -153,7 +153,8 @@ class Feed:
         self._dtype = dtype
         self._numbers = range(steps.start * batches_per_step, steps.stop * batches_per_step)
         self._taken = self._fetched = self._numbers.start
-        self._held: dict[int, LoadedBatch | BaseException] = {}
+        self._held: dict[int, LoadedBatch] = {}
+        self._error: BaseException | None = None  # of the first batch that cannot be loaded
         self._ready: queue.Queue[LoadedBatch | BaseException] = queue.Queue(_STEPS_AHEAD)
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -167,10 +168,11 @@ class Feed:
         """
         ahead = self._batches_per_step if self.counts_losses else 0
         self._fetch_up_to(self._taken + ahead)
-        loaded = self._held.pop(self._taken)
+        loaded = self._held.pop(self._taken, None)
+        if loaded is None:
+            assert self._error is not None, "without an error every batch that is taken is held"
+            raise self._error
         self._taken += 1
-        if isinstance(loaded, BaseException):
-            raise loaded
         self.states.update(loaded.states)
         return StepBatch(
             {
@@ -194,8 +196,7 @@ class Feed:
         assert self._nothing is not None, "no loss counts anything"
         numbers = range(step * self._batches_per_step, (step + 1) * self._batches_per_step)
         self._fetch_up_to(numbers[-1])
-        held = [self._held.get(number) for number in numbers]
-        counts = [batch.counts for batch in held if isinstance(batch, LoadedBatch)]
+        counts = [self._held[number].counts for number in numbers if number in self._held]
         return sum(counts, self._nothing)
 
     def close(self) -> None:
@@ -203,9 +204,17 @@ class Feed:
         self._stopped.set()
 
     def _fetch_up_to(self, number: int) -> None:
-        """Hold every batch up to this one, or why it cannot be loaded."""
+        """Hold every batch up to this one, or those before the first that cannot be loaded: behind it none
+        comes.
+        """
         for fetched in range(self._fetched, min(number + 1, self._numbers.stop)):
-            self._held[fetched] = self._fetch(fetched)
+            if self._error is not None:
+                return
+            found = self._fetch(fetched)
+            if isinstance(found, BaseException):
+                self._error = found
+                return
+            self._held[fetched] = found
             self._fetched = fetched + 1
 
     def _fetch(self, number: int) -> LoadedBatch | BaseException:
