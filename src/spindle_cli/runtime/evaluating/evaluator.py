@@ -28,6 +28,7 @@ from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.evaluated.in_order import InOrder, Pass, StreamInOrder, require_fields
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import share_of_samples
+from spindle_cli.workload.training.item_draws import generators_kept
 from spindle_cli.workload.training.precision import computing
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ class Evaluator:
         """Make ready what will be evaluated, so that what cannot be is known before anything is trained;
         collective. Raises what `evaluate` raises of tasks and datasets.
         """
+        prepared = {name: self._prepare(name) for name in self.tasks}
         with untouched(self._roots, self._device):
-            for name in self.tasks:
-                fields = self._prepare(name).graph.fields
+            for name, each in prepared.items():
+                fields = each.graph.fields
                 first = self._data(self._task(name), None).first()
                 if first is None:
                     raise _empty(name)
@@ -119,8 +121,8 @@ class Evaluator:
                 hint="Give the task an eval_dataset, or evaluate() a dataset.",
             )
         began_s = time.perf_counter()
+        prepared = self._prepare(name)
         with untouched(self._roots, self._device):
-            prepared = self._prepare(name)
             num_samples, loss, gathered = self._run(prepared, self._data(task, dataset))
             metrics = measured(prepared.graph, gathered)  # which may draw random numbers
         return Evaluation(
@@ -171,8 +173,10 @@ class Evaluator:
         return num_samples, loss, results.whole() if self._rank == 0 else None
 
     def _prepare(self, name: str) -> Prepared:
+        """Outside of `untouched`, which would put back buffers that are moved to the device or converted."""
         if name not in self._prepared:
-            self._prepared[name] = self._preparing.prepared(name)
+            with generators_kept():
+                self._prepared[name] = self._preparing.prepared(name)
         return self._prepared[name]
 
 

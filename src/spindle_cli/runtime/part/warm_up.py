@@ -1,7 +1,8 @@
 """Compile a rank's layers before training, while no rank waits for another.
 
 Compiling takes seconds for each kind of layer and shape. In the first step other ranks would wait for it with
-the run's timeout, and take this one to hang. So every slice runs once, forward and backward, on zeros.
+the run's timeout, and take this one to hang. So every slice runs once, forward and backward, on zeros, and on
+the values of fields that are the same in every sample.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from spindle_cli.runtime.communication.rows import share_shape
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.held_state import HeldState
+from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import LossShares, ValueSpec
 from spindle_cli.workload.training.precision import computing
 
@@ -51,7 +53,10 @@ def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
     wired = local.wired
 
     def zeros(spec: ValueSpec) -> torch.Tensor:
-        return torch.zeros(share_shape(spec, local.samples), dtype=spec.dtype, device=device)
+        shape = share_shape(spec, local.samples)
+        if spec.row is not None:  # whose values are read
+            return rows_of(spec.row, shape, spec.dtype).to(device)
+        return torch.zeros(shape, dtype=spec.dtype, device=device)
 
     try:
         with computing(model.train, device.type):

@@ -65,7 +65,7 @@ def same_in_every_sample(field: Tensor, name: str, shape: tuple[int, ...], row: 
     if is_fixed(field) or field.is_meta or isinstance(field, FakeTensor):
         return
     expected = torch.tensor(row, dtype=field.dtype, device=field.device).reshape(1, *shape)
-    differs = (field != expected).reshape(field.shape[0], -1).any(1)
+    differs = (field != expected).reshape(field.shape[0], len(row)).any(1)  # there may be no sample
     if bool(differs.any()):
         raise unlike(name, field[int(differs.int().argmax())], row)
 
