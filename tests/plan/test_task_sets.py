@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,67 @@ def test_sets_with_slices_of_other_tasks_and_twice_the_same_are_refused(tmp_path
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(InputError, match="the slices of a are of a/m, b/m; expected a/m"):
         read_plan(path)
+
+
+def edited(path: Path, plan: Plan, edit: Callable[[dict[str, Any]], object]) -> Plan:
+    data = yaml.safe_load(plan_text(plan))
+    edit(data)
+    path.write_text(yaml.safe_dump(data))
+    return Plan.read(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("devices", [7], "device 7: not in the cluster"),
+        ("ops", [0, 9], "ops [0, 9]; expected"),
+    ],
+)
+def test_a_set_on_what_is_not_there_is_a_violation_of_its_own(
+    key: str, value: Any, said: str, tmp_path: Path
+) -> None:
+    def edit(data: dict[str, Any]) -> None:
+        data["task_sets"][0]["waves"][0]["slices"][0][key] = value
+
+    plan = make_plan(sampled(("a", 0.5), ("ab", 0.5)), cluster_of(2))
+    (found,) = check_plan(edited(tmp_path / "p.yaml", plan, edit))
+    assert found.where.startswith("task_sets, a, wave 0, a/m")
+    assert said in str(found)
+
+
+def test_a_plan_of_sets_without_metaops_is_checked_and_split_as_far_as_it_tells(tmp_path: Path) -> None:
+    plan = make_plan(sampled(("a", 0.5), ("ab", 0.5)), cluster_of(2))
+    bare = edited(tmp_path / "p.yaml", plan, lambda data: data.pop("metaops"))
+    assert check_plan(bare) == ()
+    assert list(bare.set_plans) == [("a",), ("a", "b")]
+    strange = edited(
+        tmp_path / "p.yaml", plan, lambda data: (data.pop("metaops"), data["task_sets"][0].update(tasks=["x"]))
+    )
+    with pytest.raises(InputError, match="the slices of x are of a/m; expected those of tasks that metaops"):
+        check_plan(strange)
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ([("a", 1.0), ("ab", 1.0)], "the shares add up to 2; expected 1"),
+        ([("a", 0.5)], "the shares add up to 0.5; expected 1"),
+        ([("a", 0.5), ("a", 0.5)], "a is there twice"),
+        ([("ax", 1.0)], "'x' is no task; expected one of a, b"),
+        ([("aa", 1.0)], "expected each task once"),
+    ],
+)
+def test_a_profile_whose_sets_are_not_all_steps_is_refused(sets: list[tuple[str, float]], said: str) -> None:
+    data = sampled().model_dump(mode="json", by_alias=True)
+    data["task_sets"] = [{"tasks": list(tasks), "share": share} for tasks, share in sets]
+    with pytest.raises(InputError, match=said):
+        Profile.from_data(data, where="profile.json")
+
+
+def test_shares_may_be_off_by_rounding() -> None:
+    data = sampled().model_dump(mode="json", by_alias=True)
+    data["task_sets"] = [{"tasks": [task], "share": 0.5 - 4e-7} for task in "ab"]
+    assert len(Profile.from_data(data, where="profile.json").task_sets) == 2
 
 
 def test_a_plan_without_a_set_that_occurs_is_refused() -> None:

@@ -189,10 +189,14 @@ def test_the_feeds_errors_say_what_was_being_loaded() -> None:
             raise OSError("the disk is gone")
 
     portion = Portion("t", (2, 5), ("image",))
-    feed = feed_of(make_batches(Failing(("image",), 12, 0)), (portion,), range(1))
+    batches = make_batches(Failing(("image",), 12, 0))
+    feed = feed_of(batches, (portion,), range(1))
     with pytest.raises(OSError, match="the disk is gone") as caught:
         feed.take()
-    assert caught.value.__notes__ == ["while loading samples 2 to 4 of task 't', step 1"]
+    assert caught.value.__notes__ == [
+        f"at sample {batches['t'].indices(0)[2]} of the dataset",
+        "while loading samples 2 to 4 of task 't', step 1",
+    ]
 
 
 def test_a_dataset_that_ends_its_thread_is_not_waited_for() -> None:

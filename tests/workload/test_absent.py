@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from helpers.absent_toys import build
 from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.building.load import check_workload
+from spindle_cli.workload.building.checks import check_workload
 from spindle_cli.workload.data.reading import first_samples
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload

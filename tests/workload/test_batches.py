@@ -104,6 +104,16 @@ def test_a_collate_of_ones_own() -> None:
         Batches(wrong, 0).rows(0, 0, 4)
 
 
+@pytest.mark.parametrize("error", [ZeroDivisionError, IndexError, ValueError])
+def test_a_collate_that_raises_is_named_with_its_place(error: type[Exception]) -> None:
+    def raises(items: list[Any]) -> dict[str, torch.Tensor]:
+        raise error("of no use")
+
+    with pytest.raises(WorkloadError, match=r"test_batches\.py:\d+: task 't'") as caught:
+        Batches(task_of(numbered(4), collate=raises), 0).rows(0, 0, 4)
+    assert f"its collate raises {error.__name__}: of no use" in caught.value.message
+
+
 def padded(items: list[Any]) -> dict[str, torch.Tensor]:
     return {"x": nn.utils.rnn.pad_sequence([item["x"] for item in items], batch_first=True)}
 

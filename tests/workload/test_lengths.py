@@ -54,6 +54,31 @@ def test_batches_of_one_length_have_none_to_tell() -> None:
     assert lengths_of([3, 3, 3, 3], 2) == {}
 
 
+@pytest.mark.parametrize("error", [KeyError, OSError, IndexError])
+def test_a_sample_that_cannot_be_read_is_named(error: type[Exception]) -> None:
+    class Broken(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            if index == 5:
+                raise error("gone")
+            return super().__getitem__(index)
+
+    task = Task("t", Net(), 2, Broken([{"x": torch.ones(1)}] * 6))
+    with pytest.raises(WorkloadError, match=r"test_lengths\.py:\d+: task 't': the dataset fails") as caught:
+        find_lengths(Workload("w", [task], operators=(Layer,)), 0, Looking())
+    assert f"at sample 5 of the dataset: {error.__name__}: " in caught.value.message
+
+
+def test_a_field_that_only_some_batches_have_is_refused() -> None:
+    def collate(items: list[Any]) -> dict[str, Tensor]:
+        batch = padded(items)
+        return batch if batch["x"].max() < 3 else {**batch, "z": torch.ones(len(items))}
+
+    items = [{"x": torch.full((1,), float(number))} for number in range(4)]
+    task = Task("t", Net(), 1, items, collate=collate)
+    with pytest.raises(WorkloadError, match="task 't': field 'z' is in some batches, and not in others"):
+        find_lengths(Workload("w", [task], operators=(Layer,)), 0, Looking())
+
+
 def test_the_longest_batch_is_planned_for_and_the_shortest_is_known() -> None:
     found = lengths_of([3, 3, 6, 3, 3, 5, 4, 3])["t"]
     assert (found.batches, found.planned, found.shortest) == (8, {"x": (6,)}, {"x": (3,)})

@@ -12,7 +12,8 @@ from torch import nn
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
-from spindle_cli.workload.building.load import check_workload, load
+from spindle_cli.workload.building.checks import check_workload
+from spindle_cli.workload.building.load import load
 from spindle_cli.workload.types import Task, Workload
 
 from . import init_toys
@@ -145,6 +146,20 @@ TASKS = {
     "[task('a', weight=float('nan'))]": "weight is nan",
     "[task('a', reduction='average')]": "reduction is 'average'",
     "[Task('a', 'module', 2, [])]": "module is a str",
+    "[task('a', collate='pad')]": "collate is 'pad', expected a function",
+    "task('a')": "tasks: found Task(name='a'",
+    "{'a': task('a')}": "expected a list of tasks",
+    "[task('a')], evaluated=[1]": "evaluated: found a int",
+    "[task('a')], evaluated=task('e')": "evaluated: found Task(name='e'",
+    "[task('a')], evaluated=None": "evaluated: found None, expected a list of tasks",
+    "[task('a')], operators=nn.Linear": "expected a list of classes",
+    "[task('a')], contrastive=[nn.Linear(1, 1)]": "contrastive: found Linear",
+    "[task('a')], tp_plans={'Linear': {}}": "tp_plans: found {'Linear': {}}, expected a plan by class",
+    "[task('a')], tp_plans=None": "tp_plans: found None",
+    "[task('a')], tp_vocabulary=0": "tp_vocabulary is 0, expected a whole number of words, at least 1",
+    "[task('a')], tp_vocabulary=True": "tp_vocabulary is True",
+    "[task('a')], tp_vocabulary=1.5": "tp_vocabulary is 1.5",
+    "[task('a')], tp_vocabulary='all'": "tp_vocabulary is 'all'",
 }
 
 
@@ -159,6 +174,13 @@ def test_a_workload_that_cannot_be_meant_is_refused(tmp_path: Path, tasks: str) 
     with pytest.raises(WorkloadError) as caught:
         load("w.py:build", relative_to=tmp_path)
     assert TASKS[tasks] in str(caught.value)
+
+
+def test_the_least_vocabulary_that_is_split_may_be_any_number_or_none() -> None:
+    task = Task("t", nn.Linear(1, 1), 1, [{"x": torch.zeros(1)}])
+    for words in (1, 1024, None):
+        assert check_workload(Workload("w", [task], tp_vocabulary=words), "w.py").tp_vocabulary == words
+    assert check_workload(Workload("w", (task,), operators=frozenset({nn.Linear})), "w.py")  # type: ignore[arg-type]
 
 
 def test_operators_are_module_classes(tmp_path: Path) -> None:

@@ -26,7 +26,9 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
         against_profile.require_same_workload(plan, profile)
     whole = plan.outlined() if profile is None else plan.with_metaops_of(profile)
     is_complete = bool(plan.metaops) or profile is not None
-    found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
+    found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
+    if not found:
+        found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
     if not found and plan.task_sets:
         found += task_sets.sound(whole)
         for tasks, of_set in whole.set_plans.items() if is_complete and not found else ():
@@ -40,26 +42,25 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
 
 
 def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violation]:
-    """Of a plan by itself. `is_complete`: its `metaops` are more than an outline. `states_ours`: what it
-    predicts rests on our account of memory.
+    """Of a plan by itself, whose parts exist. `is_complete`: its `metaops` are more than an outline.
+    `states_ours`: what it predicts rests on our account of memory.
     """
-    found = list(structure.names_and_ranges(whole))
-    if not found:
-        found += structure.every_op_once(whole)
-        found += structure.device_lists(whole)
-        found += structure.tensor_parallel_groups(whole)
-        found += schedule.order_of_slices(whole)
-        found += schedule.one_slice_a_device(whole)
-        found += schedule.waves(whole)
-        found += predictions.times(whole)
-        found += predictions.one_peak_a_device(whole)
-        if is_complete:
-            found += structure.valid_allocations(whole)
-            found += schedule.durations(whole)
-            found += schedule.producers_first(whole)
-            # Who talks to whom is known of a plan with which nothing else is wrong.
-            communicators = None if found else communicator_bytes(whole)
-            found += predictions.memory(whole, communicators)
-            if states_ours:  # what another tool predicts may rest on its own account of memory
-                found += predictions.stated_memory(whole, communicators)
+    found: list[Violation] = []
+    found += structure.every_op_once(whole)
+    found += structure.device_lists(whole)
+    found += structure.tensor_parallel_groups(whole)
+    found += schedule.order_of_slices(whole)
+    found += schedule.one_slice_a_device(whole)
+    found += schedule.waves(whole)
+    found += predictions.times(whole)
+    found += predictions.one_peak_a_device(whole)
+    if is_complete:
+        found += structure.valid_allocations(whole)
+        found += schedule.durations(whole)
+        found += schedule.producers_first(whole)
+        # Who talks to whom is known of a plan with which nothing else is wrong.
+        communicators = None if found else communicator_bytes(whole)
+        found += predictions.memory(whole, communicators)
+        if states_ours:  # what another tool predicts may rest on its own account of memory
+            found += predictions.stated_memory(whole, communicators)
     return found

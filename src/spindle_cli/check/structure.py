@@ -6,15 +6,21 @@ The other rules can only be judged on a plan whose parts exist; see `spindle_cli
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from spindle_cli.check.types import Violation, located, place_of
-from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
+from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 
 
-def names_and_ranges(plan: Plan) -> Iterator[Violation]:
-    """Slices name MetaOps, ops and devices that exist; waves are numbered 0, 1, 2, ..."""
-    for position, wave in enumerate(plan.waves):
+def names_and_ranges(plan: Plan, waves: Sequence[Wave] | None = None) -> Iterator[Violation]:
+    """Slices name MetaOps, ops and devices that exist; waves are numbered 0, 1, 2, ...
+
+    Args:
+        plan: what they are of.
+        waves: of one of its sets of tasks; by default those of all tasks.
+    """
+    waves = plan.waves if waves is None else waves
+    for position, wave in enumerate(waves):
         if wave.index != position:
             yield Violation(
                 rule="wave-index",
@@ -22,8 +28,9 @@ def names_and_ranges(plan: Plan) -> Iterator[Violation]:
                 value=f"index is {wave.index}",
                 expected=f"{position}, its position",
             )
-    for index, piece in located(plan):
-        yield from _names_of(index, piece, plan)
+    for wave in waves:
+        for piece in wave.slices:
+            yield from _names_of(wave.index, piece, plan)
     for metaop in plan.metaops:
         yield from _table_sizes(metaop)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from spindle_cli.check.structure import names_and_ranges
 from spindle_cli.check.types import Violation
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.types import TaskShare
-
-# What the shares of all steps may be off by.
-_SHARES_SLACK = 1e-6
+from spindle_cli.profile.types import SHARES_SLACK, TaskShare
 
 
 def sound(plan: Plan) -> Iterator[Violation]:
@@ -19,7 +17,7 @@ def sound(plan: Plan) -> Iterator[Violation]:
     """
     tasks = {metaop.task for metaop in plan.metaops}
     total = sum(each.share for each in plan.task_sets)
-    if abs(total - 1) > _SHARES_SLACK:
+    if abs(total - 1) > SHARES_SLACK:
         yield Violation(
             rule="task-sets", where="task_sets", value=f"shares that add up to {total:.6g}", expected="1"
         )
@@ -44,6 +42,13 @@ def sound(plan: Plan) -> Iterator[Violation]:
                     value=f"{name} changes buffers, and runs on other devices than in the plan of all tasks",
                     expected="the same, as they keep them",
                 )
+
+
+def parts_exist(plan: Plan) -> Iterator[Violation]:
+    """Slices of the sets name MetaOps, ops and devices that exist: memory of any set rests on all of them."""
+    for each in plan.task_sets:
+        for violation in names_and_ranges(plan, each.waves):
+            yield located_in(each.tasks, violation)
 
 
 def located_in(tasks: Iterable[str], violation: Violation) -> Violation:

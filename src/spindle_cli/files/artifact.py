@@ -193,10 +193,12 @@ def _first_causes(problems: list[Any]) -> list[Any]:
 def _describe_problem(problem: Any) -> str:
     place = ""
     for part in problem["loc"]:
-        if isinstance(part, str) and part.startswith("<") and part.endswith(">"):
-            continue  # one of several kinds that a value may be of, which the file does not name
+        if part == "[key]" or (isinstance(part, str) and part.startswith("<") and part.endswith(">")):
+            continue  # of a mapping, or one of several kinds that a value may be of: no part of the file
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("dict_type", "mapping_type", "model_type"):
+        message = "expected a mapping of keys to values"
     if problem["type"] == "missing":
         return f"{place}: this key is missing"
     return f"{place}: {message} (found {shown(problem['input'])})" if place else message

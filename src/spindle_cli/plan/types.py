@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, WithJsonSchema, field_serializer, field
 
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.types import Joint
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import Model, validate
 from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.files.parsing import shown
 from spindle_cli.profile.metagraph import check_metagraph
@@ -203,14 +203,16 @@ class Plan(TrainedArtifact):
             if own != named:
                 raise ValueError(
                     f"task_sets: the slices of {', '.join(each.tasks)} are of {', '.join(sorted(named))}; "
-                    f"expected {', '.join(sorted(own))}"
+                    f"expected {', '.join(sorted(own)) or 'those of tasks that metaops has'}"
                 )
         return self
 
     @cached_property
     def joint(self) -> Joint | None:
-        """This plan's slices with those of its sets; None where every step runs all tasks."""
-        if self._joint is not None or not self.task_sets:
+        """This plan's slices with those of its sets; None where every step runs all tasks, and where there are
+        no `metaops` to say what they are.
+        """
+        if self._joint is not None or not self.task_sets or not self.metaops:
             return self._joint
         of_sets = [[piece for wave in each.waves for piece in wave.slices] for each in self.task_sets]
         return joint_of([self.slices, *of_sets], self.by_name)
@@ -279,7 +281,7 @@ class Plan(TrainedArtifact):
         }
         shared = set(PlanMetaOp.model_fields)
         metaops = [PlanMetaOp(**{name: getattr(each, name) for name in shared}) for each in profile.metaops]
-        return Plan(**{**taken, **fields, "metaops": tuple(metaops)})
+        return validate(Plan, {**taken, **fields, "metaops": tuple(metaops)}, where="the plan")
 
     def outlined(self) -> Plan:
         """This plan; where it has no `metaops`, with what its slices tell of them.
@@ -296,4 +298,5 @@ class Plan(TrainedArtifact):
             PlanMetaOp(name=name, task=name.partition("/")[0], num_ops=count, batch_size=1)
             for name, count in num_ops.items()
         )
-        return Plan(**{**{name: getattr(self, name) for name in self.model_fields_set}, "metaops": metaops})
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return validate(Plan, {**fields, "metaops": metaops}, where="the plan")

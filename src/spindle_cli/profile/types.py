@@ -19,7 +19,9 @@ from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.settings.sampling import SHARES_SLACK as SHARES_SLACK
 from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
+from spindle_cli.workload.settings.sampling import require_all_steps
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -368,6 +370,12 @@ class Profile(TrainedArtifact):
         from spindle_cli.profile.metagraph import check_metagraph
 
         check_metagraph(self.metaops)
+        return self
+
+    @model_validator(mode="after")
+    def _sets_make_up_all_steps(self) -> Profile:
+        if self.task_sets:
+            require_all_steps(self.task_sets, {metaop.task for metaop in self.metaops})
         return self
 
     @property

@@ -10,12 +10,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from spindle_cli.errors import WorkloadError
+from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.workload.data.kind import is_stream
 from spindle_cli.workload.data.reading import StreamBatches, first_samples, open_batches
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.settings.lengths import FieldLengths, Looking, TaskLengths
-from spindle_cli.workload.training.batches import Batches, SampleShape, num_samples
+from spindle_cli.workload.training.batches import Batches, SampleShape, dataset_failure, num_samples
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 FEW = 2  # samples that a task is traced with: enough to see that items fit together
@@ -89,7 +89,13 @@ def _look_at(task: Task | FlowTask, seed: int, most: int) -> dict[str, list[Shap
     seen: dict[str, list[Shape]] = {}
     began = time.monotonic()
     for step, first in product(range(most), range(0, size, at_once)):
-        for name, value in batches.rows(step, first, min(first + at_once, size)).items():
+        batch = _read(task, batches, step, range(first, min(first + at_once, size)))
+        if seen and (odd := sorted(seen.keys() ^ batch.keys())):
+            raise WorkloadError(
+                f"task {task.name!r}: field {odd[0]!r} is in some batches, and not in others",
+                hint="Give every item the same fields; `absent` is for what some items lack.",
+            )
+        for name, value in batch.items():
             shapes = seen.setdefault(name, [])
             shape = tuple(value.shape[1:])
             if first == 0:
@@ -104,6 +110,18 @@ def _look_at(task: Task | FlowTask, seed: int, most: int) -> dict[str, list[Shap
         if time.monotonic() - began > (_LOOK_AT_LENGTHS_S if differ else _LOOK_S):
             break
     return seen
+
+
+def _read(
+    task: Task | FlowTask, batches: Batches | StreamBatches, step: int, rows: range
+) -> dict[str, Tensor]:
+    try:
+        return batches.rows(step, rows.start, rows.stop)
+    except SpindleError:
+        raise
+    except Exception as error:  # code of the user's
+        where = ", ".join((f"batch {step}", *getattr(error, "__notes__", ())))
+        raise dataset_failure(task, where, error) from error
 
 
 def _percentile(sizes: Sequence[int], percentile: float) -> int:

@@ -41,7 +41,7 @@ def sets_of(turns: Turns) -> tuple[TaskShare, ...]:
             due = turns.in_order(undrawn | names)
             if not due:
                 raise WorkloadError(
-                    f"{KEY}: no task runs at step {step} (counted from 0), nor at every {period}th after it",
+                    f"{KEY}: no task runs at step {step} (counted from 0), nor every {period} steps after it",
                     hint="Leave a task out of `every`, so that it runs at every step, or give one the offset "
                     "that is missing.",
                 )

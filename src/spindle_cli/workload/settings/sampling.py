@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.files.artifact import Model, require_known_keys
+from spindle_cli.files.parsing import shown
 
 
 class Every(Model):
@@ -103,3 +104,34 @@ class TaskShare(Model):
 
     tasks: Annotated[tuple[str, ...], Field(min_length=1)]
     share: Annotated[float, Field(gt=0, le=1 + 1e-9)]
+
+    @field_validator("tasks")
+    @classmethod
+    def _each_once(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(tasks)) < len(tasks):
+            raise ValueError("expected each task once")
+        return tasks
+
+
+# What the shares of all steps may be off by.
+SHARES_SLACK = 1e-6
+
+
+def require_all_steps(sets: Sequence[TaskShare], tasks: Collection[str]) -> None:
+    """Refuse sets that do not make up all steps. `tasks`: that there are.
+
+    Raises:
+        ValueError: for a validator to hand on.
+    """
+    known = [each.tasks for each in sets]
+    for each in known:
+        if known.count(each) > 1:
+            raise ValueError(f"task_sets: {', '.join(each)} is there twice")
+        unknown = [task for task in each if task not in tasks]
+        if unknown:
+            raise ValueError(
+                f"task_sets: {shown(unknown[0])} is no task; expected one of {', '.join(sorted(tasks))}"
+            )
+    total = sum(each.share for each in sets)
+    if abs(total - 1) > SHARES_SLACK:
+        raise ValueError(f"task_sets: the shares add up to {total:.6g}; expected 1")

@@ -177,14 +177,17 @@ class Batches:
         return not collates.draws
 
     def _items(self, step: int, rows: tuple[int, int], calls: _Calls) -> list[Any]:
-        epoch, dataset = step // self.steps_per_epoch, self.task.dataset
+        epoch, task = step // self.steps_per_epoch, self.task
+
+        def item(index: int) -> Any:
+            try:
+                return calls.read(partial(operator.getitem, task.dataset, index), epoch, index)
+            except Exception as error:
+                error.add_note(f"at sample {index} of the dataset")
+                raise
+
         return [
-            filled(
-                self.task.name,
-                self.task.absent,
-                calls.read(partial(operator.getitem, dataset, index), epoch, index),
-            )
-            for index in self.indices(step)[slice(*rows)]
+            filled(task.name, task.absent, item(index)) for index in self.indices(step)[slice(*rows)]
         ]
 
     def _collated(self, step: int, rows: tuple[int, int], calls: _Calls) -> dict[str, Tensor]:
@@ -243,7 +246,7 @@ def samples_by_index(task: Task | FlowTask, count: int) -> dict[str, Tensor]:
         try:
             found = reads.call(partial(operator.getitem, task.dataset, index), 0, index)
         except Exception as error:  # code of the user's
-            raise _of_dataset(task, f"sample {index}", error) from error
+            raise dataset_failure(task, f"sample {index}", error) from error
         return filled(task.name, task.absent, found)
 
     items = [item(index) for index in range(min(count, num_samples(task)))]
@@ -296,10 +299,11 @@ def num_samples(task: Task | FlowTask) -> int:
     try:
         return len(task.dataset)
     except Exception as error:  # code of the user's
-        raise _of_dataset(task, "its length", error) from error
+        raise dataset_failure(task, "its length", error) from error
 
 
-def _of_dataset(task: Task | FlowTask, what: str, error: Exception) -> WorkloadError:
+def dataset_failure(task: Task | FlowTask, what: str, error: Exception) -> WorkloadError:
+    """What a task's dataset has raised when it was asked for `what`, as a refusal that names the place."""
     text = str(error).split("\n")[0]
     failed = f"the dataset fails to give {what}: {type(error).__name__}: {text}"
     return refusal(
@@ -315,12 +319,8 @@ def collate(task: Task | FlowTask, items: list[Any]) -> dict[str, Tensor]:
     """
     try:
         batch = (task.collate or default_collate)(items)
-    except (TypeError, RuntimeError, KeyError, ValueError) as error:
-        text = str(error).split("\n")[0]
-        raise WorkloadError(
-            f"task {task.name!r}: the dataset's items cannot be put into one batch: {text}",
-            hint="Give all items the same keys with tensors of the same shapes, or the task a `collate`.",
-        ) from error
+    except Exception as error:  # code of the user's, or what torch finds of the items
+        raise _of_collate(task, error) from error
     if not isinstance(batch, dict):
         raise WorkloadError(
             f"task {task.name!r}: a batch is a {type(batch).__name__}, expected a dict from names to tensors",
@@ -329,6 +329,17 @@ def collate(task: Task | FlowTask, items: list[Any]) -> dict[str, Tensor]:
     for name, value in batch.items():
         _check_field(task, name, value, len(items))
     return dict(batch)
+
+
+def _of_collate(task: Task | FlowTask, error: Exception) -> WorkloadError:
+    text = str(error).split("\n")[0]
+    failed = "the dataset's items cannot be put into one batch: "
+    if task.collate is None:
+        hint = "Give all items the same keys with tensors of the same shapes, or the task a `collate`."
+        return refusal(task.name, f"{failed}{text}", None, hint=hint)
+    failed += f"its collate raises {type(error).__name__}: {text}"
+    hint = "A collate gets a list of items, one or more, and gives a dict of tensors."
+    return refusal(task.name, failed, place_of_error(error), hint=hint)
 
 
 def _check_field(task: Task | FlowTask, name: Any, value: Any, count: int) -> None:

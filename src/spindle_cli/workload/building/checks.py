@@ -1,0 +1,135 @@
+"""What a workload's function may return: checked before anything is traced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+_CLASSES = ("operators", "coupled", "contrastive")
+_LISTS = {"tasks": "tasks", "evaluated": "tasks", **dict.fromkeys(_CLASSES, "classes")}
+
+
+def check_workload(workload: Any, where: str) -> Workload:
+    """Refuse what is not a usable workload, before anything is traced.
+
+    Raises:
+        WorkloadError: naming the task, the value and what was expected.
+    """
+    if not isinstance(workload, Workload):
+        raise WorkloadError(
+            f"{where}: returned a {type(workload).__name__}, expected a spindle_cli.Workload",
+            hint="Let the function end with `return Workload(name=..., tasks=[...], ...)`.",
+        )
+    _check_lists(workload, where)
+    if not workload.tasks:
+        raise WorkloadError(f"{where}: the workload {workload.name!r} has no tasks")
+    for key in ("tasks", "evaluated"):
+        for task in getattr(workload, key):
+            _check_task(task, where, key)
+    for task in workload.tasks:
+        if task.dataset is None:
+            raise WorkloadError(
+                f"{where}: task {task.name!r} has no dataset to be trained on",
+                hint="Give it one; a task that is only evaluated belongs in the workload's `evaluated`.",
+            )
+    for task in workload.evaluated:
+        _check_only_evaluated(task, where)
+    names = [task.name for task in workload.all_tasks]
+    for name in names:
+        if names.count(name) > 1:
+            raise WorkloadError(
+                f"{where}: {names.count(name)} tasks are named {name!r}", hint="Give each task its own name."
+            )
+    _check_splitting(workload, where)
+    return workload
+
+
+def _check_lists(workload: Workload, where: str) -> None:
+    for key, of_what in _LISTS.items():
+        given = getattr(workload, key)
+        if not isinstance(given, Collection) or isinstance(given, str | Mapping):
+            raise WorkloadError(
+                f"{where}: {key}: found {given!r:.80}, expected a list of {of_what}",
+                hint=f"Write {key}=[...], also around a single one; leave it out where there is none.",
+            )
+
+
+def _check_splitting(workload: Workload, where: str) -> None:
+    """What the workload says of its layers."""
+    for key in _CLASSES:
+        for item in getattr(workload, key):
+            if not _is_module_class(item):
+                raise WorkloadError(
+                    f"{where}: {key}: found {item!r}, expected classes derived from nn.Module"
+                )
+    plans = workload.tp_plans
+    if not isinstance(plans, Mapping) or not all(map(_is_module_class, plans)):
+        raise WorkloadError(
+            f"{where}: tp_plans: found {plans!r:.80}, expected a plan by class",
+            hint="Such as tp_plans={EncoderLayer: {'mlp.up': 'colwise', 'mlp.down': 'rowwise'}}.",
+        )
+    words = workload.tp_vocabulary
+    if words is not None and (not isinstance(words, int) or isinstance(words, bool) or words < 1):
+        raise WorkloadError(
+            f"{where}: tp_vocabulary is {words!r}, expected a whole number of words, at least 1, or None",
+            hint="Heads over at least so many words are split; with None, none is.",
+        )
+
+
+def _is_module_class(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, nn.Module)
+
+
+def _check_only_evaluated(task: Task | FlowTask, where: str) -> None:
+    where = f"{where}: evaluated: task {task.name!r}"
+    if task.eval_dataset is None:
+        raise WorkloadError(f"{where} has no eval_dataset", hint="Give it what it is to be evaluated on.")
+    if task.dataset is not None:
+        raise WorkloadError(
+            f"{where} has a dataset, and is never trained",
+            hint="Leave its dataset out; or list it in the workload's `tasks`, to train it.",
+        )
+
+
+def _check_task(task: Any, where: str, key: str) -> None:
+    if not isinstance(task, Task | FlowTask):
+        raise WorkloadError(
+            f"{where}: {key}: found a {type(task).__name__}, expected spindle_cli.Task or FlowTask"
+        )
+    if not isinstance(task.name, str) or not task.name or "/" in task.name:
+        raise WorkloadError(f"{where}: a task is named {task.name!r}; expected a name without '/'")
+    where = f"{where}: task {task.name!r}"
+    if isinstance(task, Task) and not isinstance(task.module, nn.Module):
+        raise WorkloadError(f"{where}: module is a {type(task.module).__name__}, expected an nn.Module")
+    if not isinstance(task.batch_size, int) or isinstance(task.batch_size, bool) or task.batch_size < 1:
+        raise WorkloadError(
+            f"{where}: batch_size is {task.batch_size!r}, expected a whole number of samples, at least 1"
+        )
+    if not isinstance(task.weight, int | float) or not math.isfinite(task.weight):
+        raise WorkloadError(f"{where}: weight is {task.weight!r}, expected a finite number")
+    if not isinstance(task.absent, Mapping) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in task.absent.items()
+    ):
+        raise WorkloadError(
+            f"{where}: absent is {task.absent!r:.80}, expected a tensor of one sample by field",
+            hint="Such as absent={'image': torch.zeros(3, 224, 224)}.",
+        )
+    if not isinstance(task.metrics, Mapping) or not all(
+        isinstance(name, str) and callable(metric) for name, metric in task.metrics.items()
+    ):
+        raise WorkloadError(
+            f"{where}: metrics is {task.metrics!r:.80}, expected a function by name",
+            hint="Such as metrics={'mean_score': lambda out: out['score'].mean()}.",
+        )
+    if task.collate is not None and not callable(task.collate):
+        raise WorkloadError(
+            f"{where}: collate is {task.collate!r:.80}, expected a function from a list of items to a batch"
+        )
+    if task.reduction not in ("mean", "sum"):
+        raise WorkloadError(f"{where}: reduction is {task.reduction!r}, expected 'mean' or 'sum'")
