@@ -221,9 +221,11 @@ def test_a_plan_of_sets_without_metaops_is_checked_and_split_as_far_as_it_tells(
     assert check_plan(bare) == ()
     assert list(bare.set_plans) == [("a",), ("a", "b")]
     strange = edited(
-        tmp_path / "p.yaml", plan, lambda data: (data.pop("metaops"), data["task_sets"][0].update(tasks=["x"]))
+        tmp_path / "p.yaml",
+        plan,
+        lambda data: (data.pop("metaops"), data["task_sets"][0].update(tasks=["x"])),
     )
-    with pytest.raises(InputError, match="the slices of x are of a/m; expected those of tasks that metaops"):
+    with pytest.raises(InputError, match="the slices of x are of a/m; expected those of tasks in metaops"):
         check_plan(strange)
 
 

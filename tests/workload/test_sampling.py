@@ -130,7 +130,11 @@ def test_every_step_of_all_tasks_needs_no_sets() -> None:
     [
         ({"every": {"x": 2}}, NAMES, "there is no task 'x'; the tasks are a, b, c, d"),
         ({"draw": {"weights": {"x": 1.0}}}, NAMES, "there is no task 'x'"),
-        ({"every": {"a": 2}}, ("a",), r"no task runs at step 1 \(counted from 0\), nor every 2 steps after it"),
+        (
+            {"every": {"a": 2}},
+            ("a",),
+            r"no task runs at step 1 \(counted from 0\), nor every 2 steps after it",
+        ),
         ({"every": {"a": 9973, "b": 2}}, NAMES, "after 19946 steps only, more than 10000"),
         ({"draw": {"weights": {str(n): 1.0 for n in range(17)}}}, tuple(map(str, range(17))), "17 different"),
     ],

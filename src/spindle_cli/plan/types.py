@@ -201,9 +201,10 @@ class Plan(TrainedArtifact):
             own = {metaop.name for metaop in self.metaops if metaop.task in each.tasks}
             named = {piece.metaop for wave in each.waves for piece in wave.slices}
             if own != named:
+                expected = ", ".join(sorted(own)) or "those of tasks in metaops"
                 raise ValueError(
                     f"task_sets: the slices of {', '.join(each.tasks)} are of {', '.join(sorted(named))}; "
-                    f"expected {', '.join(sorted(own)) or 'those of tasks that metaops has'}"
+                    f"expected {expected}"
                 )
         return self
 

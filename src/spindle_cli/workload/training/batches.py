@@ -186,9 +186,7 @@ class Batches:
                 error.add_note(f"at sample {index} of the dataset")
                 raise
 
-        return [
-            filled(task.name, task.absent, item(index)) for index in self.indices(step)[slice(*rows)]
-        ]
+        return [filled(task.name, task.absent, item(index)) for index in self.indices(step)[slice(*rows)]]
 
     def _collated(self, step: int, rows: tuple[int, int], calls: _Calls) -> dict[str, Tensor]:
         items = self._items(step, rows, calls)
