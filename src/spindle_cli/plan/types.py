@@ -210,8 +210,8 @@ class Plan(TrainedArtifact):
 
     @cached_property
     def joint(self) -> Joint | None:
-        """This plan's slices with those of its sets; None where every step runs all tasks, and where there are
-        no `metaops` to say what they are.
+        """This plan's slices with those of its sets; None where every step runs all tasks, and where
+        no `metaops` say what they are.
         """
         if self._joint is not None or not self.task_sets or not self.metaops:
             return self._joint

@@ -144,7 +144,8 @@ def require_fields(
             raise WorkloadError(
                 f"task {task!r}: field {name!r} of the dataset to evaluate it on has shape {shape} and dtype "
                 f"{field.dtype} for a sample; it is trained on {spec.shape[1:]} and {spec.dtype}",
-                hint="Pad, crop or convert it to what the task is trained on.",
+                hint="Pad, crop or convert it to what the task is trained on; where its batches have several "
+                "lengths, to the one that is planned for, in the items of the dataset.",
             )
 
 
