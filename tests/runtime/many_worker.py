@@ -41,8 +41,8 @@ def analysed_once() -> Callable[..., Any]:
     known: dict[str, Any] = {}
 
     def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
-        evaluates = find_graph.keywords["evaluates"]
-        key = repr((source.build.__module__, source.build.__qualname__, source.args, evaluates))
+        asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
+        key = repr((source.build.__module__, source.build.__qualname__, source.args, asked))
         if key not in known:
             known[key] = analyse(source, find_graph)
         return known[key]

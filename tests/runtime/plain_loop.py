@@ -42,7 +42,6 @@ class PlainTraining:
         self.optimizer = self._optimizers[0]  # the only one without optimizer groups
         made = [make_schedule(loaded.train, optimizer) for optimizer in self._optimizers]
         self._schedules = [schedule for schedule in made if schedule is not None]
-        self._runs: dict[str, int] = {}  # steps that have run each task
         self._batches = {
             task.name: open_batches(
                 task, self.train.seed, loading=self.train.loader.of(task.name), varies=True
@@ -58,8 +57,10 @@ class PlainTraining:
         count = self.train.accumulate
         weights = weights_at(self.train, self.tasks, step)
         due = [task for task in self.tasks if runs_at(self.train, task.name, step)]
-        first = {task.name: count * self._runs.get(task.name, 0) for task in due}
-        self._runs.update({name: number // count + 1 for name, number in first.items()})
+        first = {
+            task.name: count * sum(runs_at(self.train, task.name, before) for before in range(step))
+            for task in due
+        }
         for task, index in ((task, first[task.name] + i) for task in due for i in range(count)):
             batch = self._batches[task.name].rows(index, 0, task.batch_size)
             batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}

@@ -76,13 +76,16 @@ def copy_stale(rank: int) -> Iterator[None]:
         pool = right(model, *arguments)
         parameter = next(iter(model.trained.values()))
         initial = parameter.detach().clone()
-        take_over = pool.await_parameters
 
-        def keep(piece: int, op: int) -> None:
-            take_over(piece, op)
-            parameter.data.copy_(initial)
+        def keeping(take_over: Callable[..., None]) -> Callable[..., None]:
+            def keep(*which: int) -> None:
+                take_over(*which)
+                parameter.data.copy_(initial)
 
-        pool.await_parameters = keep
+            return keep
+
+        pool.await_parameters = keeping(pool.await_parameters)
+        pool.await_all_parameters = keeping(pool.await_all_parameters)
         return pool
 
     if rank == 0:
