@@ -111,6 +111,22 @@ def test_the_seed_gives_the_initial_values(folder: Path) -> None:
         ("model: models/mine.py:build\ntrain: {lr: -1}\n", "train.lr"),
         ("model: models/mine.py:build\ntrain: {lr: .nan}\n", "train.lr"),
         ("args: {}\n", "model: this key is missing"),
+        (
+            "model: a:b\ntrain: {sampling: a}\n",
+            "train.sampling: expected a mapping of keys to values (found 'a')",
+        ),
+        (
+            "model: a:b\ntrain: {sampling: {every: [a]}}\n",
+            "train.sampling.every: expected a mapping of keys to values (found ['a'])",
+        ),
+        (
+            "model: a:b\ntrain: {sampling: {every: {a: 1.5}}}\n",
+            "every.a: expected a whole number of steps, or {every: ..., offset: ...} (found 1.5)",
+        ),
+        (
+            "model: a:b\ntrain: {sampling: {every: {3: 1}}}\n",
+            "train.sampling.every[3]: Input should be a valid",
+        ),
         ("model: models/mine.py\n", "is not a workload"),
         ("model: models/other.py:build\n", "no such file"),
         ("model: no_such_package.mine:build\n", "no module 'no_such_package.mine'"),

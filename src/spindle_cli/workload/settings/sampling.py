@@ -22,6 +22,8 @@ class Every(Model):
     def _a_number_alone(cls, data: Any) -> Any:
         if isinstance(data, int) and not isinstance(data, bool):
             return {"every": data}
+        if not isinstance(data, Mapping | Every):
+            raise ValueError("expected a whole number of steps, or {every: ..., offset: ...}")
         require_known_keys(data, cls.model_fields)
         return data
 
