@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -264,3 +265,46 @@ def test_a_fixed_tensor_is_not_changed_by_what_has_no_values() -> None:
         call(Tensor.add_, (fixed, torch.ones(2, device="meta")), {})
     made = call(torch.rand_like, (fix(torch.zeros(3)),), {})
     assert not hasattr(made, "_spindle_fixed")
+
+
+OF_ALL: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean times a sum": lambda rows, grid: rows.mean() * grid.prod(-1).sum(),
+    "mean plus a sum": lambda rows, grid: rows.mean() + grid.prod(-1).sum(),
+    "sum times a sum": lambda rows, grid: rows.sum() * grid.prod(-1).sum(),
+    "sum over a sum": lambda rows, grid: rows.sum() / grid.prod(-1).sum(),
+    "weighted by the samples": lambda rows, grid: (rows * grid.prod(-1)).sum() / grid.prod(-1).sum(),
+    "mean over a greatest": lambda rows, grid: rows.mean() / grid.prod(-1).max(),
+    "mean over a running sum": lambda rows, grid: rows.mean() / grid.prod(-1).cumsum(0)[-1],
+}
+
+
+class Weighs(nn.Module):
+    """Reads the grids' values, and weighs the loss by what is made of those of all samples."""
+
+    def __init__(self, weigh: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.own, self.weigh = nn.Linear(WIDTH, WIDTH), weigh
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        """A loss."""
+        _ = grid.prod(-1).tolist()
+        return self.weigh(self.own(x).pow(2).mean((1, 2)), grid)
+
+
+@pytest.mark.parametrize("name", OF_ALL)
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_loss_with_what_all_samples_grids_add_up_to_is_that_of_the_whole_batch(
+    name: str, reduction: Literal["mean", "sum"]
+) -> None:
+    task = task_of(Weighs(OF_ALL[name]))
+    task.reduction = reduction
+    workload = workload_of(task)
+    workload.operators = (nn.Linear,)
+    graph = analyse(workload).tasks["t"]
+    first = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH)])
+    second = torch.utils.data.default_collate([task.dataset[index] for index in range(BATCH, 2 * BATCH)])
+    cuts = {op.index: [0, 1, BATCH] for op in graph.ops}
+    torch.testing.assert_close(run_cut(graph, [first], cuts), run_plain(task, first))
+    together = run_plain(task, first) + run_plain(task, second)
+    expected = together / 2 if reduction == "mean" else together
+    torch.testing.assert_close(run_cut(graph, [first, second], cuts), expected)

@@ -22,6 +22,7 @@ from spindle_cli.workload.losses.forms import NotKnownError
 from spindle_cli.workload.losses.operations import ARITHMETIC
 from spindle_cli.workload.refuse import refusal
 from spindle_cli.workload.rules.batch_norms import has_other_norms, shared_norms
+from spindle_cli.workload.rules.states import Batch, Whole
 from spindle_cli.workload.splitting.coupling import (
     BATCH_NORM,
     NO_MEAN,
@@ -280,7 +281,18 @@ class _Placement:
 
     def _find_part(self) -> LossPart:
         own = self._own_losses()
-        return find_part(self._trace, self._mixed | own, self._reordering, own)
+        return find_part(self._trace, self._mixed | own | self._fixed_of_all(), self._reordering, own)
+
+    def _fixed_of_all(self) -> set[fx.Node]:
+        """What is made of fixed fields of all samples, computed where it is used: a share has another."""
+        states = self._trace.samples.states
+        made = (node for node in self._order if node.op not in ("placeholder", "get_attr", "output"))
+        return {
+            node
+            for node in made
+            if self._shapes.is_fixed(node)
+            and not all(isinstance(state, Whole | Batch) for state in states(node))
+        }
 
     def loss_part(self, homes: Homes) -> LossPart:
         """What a share of the loss computes, once all nodes have their homes."""
