@@ -66,6 +66,37 @@ def test_a_device_that_only_holds_takes_part_in_the_sum() -> None:
     assert [action.op for action in program.actions[0] if action.kind is Kind.SUM] == [None, None]
 
 
+def test_a_sum_over_all_devices_waits_for_the_losses_though_it_is_complete_before() -> None:
+    """In steps of b alone device 1 has gone backward through what a and b share, and device 0, which holds it
+    for a, still runs forward.
+    """
+    a = metaop_of("a/m", 1, {1: 1.0}, parameters="shared")
+    b = metaop_of("b/m", 1, {1: 1.0}, parameters="shared")
+    own = metaop_of("b/own", 4, {1: 1.0})
+    waves = [
+        [slice_of(a, (0, 1), [0], 0.0), slice_of(b, (0, 1), [1], 0.0)],
+        *([slice_of(own, (op, op + 1), [0], 1.0 + op)] for op in range(4)),
+    ]
+    whole = plan_of(profile_of(a, b, own), cluster_of(2), waves)
+    only_b = plan_of(
+        profile_of(b, own),
+        cluster_of(2),
+        [
+            [slice_of(b, (0, 1), [1], 0.0), slice_of(own, (0, 1), [0], 0.0)],
+            *([slice_of(own, (op, op + 1), [0], float(op))] for op in range(1, 4)),
+        ],
+    )
+    sets = (PlannedSet(tasks=("b",), share=1.0, predicted=only_b.predicted, waves=only_b.waves),)
+    plan = Plan(**{**{name: getattr(whole, name) for name in whole.model_fields_set}, "task_sets": sets})
+    for sharded in (False, True):
+        program = link_sets(plan, settings=StepSettings(sharded=sharded)).of_sets["b",]
+        prove(program)
+        for rules in Rules:
+            execute(program, rules)
+    assert kinds(program, 1) == "F B LOSSES SUM0 FLAGS STEP GATHER0"
+    assert kinds(program, 0).startswith("F F F F LOSSES ")
+
+
 @settings(max_examples=60, deadline=None)
 @given(plans_with_sets(), st.booleans(), st.booleans())
 def test_programs_of_all_sets_finish_and_share_buckets(plan: Plan, sharded: bool, clips: bool) -> None:

@@ -239,10 +239,15 @@ class _Draft:
             completion = _Completion.of(group, self.clock)
             communicator = self.directory.of_sum(group.devices)
             action = Action(Kind.SUM, group=group.index, communicator=communicator)
-            self.add(_Post(completion.time, _SUMS, group.index, action))
+            time = completion.time
+            if communicator == self.directory.of_all():
+                # Behind the losses: where steps run some of the tasks, it may be complete while devices that
+                # add nothing to it still run forward.
+                time = max(time, self.clock.forward_ended + 1)
+            self.add(_Post(time, _SUMS, group.index, action))
             self.completing[completion.piece, group.index] = -completion.minus_op
             flags = Action(Kind.FLAGS, communicator=communicator)
-            last[communicator] = _Post(completion.time, _FLAGS, communicator, flags)
+            last[communicator] = _Post(time, _FLAGS, communicator, flags)
         if settings.sharded:
             self.posts.extend(last.values())
 
