@@ -14,6 +14,7 @@ from torch import Tensor
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.fragments import Fragment, fragment_key, parse_key
 from spindle_cli.files.joining import joined
+from spindle_cli.files.parsing import shown
 from spindle_cli.files.request import CaptureStage, capture_path
 
 
@@ -34,6 +35,9 @@ class Captured:
     def copies(self, name: str) -> Iterator[tuple[str, Tensor]]:
         """Every rank's copy of a tensor, and who has it; of fragments, whole tensors that hold every rank's
         copy of each.
+
+        Raises:
+            RunFailedError: the fragments do not fit together: a file is damaged.
         """
         fragments = self.fragments[name]
         for number in range(max(len(ranks) for ranks in fragments.values())):
@@ -41,7 +45,16 @@ class Captured:
             taken = {
                 each: self.files[rank].get_tensor(fragment_key(name, each)) for each, rank in holders.items()
             }
-            yield _where(sorted(set(holders.values()))), joined(taken)
+            where = _where(sorted(set(holders.values())))
+            try:
+                whole = joined(taken)
+            except (RuntimeError, IndexError) as error:  # torch's, of shapes that do not fit
+                shapes = ", ".join(str(list(tensor.shape)) for tensor in taken.values())
+                raise RunFailedError(
+                    f"{where}: the parts of {shown(name)} do not fit together, of shapes {shown(shapes)}",
+                    hint="The run's files are damaged: verify again.",
+                ) from error
+            yield where, whole
 
     def first(self, name: str) -> Tensor:
         """The copy of the first rank that has one."""
