@@ -109,6 +109,18 @@ def test_a_plan_of_its_own_that_lengthens_the_others_sums_is_not_taken() -> None
     assert len(devices_of(often.set_plans["a",], "a/m")) == 2
 
 
+def test_a_plan_of_its_own_that_does_not_fit_beside_the_others_is_not_taken() -> None:
+    """a alone is faster on both devices, of which each holds 1.6 GiB for a task: parameters, gradients and
+    state of 4 x 100 MiB. Device 1 has b's already.
+    """
+    large = sampled(("ab", 0.5), ("a", 0.5), param_bytes_per_op=100 * 2**20)
+    tight, ample = (make_plan(large, cluster_of(2, memory_gib=gib)) for gib in (3.0, 4.0))
+    assert len(devices_of(ample.set_plans["a",], "a/m")) == 2
+    assert devices_of(tight.set_plans["a",], "a/m") == devices_of(tight, "a/m")
+    assert len(devices_of(tight, "a/m")) == 1
+    assert check_plan(tight) == ()
+
+
 def test_what_devices_hold_for_other_sets_is_counted() -> None:
     plan = make_plan(sampled(("a", 0.5), ("ab", 0.5)), cluster_of(2))
     assert plan.joint is not None

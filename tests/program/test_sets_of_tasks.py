@@ -11,6 +11,7 @@ from helpers.little_executor import Rules, execute
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans_with_sets
 from spindle_cli.account.groups import ParameterBlock, planned_parameters
+from spindle_cli.account.joint import joint_of
 from spindle_cli.plan.types import Plan, PlannedSet
 from spindle_cli.program.link import link, link_sets
 from spindle_cli.program.proof.proof import prove
@@ -46,6 +47,15 @@ def test_a_step_sums_what_its_tasks_use_and_nothing_else() -> None:
     assert {group.blocks[0][0] for group in alone.groups} == {"shared"}
     assert {group.blocks[0][0] for group in programs.of_sets["a", "b"].groups} == {"shared", "b/own"}
     assert kinds(alone, 1) == "F LOSSES B SUM0 SUM1 FLAGS STEP GATHER1 GATHER0"
+
+
+def test_a_slice_that_recomputes_is_another_than_one_that_keeps_its_activations() -> None:
+    a, b = metaop_of("a/m", 2, {1: 1.0}), metaop_of("b/m", 1, {1: 1.0})
+    kept, again = (slice_of(a, (0, 2), [0], 0.0, recompute=recompute) for recompute in (False, True))
+    other = slice_of(b, (0, 1), [0], 2.0)
+    joint = joint_of([[kept, other], [again], [kept]], {"a/m": a, "b/m": b})
+    assert joint.slices == (kept, other, again)
+    assert joint.members == ((0, 1), (2,), (0,))
 
 
 def test_a_device_that_only_holds_takes_part_in_the_sum() -> None:
