@@ -14,6 +14,7 @@ from spindle_cli.checkpoint.index import TrainedTask, read_index
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.launch.start_point import StartPoint, changed_data, describe_folder, find_start
+from spindle_cli.workload.file import TrainSettings
 
 BEFORE = SeenData(num_samples=1000, samples={0: "a", 333: "b", 666: "c", 999: "d"})
 SHORTER = SeenData(num_samples=900, samples={0: "a"})
@@ -34,8 +35,12 @@ def run_dir(tmp_path: Path) -> Path:
 
 def start(run_dir: Path, *, allows: bool = False, **datasets: SeenData) -> StartPoint | None:
     request = RunRequest(plan=Path("plan.yaml"), workload="mine.yaml", run_dir=run_dir, resume=True)
-    workload = cast(Any, SimpleNamespace(graph=SimpleNamespace(fingerprint="sha256:1")))
-    return find_start(request, workload, 10, datasets, or_anew=False, allows_changed_data=allows)
+    workload = SimpleNamespace(
+        graph=SimpleNamespace(fingerprint="sha256:1"),
+        train=TrainSettings(),
+        groups=SimpleNamespace(names=dict),
+    )
+    return find_start(request, cast(Any, workload), 10, datasets, or_anew=False, allows_changed_data=allows)
 
 
 def test_the_same_data_goes_on_without_a_word(run_dir: Path) -> None:

@@ -8,14 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spindle_cli.checkpoint.carry_over import CarryOver, task_of
-from spindle_cli.checkpoint.files import (
-    FoundCheckpoint,
-    find_checkpoint,
-    require_same_workload,
-    require_steps_left,
-)
+from spindle_cli.checkpoint.files import FoundCheckpoint, find_checkpoint, require_steps_left
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import every_name, model_key
+from spindle_cli.checkpoint.same_run import require_same_run, settings_of_run
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, SeenData
 from spindle_cli.files.run_files import has_checkpoints
@@ -54,13 +50,16 @@ def find_start(
         allows_changed_data: it goes on though its data is another than before.
 
     Raises:
-        InputError: there is none, or it is at the run's end already, or it cannot be taken over; or a task's
-            data has changed.
+        InputError: there is none, or it is at the run's end already, or it cannot be taken over; or tasks,
+            train settings or a task's data have changed.
         WorkloadError: the optimizer cannot be made.
     """
     if request.resume and (has_checkpoints(request.run_dir) or not (or_anew or request.begin_from)):
         found = find_checkpoint(request.run_dir, reads_all=True)
-        require_same_workload(found.checkpoint, workload.graph.fingerprint, found.folder)
+        train = settings_of_run(workload.train, request.dtype)
+        groups = workload.groups.names()
+        fingerprint = workload.graph.fingerprint
+        require_same_run(found.checkpoint, fingerprint, train, groups, request.dtype, found.folder)
         require_steps_left(found, total_steps)
         lines = changed_data(found.checkpoint, datasets)
         if lines and not allows_changed_data:

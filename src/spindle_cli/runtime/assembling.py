@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.check.run import check_plan
-from spindle_cli.checkpoint.carried import carried_over, require_same_optimizer
-from spindle_cli.checkpoint.files import find_checkpoint, require_steps_left
 from spindle_cli.errors import InputError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest, journal_path
@@ -35,9 +33,9 @@ from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of, lo
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
-from spindle_cli.runtime.saving.restore import restore
+from spindle_cli.runtime.saving.going_on import resume
 from spindle_cli.runtime.saving.stopping import StopRequest
-from spindle_cli.runtime.saving.train_state import TrainState, require_same_run
+from spindle_cli.runtime.saving.train_state import TrainState
 from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.executor import Executor
@@ -147,43 +145,6 @@ def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
             f"but {world_size} workers were started",
             hint="Start it with `spindle launch`, which starts one worker per device.",
         )
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where training begins: steps that are done, and where streams were behind them, by task."""
-
-    step: int = 0
-    streams: Mapping[str, Any] = field(default_factory=dict)
-
-
-def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) -> Start:
-    """Put the run's newest whole checkpoint in place, or one of another run, where the request says so;
-    collective.
-
-    Raises:
-        InputError: there is no checkpoint, or it does not belong to this workload and its train settings.
-    """
-    run_dir, step = request.run_dir, request.resume_step
-    if not request.resume:
-        if request.begin_from is None:
-            return Start()
-        run_dir, step = request.begin_from, request.begin_step
-    # Rank 0 chooses, so that all ranks take the same one whatever happens to the files meanwhile.
-    chosen = [find_checkpoint(run_dir, step=step) if rank == 0 else None]
-    dist.broadcast_object_list(chosen)
-    (found,) = chosen
-    assert found is not None
-    require_steps_left(found, total_steps)
-    carried = None
-    if request.resume:
-        require_same_run(found.checkpoint, state, request.dtype, found.folder)
-    else:
-        carried = carried_over(found.checkpoint, state.model.graph)
-        require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
-    restore(found.folder, found.checkpoint, state, rank, carried)
-    check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
-    return Start(found.checkpoint.step, found.checkpoint.streams)
 
 
 def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:

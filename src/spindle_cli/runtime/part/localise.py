@@ -15,6 +15,7 @@ from torch import nn
 from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.check.task_sets import require_planned
+from spindle_cli.checkpoint.same_run import settings_of_run
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.operators.compiled import LayerCompiler
@@ -134,8 +135,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         evaluates=True,
         reads_initial=not request.resume,
     )
-    # A dtype that the request asks for is that of all arithmetic.
-    train = loaded.train if request.dtype is None else loaded.train.in_full_precision()
+    train = settings_of_run(loaded.train, request.dtype)
     graph = loaded.graph
     table = ParameterTable.of(graph)
     splits = plan_splits(plan, graph, str(request.plan))

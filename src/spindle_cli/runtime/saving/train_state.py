@@ -8,24 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from spindle_cli.checkpoint.files import require_same_workload
-from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import AVERAGE_KEY, buffer_key, model_key, random_key, state_key
 from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
-from spindle_cli.errors import InputError
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
-from spindle_cli.workload.optimizing.groups import OptimizerGroups
 
 
 @dataclass(frozen=True)
@@ -129,45 +124,3 @@ def _only_numbers(values: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if is_number(value) or (isinstance(value, list | tuple) and all(map(is_number, value)))
     }
-
-
-# What may be another when a run goes on: it does not change what is trained.
-_MAY_DIFFER = ("steps", "decay_steps", "shard_optimizer", "compile", "callbacks", "eval_every", "loader")
-
-
-def require_same_run(checkpoint: Checkpoint, state: TrainState, dtype: str | None, where: Path) -> None:
-    """Refuse to go on with other tasks or train settings than those that the run began with, but for its
-    length, where the optimizer's state is, whether layers are compiled, and who loads samples.
-
-    Raises:
-        InputError: naming the first that differs.
-    """
-    require_same_workload(checkpoint, state.model.graph.fingerprint, where)
-    before = {**checkpoint.train.model_dump(), "dtype": checkpoint.dtype}
-    now = {**state.model.train.model_dump(), "dtype": dtype}
-    for key in now:
-        if key not in _MAY_DIFFER and now[key] != before.get(key):
-            raise InputError(
-                f"{where}: the run was trained with train.{key} = {before.get(key)!r}, "
-                f"but the workload now says {now[key]!r}",
-                hint="Put the setting back to go on with this run, or begin a new one from it with --from.",
-            )
-    old, new = checkpoint.train.ramp, state.model.train.ramp
-    if old is not None and new is not None and old.end != new.end:  # but for it, a run may become longer
-        raise InputError(
-            f"{where}: the learning rate was to decay until step {old.end}, and now is to until {new.end}",
-            hint=f"Say `decay_steps: {old.end}` to go on as it was, or begin a new run from it with --from.",
-        )
-    _require_same_groups(checkpoint, state.model.groups, where)
-
-
-def _require_same_groups(checkpoint: Checkpoint, groups: OptimizerGroups, where: Path) -> None:
-    """The rules are the same, but a function of the user's, or a class's name, may say another thing now."""
-    before = {name: group for group, saved in checkpoint.groups.items() for name in saved.parameters}
-    now = {name: group for group, names in groups.names().items() for name in names}
-    for name, group in now.items():
-        if before.get(name, group) != group:
-            raise InputError(
-                f"{where}: {name} was trained in optimizer group {before[name]!r}, and is in {group!r} now",
-                hint="Put back what train.groups refers to, or begin a new run from this one with --from.",
-            )
