@@ -7,6 +7,8 @@ import shutil
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
-from spindle_cli.launch.checks import chunked_otherwise, compiled_otherwise
+from spindle_cli.launch.checks import chunked_otherwise, compiled_otherwise, sampled_otherwise
 from spindle_cli.launch.choose import choose_run_dir
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.starting.network import (
@@ -26,6 +28,7 @@ from spindle_cli.launch.starting.network import (
 )
 from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
+from spindle_cli.plan.types import Plan
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings
 
@@ -192,6 +195,39 @@ def test_layers_compiled_otherwise_than_measured_are_said() -> None:
     assert "layers as they are, and they run compiled by inductor" in line
     (line,) = compiled_otherwise(compiled, plain)
     assert "layers compiled by inductor, and they run as they are" in line
+
+
+def sampled(**sampling: Any) -> Any:
+    """A workload of tasks a and b."""
+    tasks = tuple(SimpleNamespace(name=name) for name in "ab")
+    train = TrainSettings.model_validate({"sampling": sampling or None})
+    return SimpleNamespace(train=train, graph=SimpleNamespace(workload=SimpleNamespace(tasks=tasks)))
+
+
+def test_tasks_that_run_more_or_less_often_than_planned_are_said() -> None:
+    whole = two_towers()[1]
+
+    def planned(*shares: tuple[str, float]) -> Plan:
+        sets = [SimpleNamespace(tasks=tuple(tasks), share=share) for tasks, share in shares]
+        return whole.model_copy(update={"task_sets": tuple(sets)})
+
+    halves = planned(("ab", 0.5), ("a", 0.5))
+    assert sampled_otherwise(halves, sampled(every={"b": 2})) == ()
+    assert sampled_otherwise(halves, sampled(every={"b": {"every": 2, "offset": 1}})) == ()
+    assert sampled_otherwise(planned(), sampled()) == ()
+    thirds = "the workload's steps run a (66.7%); a + b (33.3%) (train.sampling)"
+    (line,) = sampled_otherwise(halves, sampled(every={"b": 3}))
+    assert line == (
+        f"the plan's times are for steps that run a + b (50.0%); a (50.0%), and {thirds}: predictions will "
+        "be off; profile and plan again"
+    )
+    (line,) = sampled_otherwise(planned(), sampled(every={"b": 3}))
+    assert f"run a + b (100.0%), and {thirds}" in line
+    (line,) = sampled_otherwise(halves, sampled())
+    assert "and the workload's steps run a + b (100.0%)" in line
+    drawn = planned(("a", 0.75), ("b", 0.25))
+    assert sampled_otherwise(drawn, sampled(draw={"weights": {"a": 3, "b": 1}})) == ()
+    assert sampled_otherwise(drawn, sampled(draw={"weights": {"a": 3.1, "b": 1}})) != ()
 
 
 def test_losses_in_other_chunks_than_planned_are_said() -> None:

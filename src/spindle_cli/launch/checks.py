@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from spindle_cli.process.imports import lasting_imports
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings, naming_the_file
+from spindle_cli.workload.settings.sampling import SHARES_SLACK
 
 if TYPE_CHECKING:
     from spindle_cli.workload.graph import WorkloadGraph
@@ -139,6 +141,26 @@ def chunked_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:
         f"the plan's times and memory are for loss_chunks: {plan.loss_chunks}, and the workload has "
         f"loss_chunks: {train.loss_chunks}: predictions may be off; profile and plan again",
     )
+
+
+def sampled_otherwise(plan: Plan, workload: FoundWorkload) -> tuple[str, ...]:
+    """Where steps run other tasks, or some of them more or less often, than the plan expects, for people."""
+    from spindle_cli.workload.sampling.sets import sets_of
+    from spindle_cli.workload.sampling.turns import turns_of
+
+    tasks = workload.graph.workload.tasks
+    now = {each.tasks: each.share for each in sets_of(turns_of(workload.train, tasks))}
+    planned = {each.tasks: each.share for each in plan.task_sets} or {tuple(task.name for task in tasks): 1.0}
+    if all(abs(now.get(each, 0.0) - planned.get(each, 0.0)) <= SHARES_SLACK for each in {*now, *planned}):
+        return ()
+    return (
+        f"the plan's times are for steps that run {_often(planned)}, and the workload's steps run "
+        f"{_often(now)} (train.sampling): predictions will be off; profile and plan again",
+    )
+
+
+def _often(shares: Mapping[tuple[str, ...], float]) -> str:
+    return "; ".join(f"{' + '.join(tasks)} ({share:.1%})" for tasks, share in shares.items())
 
 
 def kept_by_device(workload: FoundWorkload) -> tuple[str, ...]:

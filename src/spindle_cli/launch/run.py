@@ -29,6 +29,7 @@ from spindle_cli.launch.checks import (
     find_workload,
     kept_by_device,
     require_valid,
+    sampled_otherwise,
     stepped_by_each,
 )
 from spindle_cli.launch.choose import choose_run_dir, is_free
@@ -152,6 +153,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
         *missing_devices(prepared.plan, launch.processes),
         *compiled_otherwise(prepared.plan, prepared.workload.train),
         *chunked_otherwise(prepared.plan, prepared.workload.train),
+        *sampled_otherwise(prepared.plan, prepared.workload),
         *kept_by_device(prepared.workload),
         *stepped_by_each(prepared.plan, prepared.workload),
     )
