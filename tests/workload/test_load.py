@@ -160,6 +160,7 @@ TASKS = {
     "[task('a', batch_size=0)]": "batch_size is 0",
     "[task('a', batch_size=True)]": "batch_size is True",
     "[task('a', weight=float('nan'))]": "weight is nan",
+    "[task('a', weight=True)]": "weight is True, expected a finite number",
     "[task('a', reduction='average')]": "reduction is 'average'",
     "[Task('a', 'module', 2, [])]": "module is a str",
     "[task('a', collate='pad')]": "collate is 'pad', expected a function",

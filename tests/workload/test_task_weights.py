@@ -117,7 +117,7 @@ def test_a_function_that_fails_is_named_with_the_step_and_its_line() -> None:
         ({"a": [[-1, 1.0]]}, "greater than or equal to 0"),
         ({"a": [[0]]}, "Field required"),
         ({"a": [[0, float("nan")]]}, "finite"),
-        ({"a": 0.5}, "tuple"),
+        ({"a": 0.5}, "expected [[step, weight], ...]"),
         ("not a path", "pattern"),
     ],
 )

@@ -12,11 +12,28 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import MAX_BYTES, parse_json, parse_yaml, shown
 from spindle_cli.files.writing import write_text
+
+
+def _no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("expected a number, not true or false")
+    return value
+
+
+# Of a number in a file that people write: `true` would count as 1.
+A_NUMBER = BeforeValidator(_no_truth)
 
 
 class Model(BaseModel):
@@ -199,6 +216,8 @@ def _describe_problem(problem: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] in ("dict_type", "mapping_type", "model_type"):
         message = "expected a mapping of keys to values"
+    if problem["type"] in ("tuple_type", "list_type"):
+        message = "expected a list"
     if problem["type"] == "missing":
         return f"{place}: this key is missing"
     return f"{place}: {message} (found {shown(problem['input'])})" if place else message

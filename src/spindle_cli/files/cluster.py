@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, field_validator, model_validator
 
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import A_NUMBER, Artifact, Model
 from spindle_cli.units import GB, GIB, US
 
 # More ranks than torchrun has been seen with; planning keeps a few numbers for each.
@@ -17,7 +17,9 @@ MAX_DEVICES = 2**16
 MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
 
 Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
-BandwidthCurve = tuple[tuple[float, float], ...]  # (bytes, gb_per_s)
+BandwidthCurve = tuple[
+    tuple[Annotated[float, A_NUMBER], Annotated[float, A_NUMBER]], ...
+]  # (bytes, gb_per_s)
 
 
 # Of a GPU's nominal memory, what is gone before the first tensor: about 0.9 GiB of 80 that the driver keeps
@@ -35,8 +37,8 @@ class Link(Model):
     interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
     """
 
-    latency_us: Annotated[float, Field(ge=0)]
-    bandwidth_gb_per_s: Annotated[float, Field(gt=0)]
+    latency_us: Annotated[float, Field(ge=0), A_NUMBER]
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0), A_NUMBER]
     curve: BandwidthCurve | None = None
 
     @field_validator("curve")
@@ -73,12 +75,12 @@ class NodeGroup(Model):
     for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
     """
 
-    count: Annotated[int, Field(ge=1)] = 1
-    devices: Annotated[int, Field(ge=1)]
+    count: Annotated[int, Field(ge=1), A_NUMBER] = 1
+    devices: Annotated[int, Field(ge=1), A_NUMBER]
     device: str
-    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB)]
-    nics: Annotated[int, Field(ge=1)] | None = None
-    reserve_gib: Annotated[float, Field(ge=0)] | None = None
+    memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER]
+    nics: Annotated[int, Field(ge=1), A_NUMBER] | None = None
+    reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> NodeGroup:

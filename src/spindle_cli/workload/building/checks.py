@@ -111,7 +111,8 @@ def _check_task(task: Any, where: str, key: str) -> None:
         raise WorkloadError(
             f"{where}: batch_size is {task.batch_size!r}, expected a whole number of samples, at least 1"
         )
-    if not isinstance(task.weight, int | float) or not math.isfinite(task.weight):
+    is_number = isinstance(task.weight, int | float) and not isinstance(task.weight, bool)
+    if not is_number or not math.isfinite(task.weight):
         raise WorkloadError(f"{where}: weight is {task.weight!r}, expected a finite number")
     if not isinstance(task.absent, Mapping) or not all(
         isinstance(name, str) and isinstance(value, Tensor) for name, value in task.absent.items()

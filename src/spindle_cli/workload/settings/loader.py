@@ -9,11 +9,11 @@ from typing import Annotated
 from pydantic import Field
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import A_NUMBER, Model
 from spindle_cli.files.parsing import shown
 
-Workers = Annotated[int, Field(ge=0, le=1024)]
-Prefetch = Annotated[int, Field(ge=1, le=1024)]
+Workers = Annotated[int, Field(ge=0, le=1024), A_NUMBER]
+Prefetch = Annotated[int, Field(ge=1, le=1024), A_NUMBER]
 
 
 class TaskLoader(Model):

@@ -6,12 +6,13 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Annotated
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from spindle_cli.files.artifact import A_NUMBER
 from spindle_cli.workload.settings.optimizers import ImportPath
 
 # [[step, weight], ...], steps counted from 0.
-Points = tuple[tuple[Annotated[int, Field(ge=0)], float], ...]
+Points = tuple[tuple[Annotated[int, Field(ge=0), A_NUMBER], Annotated[float, A_NUMBER]], ...]
 
 
 def _ascending(points: Points) -> Points:
@@ -21,7 +22,13 @@ def _ascending(points: Points) -> Points:
     return points
 
 
-WeightPoints = Annotated[Points, Field(min_length=1), AfterValidator(_ascending)]
+def _listed(value: object) -> object:
+    if not isinstance(value, list | tuple):
+        raise ValueError("expected [[step, weight], ...]")
+    return value
+
+
+WeightPoints = Annotated[Points, Field(min_length=1), AfterValidator(_ascending), BeforeValidator(_listed)]
 _PATH, _POINTS = "<path>", "<points>"
 
 
