@@ -54,7 +54,7 @@ def test_a_loss_inside_an_operator_is_split_as_one_in_forward(ignore_index: int)
     made = task(ignore_index, (1, ignore_index, 2, 3))
     graph = analyse(Workload("w", [made], operators=(Head,)))
     (op,) = graph.tasks["t"].ops
-    assert (op.target, op.coupled, graph.tasks["t"].opened) == (None, False, "head")
+    assert (op.target, op.coupled, graph.tasks["t"].opened) == (None, False, ("head",))
     assert op.shares is not None
     assert (op.shares.all_must_count, op.shares.num_counts) == ((), 1)
     assert set(op.parameters) == {"head.linear.weight", "head.linear.bias"}
@@ -77,7 +77,7 @@ def test_an_operator_stays_whole_where_its_loss_could_not_be_split_in_forward_ei
     made.module.head = Root(-100)
     graph = analyse(Workload("w", [made], operators=(Root,)))
     (op,) = graph.tasks["t"].ops
-    assert (op.target, op.coupled, graph.tasks["t"].opened) == ("head", True, None)
+    assert (op.target, op.coupled, graph.tasks["t"].opened) == ("head", True, ())
 
 
 def test_an_ignored_label_is_refused_where_all_must_count() -> None:

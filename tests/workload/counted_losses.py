@@ -75,6 +75,12 @@ CASES: Mapping[str, Case] = {
     ),
     "module": Case(lambda g: g.m.criterion(g.z.flatten(0, 1), g.ids.flatten()), counts=1),
     "nll": Case(lambda g: functional.nll_loss(g.z.log_softmax(-1).transpose(1, 2), g.label), counts=1),
+    "nll of weighted classes": Case(
+        lambda g: functional.nll_loss(
+            functional.log_softmax(g.z.flatten(0, 1), dim=-1), g.label.flatten(), weight=g.m.class_weight
+        ),
+        counts=1,
+    ),
     "causal": Case(causal, counts=1),
     "causal sum": Case(causal_sum, counts=1),
     "masked": Case(lambda g: (per_token(g) * g.mask).sum() / g.mask.sum(), counts=1),

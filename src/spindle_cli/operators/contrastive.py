@@ -19,7 +19,7 @@ from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.pairs.find import arguments_of
 from spindle_cli.workload.pairs.recipe import make_recipe
-from spindle_cli.workload.pairs.record import record
+from spindle_cli.workload.pairs.record import record_share
 from spindle_cli.workload.pairs.steps import (
     Action,
     Count,
@@ -42,8 +42,8 @@ class PairsOverShares(nn.Module):
     def __init__(
         self, op: nn.Module, task: TaskGraph, described: Op, group: TensorGroup, cuts: Sequence[int]
     ) -> None:
-        """`op`: computes the loss of a whole batch. `group`: whose members run a share each, member k the
-        samples from `cuts[k]` to `cuts[k + 1]`.
+        """`op`: computes a share's part of the loss (`share_module`). `group`: whose members run a share
+        each, member k the samples from `cuts[k]` to `cuts[k + 1]`.
         """
         super().__init__()
         self.op = op
@@ -54,8 +54,8 @@ class PairsOverShares(nn.Module):
         self._recipes: dict[tuple[Any, ...], Recipe] = {}
 
     def forward(self, *arguments: Any) -> Tensor:
-        """The share's part of the loss, from its own rows; behind them may be what shares of a loss are told
-        (`LossShares`): its part of the step's samples.
+        """The share's part of the loss, from its own rows and what shares of a loss are told (`LossShares`):
+        its part of the step's samples, and what counts.
 
         Raises:
             PeerLostError: another device is gone, or did not answer within the timeout.
@@ -65,11 +65,9 @@ class PairsOverShares(nn.Module):
 
     def may_be_cut(self, *arguments: Any) -> bool:
         """Whether shares of the batch can compute it, with these dtypes on this device."""
-        described = self._described
-        count = len(described.fields) + len(described.inputs)
-        tensors, told = arguments[:count], self._of_batch(arguments[count:])
+        tensors, share, _ = self._taken_apart(arguments)
         try:
-            self._recipe(tensors, told)
+            self._recipe(tensors, share)
         except WorkloadError:
             return False
         return True
@@ -84,31 +82,34 @@ class PairsOverShares(nn.Module):
         return call
 
     def _run(self, arguments: Sequence[Any], gathered: list[Tensor] | None) -> Tensor:
-        described = self._described
-        count = len(described.fields) + len(described.inputs)
-        tensors, told = arguments[:count], arguments[count:]
+        tensors, share, counts = self._taken_apart(arguments)
         rows = ShareRows(self._group, self._cuts, gathered)
-        recipe = self._recipe(tensors, self._of_batch(told))
+        recipe = self._recipe(tensors, share)
         with torch.autocast(tensors[0].device.type, enabled=False):
-            return _ShareRun(self.op, recipe, rows).loss(tensors)
+            return _ShareRun(self.op, recipe, rows).loss([*tensors, *counts])
 
-    def _of_batch(self, told: Sequence[float]) -> tuple[float, ...]:
-        """A share is told its part of all samples of a step; what is recorded is the whole batch's loss."""
+    def _taken_apart(self, arguments: Sequence[Any]) -> tuple[Sequence[Tensor], float, Sequence[Tensor]]:
+        """A share's rows, the whole batch's part of the step's samples, and what counts in the step. A share
+        is told its own part of the samples; what is recorded is the whole batch's loss.
+        """
+        count = len(self._described.fields) + len(self._described.inputs)
+        tensors, own_part, counts = arguments[:count], arguments[count], arguments[count + 1 :]
         member = self._group.member
-        count = self._cuts[member + 1] - self._cuts[member]
-        return tuple(part * self._cuts[-1] / count for part in told)
+        own = self._cuts[member + 1] - self._cuts[member]
+        return tensors, own_part * self._cuts[-1] / own, counts
 
-    def _recipe(self, tensors: Sequence[Tensor], told: tuple[float, ...]) -> Recipe:
+    def _recipe(self, tensors: Sequence[Tensor], share: float) -> Recipe:
         autocast = tuple(
             torch.get_autocast_dtype(device)
             for device in ("cpu", "cuda")
             if torch.is_autocast_enabled(device)
         )
-        key = (autocast, told, *((tensor.dtype, tensor.device) for tensor in tensors))
+        key = (autocast, share, *((tensor.dtype, tensor.device) for tensor in tensors))
         if key not in self._recipes:
             given = arguments_of(self._task, self._described, tensors)
             try:
-                recording = record(lambda *taken: self.op(*taken, *told), self.op, given, self._cuts[-1])
+                counts = self._task.loss_shares.num_counts
+                recording = record_share(self.op, given, counts, share, self._cuts[-1])
                 self._recipes[key] = make_recipe(recording)
             except MixesError as error:  # it is run otherwise than where it was analysed
                 raise WorkloadError(

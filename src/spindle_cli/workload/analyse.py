@@ -97,7 +97,7 @@ def _check_operators_occur(workload: Workload, tasks: dict[str, TaskGraph]) -> N
         for op in task.ops
         if op.target is not None
     ]
-    opened = [task.root.get_submodule(task.opened) for task in tasks.values() if task.opened is not None]
+    opened = [task.root.get_submodule(name) for task in tasks.values() for name in task.opened]
     only_evaluated = [module for task in workload.evaluated for module in root_of(task).modules()]
     for cls in workload.operator_classes:
         if any(isinstance(module, cls) for module in (*used, *opened, *only_evaluated)):

@@ -141,7 +141,7 @@ class TaskGraph:
         root: the module that all dotted names are relative to.
         fields: specs of the batch's fields.
         loss_inside: an operator that gives a loss itself, if the last one does; by its dotted name.
-        opened: such an operator that was traced into, as the loss in it can then be split.
+        opened: operators that were traced into, as the losses in them can then be split; by dotted name.
         decided: places where forward decides by the size of the batch, as the whole batch has it.
         results: specs of what forward returns in its dict beside the loss, where they are kept; `left_out`:
             the keys of what has no row for each sample.
@@ -155,7 +155,7 @@ class TaskGraph:
     values: dict[str, ValueSpec]
     fields: dict[str, ValueSpec]
     loss_inside: str | None = None
-    opened: str | None = None
+    opened: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
     results: dict[str, ValueSpec] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()

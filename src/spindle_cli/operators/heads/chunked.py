@@ -96,7 +96,8 @@ class TimedOp:
     """An op as it is run alone, for its time and memory.
 
     Attributes:
-        module: takes the op's fields and inputs, and of a loss in chunks what a share of it takes besides.
+        module: takes the op's fields and inputs, and of a loss in chunks, or one that compares samples, what
+            a share of it takes besides.
         num_counts: of these, the counts; None: it takes nothing else.
         loss_chunks: how many chunks.
     """
@@ -133,7 +134,7 @@ def timed_op(task: TaskGraph, op: Op, rows: int, setting: LossChunks, own: OwnWo
     found = loss_in_chunks(task, op, rows, setting, own)
     if op.shares is None:
         return TimedOp(found.module)
-    if found.count == 1 and own is None:
+    if found.count == 1 and own is None and not op.contrasts:
         return TimedOp(op_module(task, op))
     return TimedOp(found.module, op.shares.num_counts, found.count)
 

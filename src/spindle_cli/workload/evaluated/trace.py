@@ -61,7 +61,8 @@ def _traced(
 ) -> TaskGraph:
     with _in_eval_mode(task):
         shapes = {field: trained.fields[field].shape[1:] for field in trained.varying} if trained else {}
-        found = analyse_task(task, workload, finder, keeps_results=bool(task.metrics), shapes=shapes)
+        results = bool(task.metrics)
+        found = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
     if trained is not None:
         _require_same_way(trained, found)
     return found

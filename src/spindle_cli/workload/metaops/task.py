@@ -14,8 +14,9 @@ from spindle_cli.workload.data.lengths import FEW, at_shapes
 from spindle_cli.workload.data.reading import first_samples
 from spindle_cli.workload.fixed.fields import SEEN, with_fixed
 from spindle_cli.workload.fixed.refusal import ReadsValuesError
-from spindle_cli.workload.graph import IGNORED_LABEL, TaskGraph
+from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.metaops.opening import better_opened, said_why
 from spindle_cli.workload.metaops.ops import make_ops
 from spindle_cli.workload.tracing.flow import flow_graph
 from spindle_cli.workload.tracing.trace import trace_task
@@ -37,7 +38,7 @@ def analyse_task(
         finder: of how layers behave.
         keeps_results: also of what forward returns beside the loss.
         shapes: of one sample of fields that are to have others than the first samples.
-        like: the task at another length, by which is decided whether its loss's operator is opened.
+        like: the task at another length, or as it is trained, by which is decided which operators are opened.
 
     Raises:
         WorkloadError: it cannot be traced or run as it is written.
@@ -70,33 +71,26 @@ def _analyse_with(
     if isinstance(task, FlowTask):
         flows = flow_graph(task, tuple(samples))
         return made_of(flows.root, flows.graph)
-    traced = trace_task(task, workload, samples, finder.observer)
-    made = replace(made_of(task.module, traced.graph), decided=traced.decided)
-    if like is not None and like.opened is None:
-        return made
-    if like is None and not _is_better_opened(made, samples):
-        return made
-    try:
-        traced = trace_task(task, workload, samples, finder.observer, made.loss_inside)
-        opened = made_of(task.module, traced.graph)
-    except WorkloadError:
-        return made
-    if opened.ops[-1].coupled or opened.loss_shares.all_must_count:
-        return made
-    return replace(opened, opened=made.loss_inside, decided=traced.decided)
 
+    def traced_into(names: tuple[str, ...]) -> TaskGraph:
+        traced = trace_task(task, workload, samples, finder.observer, names)
+        return replace(made_of(task.module, traced.graph), opened=names, decided=traced.decided)
 
-def _is_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bool:
-    """Whether an operator gives a loss that is not split, or a mean that leaves labels of the samples out:
-    traced into, its loss is treated as one in the task's forward.
-    """
-    if task.loss_inside is None:
-        return False
-    last = task.ops[-1]
-    if last.coupled:
-        return last.coupled_because is not None
-    trusted = task.loss_shares.all_must_count
-    return any(bool((samples[name] == IGNORED_LABEL).any()) for name in trusted)
+    if like is not None:
+        return traced_into(like.opened)
+    made = traced_into(())
+    reasons: list[str] = []
+    for names in better_opened(made, samples):
+        try:
+            opened = traced_into(names)
+        except WorkloadError as error:
+            reasons.append(str(error).split("\n", 1)[0])
+            continue
+        loss = opened.ops[-1]
+        if not loss.coupled and not opened.loss_shares.all_must_count:
+            return opened
+        reasons.append(finder.pairs.why_not(opened, loss) or str(loss.coupled_because))
+    return said_why(made, reasons[0]) if reasons else made
 
 
 def _check_not_lazy(task: Task | FlowTask) -> None:

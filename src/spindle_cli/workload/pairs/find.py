@@ -13,7 +13,7 @@ from spindle_cli.workload.memo import key_of, portable
 from spindle_cli.workload.pairs.follow import Argument
 from spindle_cli.workload.pairs.judged import NO_ROW
 from spindle_cli.workload.pairs.recipe import make_recipe
-from spindle_cli.workload.pairs.record import record
+from spindle_cli.workload.pairs.record import record_share
 from spindle_cli.workload.pairs.steps import Gather
 from spindle_cli.workload.rules.states import MixesError
 from spindle_cli.workload.tracing.behaviour import name_of
@@ -27,7 +27,7 @@ _TWO_VIEWS = (
     "{before}; as a comparison of samples neither: {why}. Two views of a sample are compared as two tensors, "
     "not joined by torch.cat: torch.logaddexp of the logsumexp of each, as docs/workloads.md shows"
 )
-_COUNTS = "its loss is also a mean over what counts"
+_LABELS = "an operator in it gives a mean over the labels that count, which no share knows"
 _WHOLE = "it takes a value that is not one per sample from another operator"
 _NO_PAIRS = "it compares no samples with each other"
 
@@ -84,12 +84,13 @@ def _why_not(task: TaskGraph, loss: Op) -> str | None:
 def _check(task: TaskGraph, loss: Op) -> None:
     """Raise MixesError unless a share of a loss can be computed, with what is compared gathered."""
     assert loss.shares is not None, "the last op holds the loss"
-    if loss.shares.num_counts or loss.shares.all_must_count:
-        raise MixesError(_COUNTS)
+    if loss.shares.all_must_count:
+        raise MixesError(_LABELS)
     if not loss.inputs or any(task.values[name].batch_dim is None for name in loss.inputs):
         raise MixesError(_WHOLE)
-    module = fx.GraphModule(task.root, loss.graph)
-    recording = record(module, module, arguments_of(task, loss), task.task.batch_size)
+    module = fx.GraphModule(task.root, loss.shares.graph)
+    counts = loss.shares.num_counts
+    recording = record_share(module, arguments_of(task, loss), counts, 1.0, task.task.batch_size)
     if not any(isinstance(action, Gather) for action in make_recipe(recording).actions):
         raise MixesError(_NO_PAIRS)
 
@@ -97,10 +98,10 @@ def _check(task: TaskGraph, loss: Op) -> None:
 def _described(task: TaskGraph, loss: Op, kinds: Kinds) -> str:
     """A text that two losses share if the same holds of them."""
     assert loss.shares is not None, "the last op holds the loss"
-    known = bool(loss.shares.num_counts), bool(loss.shares.all_must_count), len(loss.inputs)
-    numbers = {node: number for number, node in enumerate(loss.graph.nodes)}
+    known = loss.shares.num_counts, bool(loss.shares.all_must_count), len(loss.inputs)
+    numbers = {node: number for number, node in enumerate(loss.shares.graph.nodes)}
     lines = [f"{task.task.batch_size} {known} {arguments_of(task, loss)}"]
-    for node in loss.graph.nodes:
+    for node in loss.shares.graph.nodes:
         taken = fx.node.map_aggregate(
             (node.args, node.kwargs), lambda item: f"%{numbers[item]}" if isinstance(item, fx.Node) else item
         )

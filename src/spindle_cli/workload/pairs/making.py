@@ -15,7 +15,7 @@ from spindle_cli.workload.pairs.judged import (
     joined,
     sample_dims,
 )
-from spindle_cli.workload.rules.states import MixesError, Pairs
+from spindle_cli.workload.rules.states import WHOLE, MixesError, Pairs
 from spindle_cli.workload.rules.tape import Call, Operand, Varying
 
 MakingRule = Callable[[Call], Judged | None]  # None: it makes no pairs
@@ -29,6 +29,8 @@ def _product(**letters: str) -> MakingRule:
     names = {name.rstrip("_"): dims for name, dims in letters.items()}
 
     def rule(call: Call) -> Judged | None:
+        if sum(operand.state != WHOLE for operand in call.operands) < 2:
+            return None
         along: list[Along] = []
         for name, value in call.arguments.items():
             if not isinstance(value, Operand):

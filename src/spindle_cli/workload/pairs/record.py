@@ -71,6 +71,26 @@ def record(run: Callable[..., Any], module: nn.Module, arguments: Sequence[Argum
         return follower.recorded(tapes, results[0])
 
 
+def record_share(
+    module: nn.Module, arguments: Sequence[Argument], num_counts: int, share: float, size: int
+) -> Recording:
+    """Record a loss as its shares compute it, for a whole batch of `size` samples.
+
+    Args:
+        module: takes `arguments`, then the batch's share of the step's samples and `num_counts` counts.
+
+    Raises:
+        MixesError: as `record`.
+    """
+    given = len(arguments)
+    counts = [Argument((), torch.float64, arguments[0].device, None)] * num_counts
+
+    def run(*taken: Tensor) -> Any:
+        return module(*taken[:given], share, *taken[given:])
+
+    return record(run, module, [*arguments, *counts], size)
+
+
 def _run(run: Callable[..., Any], tensors: Sequence[Tensor], size: int) -> Any:
     try:
         return run(*tensors)

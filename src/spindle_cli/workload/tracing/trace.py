@@ -56,7 +56,7 @@ class OperatorTracer(fx.Tracer):
         task: Task,
         samples: Mapping[str, Tensor],
         observer: Observer,
-        opened: nn.Module | None = None,
+        opened: tuple[nn.Module, ...] = (),
     ) -> None:
         super().__init__()
         self._opened = opened
@@ -78,8 +78,8 @@ class OperatorTracer(fx.Tracer):
         return self._known
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Operators, but for one that is opened, and torch's own layers as usual."""
-        if m is self._opened:
+        """Operators, but for those that are opened, and torch's own layers as usual."""
+        if any(m is module for module in self._opened):
             return False
         if isinstance(m, self._leaves):
             return True
@@ -201,21 +201,21 @@ def trace_task(
     workload: Workload,
     samples: Mapping[str, Tensor],
     observer: Observer,
-    opened: str | None = None,
+    opened: tuple[str, ...] = (),
 ) -> Traced:
     """The task's forward as a graph of operators and glue.
 
     Args:
         samples: a small collated batch, for the names and shapes of the fields.
         observer: of the whole workload.
-        opened: dotted name of an operator that is traced into.
+        opened: dotted names of operators that are traced into.
 
     Raises:
         WorkloadError: the fields are not forward's arguments, or forward cannot be traced; with the place and
             what to do.
     """
     check_signature(task, tuple(samples))
-    inside = None if opened is None else task.module.get_submodule(opened)
+    inside = tuple(task.module.get_submodule(name) for name in opened)
     tracer = OperatorTracer(workload.operator_classes, task, samples, observer, inside)
     try:
         with (
