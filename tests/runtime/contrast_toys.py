@@ -1,5 +1,6 @@
 """Two tasks that compare every sample with every other, over towers that they share: as CLIP does, in glue,
-and as SigLIP does, in an operator; with a parameter in each comparison.
+beside a mean over the labels that count, and as SigLIP does, in an operator; with a parameter in each
+comparison.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from spindle_cli.workload.types import Task, Workload
 
-WIDTH = 6
+WIDTH, CLASSES = 6, 3
 
 
 class Block(nn.Module):
@@ -30,14 +31,16 @@ class Clip(nn.Module):
         super().__init__()
         self.image, self.text = image, text
         self.scale = nn.Parameter(torch.tensor(1.0))
+        self.head = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, picture: Tensor, words: Tensor) -> Tensor:
+    def forward(self, picture: Tensor, words: Tensor, label: Tensor) -> Tensor:
         image = functional.normalize(self.image(picture), dim=-1)
         text = functional.normalize(self.text(words), dim=-1)
         logits = self.scale.exp() * image @ text.T
         labels = torch.arange(len(logits), device=logits.device)
         ways = functional.cross_entropy(logits, labels), functional.cross_entropy(logits.t(), labels)
-        return self.returned(sum(ways) / 2, image)
+        named = functional.cross_entropy(self.head(text), label)
+        return self.returned(sum(ways) / 2 + named, image)
 
     def returned(self, loss: Tensor, _: Tensor) -> Any:
         return loss
@@ -73,16 +76,21 @@ class Siglip(nn.Module):
 
 
 class Drawn(torch.utils.data.Dataset[dict[str, Tensor]]):
-    def __init__(self, count: int, seed: int) -> None:
+    """`labelled`: with a label for two samples of five."""
+
+    def __init__(self, count: int, seed: int, *, labelled: bool = False) -> None:
         drawn = torch.Generator().manual_seed(seed)
         self.picture = torch.randn(count, WIDTH, generator=drawn)
         self.words = torch.randn(count, WIDTH, generator=drawn)
+        label = torch.arange(count)
+        self.label = torch.where(label % 5 < 2, label % CLASSES, -100) if labelled else None
 
     def __len__(self) -> int:
         return len(self.words)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"picture": self.picture[index], "words": self.words[index]}
+        fields = {"picture": self.picture[index], "words": self.words[index]}
+        return fields if self.label is None else {**fields, "label": self.label[index]}
 
 
 def build_evaluated(looked_at: bool = False) -> Workload:
@@ -95,7 +103,7 @@ def build_evaluated(looked_at: bool = False) -> Workload:
     if looked_at:
         clip.module.__class__ = Looked
         clip.metrics = {"features": eval_toys.features}
-    clip.eval_dataset, siglip.eval_dataset = Drawn(17, 2), Drawn(17, 3)
+    clip.eval_dataset, siglip.eval_dataset = Drawn(17, 2, labelled=True), Drawn(17, 3)
     return workload
 
 
@@ -105,7 +113,7 @@ def build() -> Workload:
     return Workload(
         "contrasts",
         [
-            Task("clip", Clip(image, text), 6, Drawn(24, 0)),
+            Task("clip", Clip(image, text), 6, Drawn(24, 0, labelled=True)),
             Task("siglip", Siglip(image, text), 12, Drawn(36, 1), weight=0.5),
         ],
         operators=(Block,),

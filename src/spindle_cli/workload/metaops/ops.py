@@ -18,6 +18,7 @@ from spindle_cli.workload.splitting.samples import Samples
 from spindle_cli.workload.tracing.inplace import check_homes, check_in_place
 from spindle_cli.workload.tracing.prepare import (
     NO_RESULTS,
+    ask_for_types,
     cut_gradients,
     find_loss,
     find_results,
@@ -61,6 +62,7 @@ def make_ops(
         shapes = observer.observe(task.name, root, graph, samples, task.batch_size)
     inline_constants(graph, shapes)
     name_squeezed_dims(graph, shapes)
+    ask_for_types(graph, shapes)
     results = find_results(graph, shapes) if keeps_results else NO_RESULTS
     loss = find_loss(task, graph, shapes, results)
     for check in add_checks(graph, samples):

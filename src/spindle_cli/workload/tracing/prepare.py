@@ -18,6 +18,14 @@ from spindle_cli.workload.tracing.faithful import NO_GRAD
 from spindle_cli.workload.tracing.shapes import Shapes
 from spindle_cli.workload.types import FlowTask, Task
 
+# Methods that take a tensor's dtype and device, as the functions that are told them.
+_MADE_LIKE: dict[Any, Any] = {
+    "new_tensor": torch.tensor,
+    "new_zeros": torch.zeros,
+    "new_ones": torch.ones,
+    "new_full": torch.full,
+}
+
 
 def inline_constants(graph: fx.Graph, shapes: Shapes) -> None:
     """Write sizes that do not depend on the batch into the nodes that use them.
@@ -50,6 +58,36 @@ def name_squeezed_dims(graph: fx.Graph, shapes: Shapes) -> None:
         dims = tuple(dim for dim, sizes in enumerate(zip(value, doubled, strict=True)) if sizes == (1, 1))
         if shapes.values[node].dim() == len(value) - len(dims):
             node.args = (node.args[0], dims)
+
+
+def ask_for_types(graph: fx.Graph, shapes: Shapes) -> None:
+    """Write what takes a tensor for its dtype and device alone as the questions for them: `x.type_as(y)`,
+    `x.to(y)`, `y.new_zeros(...)` and the like do not depend on y's samples.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_method" or not isinstance(node.args[0], fx.Node):
+            continue
+        if node.target in ("type_as", "to") and len(node.args) == 2 and not node.kwargs:
+            source, asked = node.args
+            if isinstance(asked, fx.Node) and shapes.is_tensor(asked):
+                kinds = _asked_kinds(graph, node, asked, shapes)
+                node.target, node.args = "to", (source, kinds["device"], kinds["dtype"])
+        elif node.target in _MADE_LIKE and shapes.is_tensor(node.args[0]):
+            kinds = _asked_kinds(graph, node, node.args[0], shapes)
+            node.op, node.target, node.args = "call_function", _MADE_LIKE[node.target], node.args[1:]
+            node.kwargs = {**kinds, **node.kwargs}
+
+
+def _asked_kinds(graph: fx.Graph, node: fx.Node, asked: fx.Node, shapes: Shapes) -> dict[str, fx.Node]:
+    """A tensor's dtype and device, asked for in front of a node."""
+    kinds: dict[str, fx.Node] = {}
+    with graph.inserting_before(node):
+        for kind in ("dtype", "device"):
+            kinds[kind] = graph.call_function(builtins.getattr, (asked, kind))
+            kinds[kind].meta = dict(node.meta)
+            shapes.values[kinds[kind]] = getattr(shapes.values[asked], kind)
+            shapes.doubled[kinds[kind]] = getattr(shapes.doubled[asked], kind)
+    return kinds
 
 
 def cut_gradients(graph: fx.Graph, shapes: Shapes) -> bool:
