@@ -14,9 +14,9 @@ import yaml
 from rich.console import Console
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.profile.op.stand_ins import load_analysed
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Profile
+from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.file import WorkloadFile
 
 ROOT = Path(__file__).parent.parent
@@ -54,7 +54,7 @@ def read_profile(workload: str, num_devices: int) -> Profile:
 def _scaled(source: Path, workload: str, scale: int) -> Path:
     """The workload file with every batch so many times larger."""
     file = WorkloadFile.read(source)
-    tasks = load_analysed(str(source), ROOT).graph.workload.tasks
+    tasks = load_abstract(str(source), relative_to=ROOT).workload.tasks
     args: dict[str, Any] = dict(file.args) | {
         "batch_sizes": {task.name: task.batch_size * scale for task in tasks}
     }

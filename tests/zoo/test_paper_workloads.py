@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import paper_profiles
 import pytest
 import torch
 from torch.utils.data import default_collate
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.workload.file import WorkloadFile
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo import multitask_clip, ofasys, qwen_val
 
@@ -121,3 +125,16 @@ def test_wrong_arguments_are_refused_with_the_choices(build, expected: str) -> N
     with pytest.raises(WorkloadError) as refused:
         build()
     assert expected in str(refused.value)
+
+
+def test_benchmarks_on_more_devices_have_larger_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper_profiles, "FOLDER", tmp_path)
+    source = paper_profiles.ROOT / "configs" / "workloads" / "clip-4-laptop.yaml"
+    scaled = WorkloadFile.read(paper_profiles._scaled(source, "clip-4-laptop", 4))
+    before = {
+        task.name: task.batch_size for task in multitask_clip.build(**WorkloadFile.read(source).args).tasks
+    }
+    after = {task.name: task.batch_size for task in multitask_clip.build(**scaled.args).tasks}
+    assert after == {name: 4 * size for name, size in before.items()}
