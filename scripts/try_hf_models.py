@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,8 @@ from spindle_cli.workload.graph import MetaOp
 HERE = Path(__file__).parent
 CLUSTER = HERE.parent / "configs" / "clusters" / "cpu-2.yaml"
 SAID = ("losses", "gradients of step 1", "final parameters")
+VERIFIED = "`spindle verify --dtype float64`"
+MOST_NAMED = 4
 BEGIN, END = "<!-- tried {group}: begin -->", "<!-- tried {group}: end -->"
 HEAD = (
     "| model | MetaOps; in brackets those that are not split over the batch | shares against the whole |",
@@ -58,7 +61,7 @@ def main() -> int:
     if not given.no_verify and taken:
         with tempfile.TemporaryDirectory() as folder:
             is_same, verified = _verified(taken, given.steps, Path(folder))
-        said = f"`spindle verify --dtype float64` of {len(taken)} together: {verified} ({_machine()})."
+        said = f"{VERIFIED} of {_named(taken)}: {verified} ({_machine()})."
     print(
         "\n".join(
             [
@@ -91,10 +94,23 @@ def _write(page: Path, rows: dict[str, str], verified: str | None) -> None:
         } | own
         table = [known[title] for title in map(_title, members) if title in known]
         taken = sum("| refused: " not in row for row in table)
-        kept = [verified] if verified else [line for line in lines if line.startswith("`spindle verify")]
+        kept = [line for line in lines if line.startswith(VERIFIED) and not _is_anew(line, verified)]
+        kept += [verified] if verified else []
         count = f"{taken} of {len(table)} are taken ({_machine()})."
         text = "\n".join([before + begin, *HEAD, *table, "", count, *kept, end + after])
     page.write_text(text)
+
+
+def _named(families: Sequence[str]) -> str:
+    """Families for the line on what was verified together, those of a large group by their number."""
+    if len(families) > MOST_NAMED:
+        return f"{len(families)} together"
+    return ", ".join(_title(family).split()[0].strip(":,") for family in families)
+
+
+def _is_anew(line: str, verified: str | None) -> bool:
+    """Whether a line says of the same models what was verified now."""
+    return verified is not None and line.split(":")[0] == verified.split(":")[0]
 
 
 def _title(family: str) -> str:
@@ -102,7 +118,11 @@ def _title(family: str) -> str:
 
 
 def _machine() -> str:
-    return f"torch {torch.__version__}, transformers {transformers.__version__}, {datetime.now(UTC):%Y-%m-%d}"
+    cores = f"CPU with {os.cpu_count()} cores"
+    return (
+        f"{cores}, torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"{datetime.now(UTC):%Y-%m-%d}"
+    )
 
 
 def _checked(families: Sequence[str]) -> tuple[dict[str, str], list[str]]:

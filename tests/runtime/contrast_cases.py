@@ -20,6 +20,7 @@ CONTRASTED = (
         "contrasts-recomputed-accumulated",
         COMPARED,
         toys="contrast_toys",
+        args={"labelled": False},
         train={**ADAMW, "accumulate": 2},
         recompute=("clip/loss", "siglip/loss"),
     ),

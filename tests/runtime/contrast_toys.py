@@ -33,14 +33,16 @@ class Clip(nn.Module):
         self.scale = nn.Parameter(torch.tensor(1.0))
         self.head = nn.Linear(WIDTH, CLASSES)
 
-    def forward(self, picture: Tensor, words: Tensor, label: Tensor) -> Tensor:
+    def forward(self, picture: Tensor, words: Tensor, label: Tensor | None = None) -> Tensor:
         image = functional.normalize(self.image(picture), dim=-1)
         text = functional.normalize(self.text(words), dim=-1)
         logits = self.scale.exp() * image @ text.T
         labels = torch.arange(len(logits), device=logits.device)
         ways = functional.cross_entropy(logits, labels), functional.cross_entropy(logits.t(), labels)
-        named = functional.cross_entropy(self.head(text), label)
-        return self.returned(sum(ways) / 2 + named, image)
+        loss = sum(ways) / 2
+        if label is not None:
+            loss = loss + functional.cross_entropy(self.head(text), label)
+        return self.returned(loss, image)
 
     def returned(self, loss: Tensor, _: Tensor) -> Any:
         return loss
@@ -107,13 +109,14 @@ def build_evaluated(looked_at: bool = False) -> Workload:
     return workload
 
 
-def build() -> Workload:
+def build(labelled: bool = True) -> Workload:
+    """`labelled`: what the first task compares has labels too, of which some are left out."""
     torch.manual_seed(0)
     image, text = (nn.Sequential(Block(), Block()) for _ in range(2))
     return Workload(
         "contrasts",
         [
-            Task("clip", Clip(image, text), 6, Drawn(24, 0, labelled=True)),
+            Task("clip", Clip(image, text), 6, Drawn(24, 0, labelled=labelled)),
             Task("siglip", Siglip(image, text), 12, Drawn(36, 1), weight=0.5),
         ],
         operators=(Block,),

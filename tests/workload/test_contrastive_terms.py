@@ -73,6 +73,7 @@ class Captioner(nn.Module):
         self.way = way
         self.image, self.text, self.head = Layer(), Layer(), nn.Linear(WIDTH, WORDS)
         self.clip, self.both = contrast(), Both()
+        self.weights = nn.Parameter(torch.tensor([0.3, -0.2]))
         self.register_buffer("class_weight", torch.linspace(0.5, 2, WORDS))
 
     def forward(self, image: Tensor, words: Tensor, labels: Tensor) -> Tensor:
@@ -84,6 +85,10 @@ class Captioner(nn.Module):
         contrast = self.clip(one, two)
         if self.way == "two contrasts":
             contrast = contrast + 0.5 * self.clip(two, image[:, 0])
+        if self.way == "learned weights":
+            caption = cross_entropy(logits.permute(0, 2, 1), labels)
+            terms = zip((contrast, caption), self.weights, strict=True)
+            return sum((-weight).exp() * term + weight for term, weight in terms)
         if self.way == "class weights":
             scores = functional.log_softmax(logits.reshape(-1, WORDS), dim=-1)
             return contrast + functional.nll_loss(scores, labels.reshape(-1), weight=self.class_weight)
@@ -184,6 +189,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "a named operator": ("", NAMED),
     "an operator called twice": ("two contrasts", NAMED),
     "one operator gives both losses": ("both", {"operators": (Layer, Both)}),
+    "weights that are learned": ("learned weights", {}),
     "labels of weighted classes": ("class weights", NAMED),
     "a mask": ("mask", {}),
     "a mean over samples": ("samples", NAMED),
