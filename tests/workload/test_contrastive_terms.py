@@ -65,6 +65,17 @@ class Both(Clip):
         return super().forward(one, two), 2 * caption
 
 
+class Caption(nn.Module):
+    """A captioner's head with its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(self.head(x).permute(0, 2, 1), labels)
+
+
 class Captioner(nn.Module):
     """Two towers, and a head behind one of them that captions."""
 
@@ -72,7 +83,7 @@ class Captioner(nn.Module):
         super().__init__()
         self.way = way
         self.image, self.text, self.head = Layer(), Layer(), nn.Linear(WIDTH, WORDS)
-        self.clip, self.both = contrast(), Both()
+        self.clip, self.both, self.caption = contrast(), Both(), Caption()
         self.weights = nn.Parameter(torch.tensor([0.3, -0.2]))
         self.register_buffer("class_weight", torch.linspace(0.5, 2, WORDS))
 
@@ -85,6 +96,8 @@ class Captioner(nn.Module):
         contrast = self.clip(one, two)
         if self.way == "two contrasts":
             contrast = contrast + 0.5 * self.clip(two, image[:, 0])
+        if self.way == "caption":
+            return contrast + self.caption(words, labels)
         if self.way == "learned weights":
             caption = cross_entropy(logits.permute(0, 2, 1), labels)
             terms = zip((contrast, caption), self.weights, strict=True)
@@ -189,6 +202,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "a named operator": ("", NAMED),
     "an operator called twice": ("two contrasts", NAMED),
     "one operator gives both losses": ("both", {"operators": (Layer, Both)}),
+    "one operator each": ("caption", {"operators": (Layer, Caption), "contrastive": (Clip,)}),
     "weights that are learned": ("learned weights", {}),
     "labels of weighted classes": ("class weights", NAMED),
     "a mask": ("mask", {}),
@@ -221,6 +235,16 @@ def test_an_operator_that_is_traced_into_is_said_and_one_listed_as_coupled_is_no
     listed = task_of("", operators=(Layer,), coupled=(Clip,))
     assert listed.opened == ()
     assert [(op.target, op.coupled) for op in listed.ops[2:]] == [("clip", True), (None, False)]
+
+
+def test_an_operator_that_would_ignore_labels_is_traced_into_with_it() -> None:
+    """Of the first samples here none has a label that is left out, of those after them some."""
+    classes: dict[str, Any] = {"operators": (Layer, Caption), "contrastive": (Clip,)}
+    full = [dict(item, labels=item["labels"].clamp(min=0)) for item in items()]
+    task = Task("t", Captioner("caption").double(), BATCH, [*full[:4], *items()])
+    graph = analyse(Workload("w", [task], **classes)).tasks["t"]
+    assert graph.opened == ("clip", "caption")
+    assert (graph.ops[-1].contrasts, graph.loss_shares.num_counts) == (True, 1)
 
 
 def test_a_named_operator_before_the_loss_says_why_it_is_not_split() -> None:

@@ -20,10 +20,11 @@ def better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> list[tuple[
     `samples` out; and those before it that give losses of the whole batch to the last op (contrastive ones,
     in CoCa).
     """
-    last = (task.loss_inside,) if task.loss_inside and _is_last_better_opened(task, samples) else ()
+    inside = () if task.loss_inside is None else (task.loss_inside,)
+    last = inside if inside and _is_last_better_opened(task, samples) else ()
     terms = [op.target for op in task.ops[:-1] if op.target is not None and _gives_terms(task, op)]
-    every = tuple(dict.fromkeys([*terms, *last]))
-    return [names for names in dict.fromkeys((every, last)) if names]
+    found = [tuple(dict.fromkeys([*terms, *more])) for more in (last, inside)] if terms else []
+    return [names for names in dict.fromkeys([*found, last]) if names]
 
 
 def said_why(task: TaskGraph, why: str) -> TaskGraph:
