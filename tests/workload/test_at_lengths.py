@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -84,48 +85,72 @@ def test_the_other_build_keeps_no_constants_of_the_lengths_that_were_traced() ->
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    """A linear map, which gives something else of long batches, as `what` says."""
+
+    def __init__(self, what: str = "") -> None:
         super().__init__()
         self.linear = nn.Linear(1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x)
-
-
-class Branching(nn.Module):
-    """Runs its second layer for long batches alone, or takes its mean over other things."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList([Layer(), Layer()])
         self.what = what
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x.float())
+        if x.shape[1] > 3:
+            y = y.half() if self.what == "halves" else y.detach() if self.what == "gradients" else y
+        return y
+
+
+class Branching(nn.Module):
+    """Does something else for long batches, as `what` says."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Layer(what), Layer()])
+        self.what = what
+
+    def forward(self, x: Tensor, z: Tensor) -> Tensor:
+        what = self.what if x.shape[1] > 3 else ""
         y = self.layers[0](x[..., None])
-        if self.what == "layers" and x.shape[1] > 3:
+        if what == "fields":
+            y = y + z[..., None]
+        if what != "layers":
             y = self.layers[1](y)
-        if self.what == "loss" and x.shape[1] > 3:
-            return (y * (x > 0)[..., None]).sum() / (x > 0).sum()
-        return y.mean()
+        mask = (x > 0)[..., None]
+        return (y * mask).mean() if what == "mean" else (y * mask).sum() / mask.sum()
 
 
 @pytest.mark.parametrize(
     ("what", "message"),
     [
-        ("layers", "it runs layers.0 in place of layers.0, layers.1"),
-        ("loss", "takes or gives other values|is a sum or a mean over"),
+        ("layers", "it runs layers.0, layers.1 in place of layers.0$"),
+        ("fields", "layers.0 takes or gives other values$"),
+        ("mean", "what layers.1 is a sum or a mean over$"),
+        ("halves", r"the value layers_0 is torch.float32 \(2, 3, 1\) and was torch.float16 \(2, 5, 1\)$"),
+        ("gradients", "the value layers_0 is"),
     ],
 )
 def test_a_forward_that_is_another_at_another_length_is_refused(what: str, message: str) -> None:
-    items = [{"x": torch.ones(5)} for _ in range(4)]
+    items = [{"x": torch.ones(5), "z": torch.ones(5)} for _ in range(4)]
 
     def build() -> Workload:
         return Workload("w", [Task("t", Branching(what), 2, items)], operators=(Layer,))
 
     tracer = LengthTracer(build(), analysed(build()))
-    with pytest.raises(WorkloadError, match=message) as caught:
-        tracer.at("t", {"x": (3,)})
-    assert "for samples with x of (3,)" in caught.value.message
+    assert tracer.at("t", {"x": (4,), "z": (4,)}).abstract.ops
+    with pytest.raises(WorkloadError) as caught:
+        tracer.at("t", {"x": (3,), "z": (3,)})
+    assert re.search(message, caught.value.message)
+    assert "for samples with x of (3,), z of (3,)" in caught.value.message
+
+
+def test_a_name_is_taken_from_the_constants_then_from_the_first_that_has_it() -> None:
+    first, last = nn.Linear(1, 1), nn.Linear(2, 2)
+    last.extra, last.constant = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(4))
+    graph = torch.fx.Graph()
+    graph.output(tuple(graph.get_attr(name) for name in ("weight", "extra", "constant")))
+    weight, extra, constant = module_over(graph, {"constant": torch.zeros(5)}, first, last)()
+    assert (weight is first.weight, extra is last.extra, constant.tolist()) == (True, True, [0.0] * 5)
+    with pytest.raises(AttributeError, match="nothing has extra"):
+        module_over(graph, {}, first)
 
 
 def test_graphs_with_constants_of_their_own_are_never_taken_for_the_same() -> None:
