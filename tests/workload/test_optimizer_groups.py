@@ -208,7 +208,7 @@ def test_what_fits_none_or_two_is_one_message(groups: list[object], said: str) -
         ({"groups": [{"name": "a", "kinds": ["norm"]}]}, "'norms', 'biases'"),
         ({"groups": [{"name": "a", "kinds": ["norms"], "learning_rate": 1}]}, "unknown key 'learning_rate'"),
         ({"groups": [{"name": "a", "kinds": ["norms"], "lr": 0}]}, "greater than 0"),
-        ({"groups": [{"name": "a", "function": "path/to.txt:f"}]}, "pattern"),
+        ({"groups": [{"name": "a", "function": "path/to.txt:f"}]}, "expected package.module:name"),
         ({"groups": [{"name": "a", "kinds": ["norms"], "contract": "whole"}]}, "by import path"),
         ({"contract": "whole"}, "contract: goes with an optimizer by import path"),
     ],

@@ -118,7 +118,7 @@ def test_a_function_that_fails_is_named_with_the_step_and_its_line() -> None:
         ({"a": [[0]]}, "Field required"),
         ({"a": [[0, float("nan")]]}, "finite"),
         ({"a": 0.5}, "expected [[step, weight], ...]"),
-        ("not a path", "pattern"),
+        ("not a path", "expected package.module:name or path/to/file.py:name"),
     ],
 )
 def test_malformed_points_are_refused(asked: object, said: str) -> None:

@@ -97,6 +97,9 @@ def profile_workload(
     processes = _num_processes(device, cluster, nproc)
     _require_links(max_tp, cluster, processes, cluster_out)
     threads = threads or chosen_threads() or _share_of_cores(device, processes, cluster)
+    folder = Path.cwd()
+    analysed = load_analysed(source, folder, looking)
+    train = analysed.loaded.train
     settings = MeasureSettings(
         device=device,
         processes=processes,
@@ -109,27 +112,16 @@ def profile_workload(
         cluster=cluster if max_tp > 1 else None,
         accepts_noise=accept_noise,
         planned_for=cluster,
-    )
-    folder = Path.cwd()
-    analysed = load_analysed(source, folder, looking)
-    train = analysed.loaded.train
-    with naming_the_file(source):
-        require_trainable(train)
-        groups_of_graph(train, analysed.graph)
-        TaskWeights(train, analysed.loaded.workload.tasks).at(0)
-        require_compiler(train, device)
-    _say_what_stays_whole(analysed, settings.degrees, audience)
-    # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
-    analysed = _checked(
-        analysed, CheckSettings(threads=threads, by_words=max_tp > 1) if check else None, audience
-    )
-    settings = replace(
-        settings,
         precision=train.precision,
         compile=train.compile,
         float32_matmul=train.float32_matmul,
         loss_chunks=train.loss_chunks,
     )
+    _require_sound_training(source, analysed, compiles_for=device)
+    _say_what_stays_whole(analysed, settings.degrees, audience)
+    # As many threads as the workers have: where it is one, they may be forked, and no pool of threads be.
+    checks = CheckSettings(threads=threads, by_words=max_tp > 1) if check else None
+    analysed = _checked(analysed, checks, audience)
     profile = measure(
         analysed,
         settings,
@@ -143,6 +135,23 @@ def profile_workload(
     if cluster_out is not None:
         write_cluster(cluster_out, profile)
     return profile
+
+
+def _require_sound_training(
+    source: str, analysed: Analysed, *, compiles_for: DeviceType | None = None
+) -> None:
+    """Refuse train settings that the workload cannot be trained by.
+
+    Raises:
+        WorkloadError: saying which.
+    """
+    train = analysed.loaded.train
+    with naming_the_file(source):
+        require_trainable(train)
+        groups_of_graph(train, analysed.graph)
+        TaskWeights(train, analysed.loaded.workload.tasks).at(0)
+        if compiles_for is not None:
+            require_compiler(train, compiles_for)
 
 
 def _require_links(max_tp: int, cluster: Cluster | None, processes: int, cluster_out: Path | None) -> None:
@@ -197,6 +206,7 @@ def estimate_profile(
         )
     peak = device_peak(name)
     analysed = load_analysed(source, Path.cwd(), looking)
+    _require_sound_training(source, analysed)
     full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)

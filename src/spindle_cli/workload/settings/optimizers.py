@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from spindle_cli.files.artifact import Model
 
 # 'element-wise': it keeps, and steps, each element of a parameter by itself. 'whole': it looks at a parameter
 # as a whole (a matrix, its rows), at each by itself.
 Contract = Literal["element-wise", "whole"]
+_PATH = r"^([A-Za-z_][A-Za-z0-9_.]*|[^:]*[^:/]\.py):[A-Za-z_][A-Za-z0-9_]*$"
+
+
+def _is_path(value: object) -> object:
+    if isinstance(value, str) and re.search(_PATH, value) is None:
+        raise ValueError("expected package.module:name or path/to/file.py:name")
+    return value
+
+
 # 'package.module:Name' or 'path/to/file.py:Name', from the folder of the workload file.
-ImportPath = Annotated[
-    str, Field(pattern=r"^([A-Za-z_][A-Za-z0-9_.]*|[^:]*[^:/]\.py):[A-Za-z_][A-Za-z0-9_]*$")
-]
+ImportPath = Annotated[str, Field(pattern=_PATH), BeforeValidator(_is_path)]
 
 # Bytes of optimizer state over bytes of parameters, of torch's optimizers that step each element by itself.
 STATE_PER_PARAM = {
