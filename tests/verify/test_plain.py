@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.flow import run_flow
-from spindle_cli.verify.plain import Arithmetic, backward, move_to, parameters_by_name, require_no_chance
+from spindle_cli.verify.plain import backward, require_no_chance
+from spindle_cli.verify.stepping.arithmetic import Arithmetic, move_to
+from spindle_cli.verify.stepping.named import parameters_by_name
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import FlowTask, Task, Workload
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
@@ -26,17 +25,17 @@ from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
+from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
 from spindle_cli.verify.stepping.due import runs_at
+from spindle_cli.verify.stepping.named import buffer_places, buffers_at, parameters_by_name
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
-from spindle_cli.workload.building.load import load
+from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.data.loaders import LoaderWorkers
-from spindle_cli.workload.data.reading import StreamBatches, open_batches
-from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.memo import AnalysisMemo
-from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.training.no_randomness import computing_as_asked
-from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -50,108 +49,108 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     """
     assert request.steps is not None and request.capture_dir is not None
     torch.set_num_threads(request.threads)
-    loaded = load(request.workload)
-    if loaded.train.float32_matmul is not None:
-        torch.set_float32_matmul_precision(loaded.train.float32_matmul)
-    memo = None if request.memo is None else AnalysisMemo.read(request.memo)
-    lengths = Plan.read(request.plan).workload.lengths
-    counted = counted_losses(loaded.workload, request.workload, memo, lengths)
-    arithmetic = Arithmetic.of(request, loaded.train)
-    move_to(loaded.workload, arithmetic.device, arithmetic.dtype)
-    parameters = parameters_by_name(loaded.workload)
-    if arithmetic.widens_gradients:
-        for parameter in parameters.values():
-            parameter.grad_dtype = torch.float32
-    stepped = float32_copies(parameters) if arithmetic.has_copies else parameters
-    optimizers = make_optimizers(loaded, stepped)
-    schedules = [make_schedule(loaded.train, optimizer) for optimizer in optimizers]
-    average = Averaging.of(loaded.train, stepped)
-    loader = loaded.train.loader
-    workers = LoaderWorkers(lambda _: die_with_parent())
-    batches = {
-        task.name: open_batches(
-            task, loaded.train.seed, loader.of(task.name), workers, varies=task.name in lengths
-        )
-        for task in loaded.workload.tasks
-    }
-    held = buffer_places(loaded.workload)
-    write_tensors(request.capture_dir, "initial", parameters)
+    training = PlainTraining(request, noise)
+    held = buffer_places(training.workload)
+    write_tensors(request.capture_dir, "initial", training.parameters)
     write_tensors(request.capture_dir, "initial-buffers", buffers_at(held))
-    asked = None if request.dtype is None else arithmetic.dtype
-    steps_of = dict.fromkeys(batches, 0)
-    gradients: dict[str, Tensor] = {}  # of each parameter the first
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
-            began = perf_counter()
-            before = torch.get_rng_state()
-            weights = weights_at(loaded.train, loaded.workload.tasks, step)
-            losses: dict[str, float] = {}
-            for task in loaded.workload.tasks:
-                if not runs_at(loaded.train, task.name, step):
-                    continue
-                taken = _taken(batches[task.name], task, steps_of[task.name], loaded.train.accumulate)
-                steps_of[task.name] += 1
-                if task.name in counted:
-                    counted[task.name].fit(taken)
-                with computing_as_asked(asked, no_randomness=request.no_randomness):
-                    losses[task.name] = backward(
-                        task, taken, arithmetic, counted.get(task.name), weights[task.name]
-                    )
-            if not request.no_randomness:
-                require_no_chance(loaded.workload, before)
-            for name, parameter in parameters.items():
-                if parameter.grad is not None and name not in gradients:
-                    gradients[name] = parameter.grad.clone()
-            if noise is not None:
-                noise.add_to(parameters.values())
-            step_parameters(parameters, stepped, optimizers, loaded.train.clip_norm)
-            for schedule in schedules:
-                if schedule is not None:
-                    schedule.step()
-            if average is not None:
-                average.update(step + 1)
-            metrics.write(step_metrics(weights, step, losses, perf_counter() - began).to_line())
-    write_tensors(request.capture_dir, "gradients", gradients)
-    write_tensors(request.capture_dir, "final", parameters)
-    if average is not None:
-        write_tensors(request.capture_dir, "average", average.values(parameters))
+            metrics.write(training.step(step).to_line())
+    write_tensors(request.capture_dir, "gradients", training.first_gradients)
+    write_tensors(request.capture_dir, "final", training.parameters)
+    if training.average is not None:
+        write_tensors(request.capture_dir, "average", training.average.values(training.parameters))
     write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
 
 
-def _taken(
-    batches: Batches | StreamBatches, task: Task | FlowTask, step: int, count: int
-) -> list[dict[str, Tensor]]:
-    """The `count` batches of a task that its step number `step` takes, counted among those that run it."""
-    return [batches.rows(step * count + number, 0, task.batch_size) for number in range(count)]
-
-
-@dataclass(frozen=True)
-class Arithmetic:
-    """On which device and in which numbers to train.
+class PlainTraining:
+    """A workload, and what steps it.
 
     Attributes:
-        dtype: what everything floating-point is converted to; None: nothing is.
-        autocast: forward passes run in torch.autocast with bfloat16.
-        has_copies: the optimizer steps float32 copies of the parameters, which are the copies rounded.
-        widens_gradients: gradients are added up in float32, whatever the parameters are.
+        workload: whose modules are trained in place.
+        parameters: by name.
+        first_gradients: of each parameter, the first that it has had.
+        average: of the weights, where the train settings ask for it.
     """
 
-    device: torch.device
-    dtype: torch.dtype | None = None
-    autocast: bool = False
-    has_copies: bool = False
-    widens_gradients: bool = False
+    def __init__(self, request: RunRequest, noise: RoundingNoise | None) -> None:
+        """Raises what `train` raises of a workload that cannot be loaded."""
+        loaded = load(request.workload)
+        self._request, self._noise, self._train = request, noise, loaded.train
+        self.workload = loaded.workload
+        if loaded.train.float32_matmul is not None:
+            torch.set_float32_matmul_precision(loaded.train.float32_matmul)
+        memo = None if request.memo is None else AnalysisMemo.read(request.memo)
+        lengths = Plan.read(request.plan).workload.lengths
+        self._counted = counted_losses(self.workload, request.workload, memo, lengths)
+        self._arithmetic = Arithmetic.of(request, loaded.train)
+        move_to(self.workload, self._arithmetic.device, self._arithmetic.dtype)
+        self.parameters = parameters_by_name(self.workload)
+        self.first_gradients: dict[str, Tensor] = {}
+        self._make_steppers(loaded)
+        self._open_data(lengths)
 
-    @classmethod
-    def of(cls, request: RunRequest, train: TrainSettings) -> Arithmetic:
-        """A dtype that the request asks for goes before the train settings' precision."""
-        device = torch.device(request.device_type)
-        if request.dtype is not None:
-            return cls(device, getattr(torch, request.dtype))
-        if train.precision == "bf16":
-            widens = train.reduce != "parameters"
-            return cls(device, torch.bfloat16, has_copies=True, widens_gradients=widens)
-        return cls(device, autocast=train.precision == "bf16-autocast")
+    def _make_steppers(self, loaded: LoadedWorkload) -> None:
+        if self._arithmetic.widens_gradients:
+            for parameter in self.parameters.values():
+                parameter.grad_dtype = torch.float32
+        copies = self._arithmetic.has_copies
+        self._stepped = float32_copies(self.parameters) if copies else self.parameters
+        self._optimizers = make_optimizers(loaded, self._stepped)
+        self._schedules = [make_schedule(self._train, optimizer) for optimizer in self._optimizers]
+        self.average = Averaging.of(self._train, self._stepped)
+
+    def _open_data(self, lengths: Lengths) -> None:
+        loader = self._train.loader
+        workers = LoaderWorkers(lambda _: die_with_parent())
+        self._batches = {
+            task.name: open_batches(
+                task, self._train.seed, loader.of(task.name), workers, varies=task.name in lengths
+            )
+            for task in self.workload.tasks
+        }
+        self._steps_of = dict.fromkeys(self._batches, 0)
+
+    def step(self, step: int) -> StepMetrics:
+        """Train one step, counted from 0.
+
+        Raises:
+            WorkloadError: a task's loss is not a scalar, or chance takes part in it.
+        """
+        began = perf_counter()
+        before = torch.get_rng_state()
+        weights = weights_at(self._train, self.workload.tasks, step)
+        losses = {
+            task.name: self._backward(task, weights[task.name])
+            for task in self.workload.tasks
+            if runs_at(self._train, task.name, step)
+        }
+        if not self._request.no_randomness:
+            require_no_chance(self.workload, before)
+        for name, parameter in self.parameters.items():
+            if parameter.grad is not None and name not in self.first_gradients:
+                self.first_gradients[name] = parameter.grad.clone()
+        if self._noise is not None:
+            self._noise.add_to(self.parameters.values())
+        step_parameters(self.parameters, self._stepped, self._optimizers, self._train.clip_norm)
+        for schedule in self._schedules:
+            if schedule is not None:
+                schedule.step()
+        if self.average is not None:
+            self.average.update(step + 1)
+        return step_metrics(weights, step, losses, perf_counter() - began)
+
+    def _backward(self, task: Task | FlowTask, weight: float) -> float:
+        """Add a task's gradients, of its next batches; its loss."""
+        name, count, counted = task.name, self._train.accumulate, self._counted.get(task.name)
+        first = self._steps_of[name] * count
+        self._steps_of[name] += 1
+        taken = [self._batches[name].rows(first + k, 0, task.batch_size) for k in range(count)]
+        if counted is not None:
+            counted.fit(taken)
+        asked = None if self._request.dtype is None else self._arithmetic.dtype
+        with computing_as_asked(asked, no_randomness=self._request.no_randomness):
+            return backward(task, taken, self._arithmetic, counted, weight)
 
 
 def backward(
@@ -188,14 +187,6 @@ def backward(
         total += float(loss.detach())
         (loss * weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return total
-
-
-def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """A copy of each parameter, by its name."""
-    return {
-        name: nn.Parameter(parameter.detach().to(torch.float32, copy=True), parameter.requires_grad)
-        for name, parameter in parameters.items()
-    }
 
 
 def step_parameters(
@@ -261,52 +252,6 @@ def loss_of(task: Task | FlowTask, batch: Mapping[str, Tensor]) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         raise WorkloadError(f"task {task.name!r}: its loss is not a scalar tensor")
     return loss
-
-
-def convert(field: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """A batch field where and as the model wants it; only floating-point fields change their type."""
-    return field.to(device, dtype if field.is_floating_point() else None)
-
-
-def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Move every module, in place: parameters stay the objects that tasks share."""
-    for task in workload.tasks:
-        convert_module(root_of(task), device, dtype)
-
-
-def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
-    """Each distinct parameter once, as '<first task that has it>.<its dotted name there>'."""
-    found: dict[int, str] = {}
-    parameters: dict[str, nn.Parameter] = {}
-    for task in workload.tasks:
-        for name, parameter in root_of(task).named_parameters():
-            if id(parameter) not in found:
-                found[id(parameter)] = f"{task.name}.{name}"
-                parameters[found[id(parameter)]] = parameter
-    return parameters
-
-
-def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
-    """Each distinct buffer once, named as parameters are: the module that holds it, and its name there."""
-    places: dict[int, str] = {}
-    found: dict[str, tuple[nn.Module, str]] = {}
-    for task in workload.tasks:
-        root = root_of(task)
-        for name, buffer in root.named_buffers():
-            if id(buffer) not in places:
-                owner, _, attribute = name.rpartition(".")
-                places[id(buffer)] = f"{task.name}.{name}"
-                found[places[id(buffer)]] = (root.get_submodule(owner), attribute)
-    return found
-
-
-def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
-    """What the modules hold there now; complex numbers as pairs."""
-    buffers = {name: getattr(module, attribute) for name, (module, attribute) in places.items()}
-    return {
-        name: torch.view_as_real(buffer) if buffer.is_complex() else buffer
-        for name, buffer in buffers.items()
-    }
 
 
 def step_metrics(

@@ -1,0 +1,63 @@
+"""On which device and in which numbers the plain run computes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.files.request import RunRequest
+from spindle_cli.verify.flow import root_of
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.training.precision import convert_module
+from spindle_cli.workload.types import Workload
+
+
+@dataclass(frozen=True)
+class Arithmetic:
+    """On which device and in which numbers to train.
+
+    Attributes:
+        dtype: what everything floating-point is converted to; None: nothing is.
+        autocast: forward passes run in torch.autocast with bfloat16.
+        has_copies: the optimizer steps float32 copies of the parameters, which are the copies rounded.
+        widens_gradients: gradients are added up in float32, whatever the parameters are.
+    """
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    autocast: bool = False
+    has_copies: bool = False
+    widens_gradients: bool = False
+
+    @classmethod
+    def of(cls, request: RunRequest, train: TrainSettings) -> Arithmetic:
+        """A dtype that the request asks for goes before the train settings' precision."""
+        device = torch.device(request.device_type)
+        if request.dtype is not None:
+            return cls(device, getattr(torch, request.dtype))
+        if train.precision == "bf16":
+            widens = train.reduce != "parameters"
+            return cls(device, torch.bfloat16, has_copies=True, widens_gradients=widens)
+        return cls(device, autocast=train.precision == "bf16-autocast")
+
+
+def convert(field: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """A batch field where and as the model wants it; only floating-point fields change their type."""
+    return field.to(device, dtype if field.is_floating_point() else None)
+
+
+def move_to(workload: Workload, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Move every module, in place: parameters stay the objects that tasks share."""
+    for task in workload.tasks:
+        convert_module(root_of(task), device, dtype)
+
+
+def float32_copies(parameters: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """A copy of each parameter, by its name."""
+    return {
+        name: nn.Parameter(parameter.detach().to(torch.float32, copy=True), parameter.requires_grad)
+        for name, parameter in parameters.items()
+    }

@@ -1,0 +1,46 @@
+"""A workload's parameters and buffers by the names that both runs write them under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.verify.flow import root_of
+from spindle_cli.workload.types import Workload
+
+
+def parameters_by_name(workload: Workload) -> dict[str, nn.Parameter]:
+    """Each distinct parameter once, as '<first task that has it>.<its dotted name there>'."""
+    found: dict[int, str] = {}
+    parameters: dict[str, nn.Parameter] = {}
+    for task in workload.tasks:
+        for name, parameter in root_of(task).named_parameters():
+            if id(parameter) not in found:
+                found[id(parameter)] = f"{task.name}.{name}"
+                parameters[found[id(parameter)]] = parameter
+    return parameters
+
+
+def buffer_places(workload: Workload) -> dict[str, tuple[nn.Module, str]]:
+    """Each distinct buffer once, named as parameters are: the module that holds it, and its name there."""
+    places: dict[int, str] = {}
+    found: dict[str, tuple[nn.Module, str]] = {}
+    for task in workload.tasks:
+        root = root_of(task)
+        for name, buffer in root.named_buffers():
+            if id(buffer) not in places:
+                owner, _, attribute = name.rpartition(".")
+                places[id(buffer)] = f"{task.name}.{name}"
+                found[places[id(buffer)]] = (root.get_submodule(owner), attribute)
+    return found
+
+
+def buffers_at(places: Mapping[str, tuple[nn.Module, str]]) -> dict[str, Tensor]:
+    """What the modules hold there now; complex numbers as pairs."""
+    buffers = {name: getattr(module, attribute) for name, (module, attribute) in places.items()}
+    return {
+        name: torch.view_as_real(buffer) if buffer.is_complex() else buffer
+        for name, buffer in buffers.items()
+    }
