@@ -113,6 +113,16 @@ def dropped(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(functional.dropout(model.head(x), 0.5).flatten(0, 1), labels.flatten())
 
 
+def turned(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """Words are moved past two dimensions."""
+    return functional.cross_entropy(model.head(x[:, None]).permute(0, 3, 1, 2), labels[:, None])
+
+
+def last_alone(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """One position's logits are picked, of which no dimension is left."""
+    return functional.cross_entropy(model.head(x)[:, -1], labels[:, -1])
+
+
 def two_results(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     logits = model.head(x)
     entropy = functional.cross_entropy(logits.flatten(0, 1), labels.flatten())

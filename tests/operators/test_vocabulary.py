@@ -12,13 +12,12 @@ import pytest
 import torch
 from head_toys import BATCH, TOKENS, WIDTH, WORDS, Layer, Texts, Writer, batch_of, task_of
 from test_loss_chunks import EXACT, SHARE, arguments_of, passed, same
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
 from spindle_cli.operators.heads.chunked import loss_in_chunks
-from spindle_cli.operators.heads.projections import Lookup, Projection, uses_of_words
 from spindle_cli.operators.heads.vocabulary import FoundWords, find_words, values_of, with_edits
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.split_op import PartialOp, View
@@ -30,7 +29,9 @@ from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task, Workload
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
-LOSSES: tuple[str, ...] = ("causal", "smoothed", "weighted", "shifted", "rooted", "twice", "two_results")
+LOSSES: tuple[str, ...] = (
+    *("causal", "smoothed", "weighted", "shifted", "rooted", "turned", "last_alone", "twice", "two_results"),
+)
 
 
 def split_of(task: TaskGraph, op: int, degree: int) -> LayerSplit:
@@ -265,9 +266,22 @@ def of_pairs(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return functional.cross_entropy(model.head(x[:, :6]).reshape(-1, 2 * WORDS), labels[:, :3].flatten())
 
 
+def flattened(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    """A sample's words and positions are one dimension, by default up to the last."""
+    return functional.cross_entropy(model.head(x[:, :1]).flatten(1), labels[:, 0])
+
+
+def some_words(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(
+        model.head(x)[..., : WORDS // 2].flatten(0, 1), labels.flatten().clamp(max=3)
+    )
+
+
 @pytest.mark.parametrize(
     ("loss", "why"),
     [
+        (flattened, "puts its words together with rows"),
+        (some_words, "picks of its logits, not by whole rows"),
         (head_toys.squared, "'sub' joins its logits with something"),
         (summed, "its logits go into no cross entropy"),
         (head_toys.running, "'cumsum' takes its logits"),
@@ -336,51 +350,3 @@ def test_a_mean_is_over_the_labels_that_count() -> None:
     found = alone(degree=1).cross_entropy(logits, labels, 6, -1, 0.1, "mean")
     expected = functional.cross_entropy(logits, labels, ignore_index=-1, label_smoothing=0.1)
     torch.testing.assert_close(found, expected)
-
-
-@pytest.mark.parametrize("kind", ["max_norm", "scale_grad_by_freq", "sparse"])
-def test_an_embedding_whose_rows_depend_on_each_other_stays_whole(kind: str) -> None:
-    model = Writer(head_toys.causal)
-    model.embed = nn.Embedding(WORDS, WIDTH, **{kind: 1.0 if kind == "max_norm" else True})
-    (uses, head) = used_in(model)
-    assert (uses, head) == ([], ["head.weight"])
-
-
-@pytest.mark.parametrize(
-    "hook", ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
-)
-def test_a_head_with_hooks_stays_whole(hook: str) -> None:
-    model = Writer(head_toys.causal)
-    getattr(model.head, f"register_{hook}")(lambda *_: None)
-    assert used_in(model) == (["embed.weight"], [])
-
-
-def test_a_lookup_by_a_function_counts_its_padding_from_the_end() -> None:
-    (use,) = uses_of_lookup(padding_idx=-2)
-    assert isinstance(use, Lookup)
-    assert (use.weight, use.words, use.padding) == ("embed.weight", WORDS, WORDS - 2)
-    assert [getattr(use, "padding", -1) for use in uses_of_lookup()] == [None]
-    assert [getattr(use, "padding", -1) for use in uses_of_lookup(padding_idx=0)] == [0]
-
-
-@pytest.mark.parametrize("more", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}], ids=str)
-def test_a_function_whose_rows_depend_on_each_other_stays_whole(more: dict[str, Any]) -> None:
-    assert uses_of_lookup(**more) == []
-
-
-def uses_of_lookup(**more: Any) -> list[Any]:
-    """Of a graph that calls `functional.embedding` with the embedding's weight."""
-    graph = fx.Graph()
-    ids = graph.placeholder("ids")
-    graph.output(graph.call_function(functional.embedding, (ids, graph.get_attr("embed.weight")), more))
-    return list(uses_of_words(graph, Writer(head_toys.causal)))
-
-
-def used_in(model: nn.Module) -> tuple[list[str], list[str]]:
-    """The lookups and the projections over the words in a graph like a writer's."""
-    graph = fx.Graph()
-    ids = graph.placeholder("ids")
-    graph.output(graph.call_module("head", (graph.call_module("embed", (ids,)),)))
-    uses = list(uses_of_words(graph, model))
-    kinds = (Lookup, Projection)
-    return tuple([use.weight for use in uses if isinstance(use, kind)] for kind in kinds)  # type: ignore[return-value]
