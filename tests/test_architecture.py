@@ -71,6 +71,7 @@ CONTRACTS = {
     "profile.metagraph",
     "program.types",
     "workload.file",
+    "workload.settings.sampling",
 }
 # Packages whose import must not load torch: planning runs where there is none.
 WITHOUT_TORCH = (

@@ -21,8 +21,9 @@ from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
+from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.simulate.run import simulate
+from spindle_cli.workload.settings.sampling import TaskShare
 
 LINEAR = {1: 2.0, 2: 1.0}
 ALONE = {1: 2.0}
@@ -164,7 +165,7 @@ def test_the_check_refuses_buffers_elsewhere_and_wrong_shares() -> None:
     assert {found.rule for found in check_plan(Plan(**{**fields, "metaops": changing}))} == {"buffers"}
     short = (plan.task_sets[0], plan.task_sets[1].model_copy(update={"share": 0.25}))
     (found,) = check_plan(Plan(**{**fields, "task_sets": short}))
-    assert (found.rule, found.value) == ("task-sets", "shares that add up to 0.75")
+    assert (found.rule, found.value) == ("task-sets", "the shares add up to 0.75")
 
 
 def test_the_check_looks_into_every_set() -> None:

@@ -8,7 +8,7 @@ from spindle_cli.check.structure import names_and_ranges
 from spindle_cli.check.types import Violation
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.types import SHARES_SLACK, TaskShare
+from spindle_cli.workload.settings.sampling import TaskShare, faults_of_sets
 
 
 def sound(plan: Plan) -> Iterator[Violation]:
@@ -16,20 +16,9 @@ def sound(plan: Plan) -> Iterator[Violation]:
     devices in all of them.
     """
     tasks = {metaop.task for metaop in plan.metaops}
-    total = sum(each.share for each in plan.task_sets)
-    if abs(total - 1) > SHARES_SLACK:
-        yield Violation(
-            rule="task-sets", where="task_sets", value=f"shares that add up to {total:.6g}", expected="1"
-        )
-    for each in plan.task_sets:
-        unknown = [task for task in each.tasks if task not in tasks]
-        if unknown:
-            yield Violation(
-                rule="task-sets",
-                where=_place(each.tasks),
-                value=f"{unknown[0]!r} is no task of the plan",
-                expected="one of " + ", ".join(sorted(tasks)),
-            )
+    for fault in faults_of_sets(plan.task_sets, tasks):
+        where = _place(fault.tasks) if fault.tasks else "task_sets"
+        yield Violation(rule="task-sets", where=where, value=fault.found, expected=fault.expected)
     changing = [metaop.name for metaop in plan.metaops if metaop.changes_buffers]
     for each in plan.task_sets:
         slices = [piece for wave in each.waves for piece in wave.slices]

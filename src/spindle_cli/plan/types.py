@@ -25,10 +25,10 @@ from spindle_cli.profile.types import (
     NumOps,
     Profile,
     Seconds,
-    TaskShare,
     TrainedArtifact,
     WorkloadRef,
 )
+from spindle_cli.workload.settings.sampling import TaskShare, require_told_apart
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
 
@@ -193,10 +193,7 @@ class Plan(TrainedArtifact):
 
     @model_validator(mode="after")
     def _sets_are_told_apart(self) -> Plan:
-        known = [each.tasks for each in self.task_sets]
-        twice = next((tasks for tasks in known if known.count(tasks) > 1), None)
-        if twice is not None:
-            raise ValueError(f"task_sets: {', '.join(twice)} is there twice")
+        require_told_apart(self.task_sets)
         for each in self.task_sets if self.metaops else ():
             own = {metaop.name for metaop in self.metaops if metaop.task in each.tasks}
             named = {piece.metaop for wave in each.waves for piece in wave.slices}

@@ -19,9 +19,7 @@ from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.settings.sampling import SHARES_SLACK as SHARES_SLACK
-from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
-from spindle_cli.workload.settings.sampling import require_all_steps
+from spindle_cli.workload.settings.sampling import TaskShare, require_sound
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -375,7 +373,7 @@ class Profile(TrainedArtifact):
     @model_validator(mode="after")
     def _sets_make_up_all_steps(self) -> Profile:
         if self.task_sets:
-            require_all_steps(self.task_sets, {metaop.task for metaop in self.metaops})
+            require_sound(self.task_sets, {metaop.task for metaop in self.metaops})
         return self
 
     @property

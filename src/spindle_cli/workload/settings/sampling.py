@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
@@ -123,21 +124,45 @@ class TaskShare(Model):
 SHARES_SLACK = 1e-6
 
 
-def require_all_steps(sets: Sequence[TaskShare], tasks: Collection[str]) -> None:
-    """Refuse sets that do not make up all steps. `tasks`: that there are.
+@dataclass(frozen=True)
+class SetsFault:
+    """What is wrong with some sets of tasks. `tasks`: of the set; none: of all together."""
+
+    tasks: tuple[str, ...]
+    found: str
+    expected: str
+
+
+def faults_of_sets(sets: Sequence[TaskShare], tasks: Collection[str]) -> Iterator[SetsFault]:
+    """Tasks that are not there, and shares that do not make up all steps. `tasks`: that there are."""
+    for each in sets:
+        unknown = [task for task in each.tasks if task not in tasks]
+        if unknown:
+            known = ", ".join(sorted(tasks))
+            yield SetsFault(each.tasks, f"{shown(unknown[0])} is no task", f"one of {known}")
+    total = sum(each.share for each in sets)
+    if abs(total - 1) > SHARES_SLACK:
+        yield SetsFault((), f"the shares add up to {total:.6g}", "1")
+
+
+def require_sound(sets: Sequence[TaskShare], tasks: Collection[str]) -> None:
+    """Refuse sets of which one is there twice, and what `faults_of_sets` finds.
+
+    Raises:
+        ValueError: for a validator to hand on.
+    """
+    require_told_apart(sets)
+    for fault in faults_of_sets(sets, tasks):
+        raise ValueError(f"task_sets: {fault.found}; expected {fault.expected}")
+
+
+def require_told_apart(sets: Sequence[TaskShare]) -> None:
+    """Refuse two sets of the same tasks.
 
     Raises:
         ValueError: for a validator to hand on.
     """
     known = [each.tasks for each in sets]
-    for each in known:
-        if known.count(each) > 1:
-            raise ValueError(f"task_sets: {', '.join(each)} is there twice")
-        unknown = [task for task in each if task not in tasks]
-        if unknown:
-            raise ValueError(
-                f"task_sets: {shown(unknown[0])} is no task; expected one of {', '.join(sorted(tasks))}"
-            )
-    total = sum(each.share for each in sets)
-    if abs(total - 1) > SHARES_SLACK:
-        raise ValueError(f"task_sets: the shares add up to {total:.6g}; expected 1")
+    for tasks in known:
+        if known.count(tasks) > 1:
+            raise ValueError(f"task_sets: {', '.join(tasks)} is there twice")
