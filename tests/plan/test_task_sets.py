@@ -77,6 +77,21 @@ def test_slices_side_by_side_stay_so() -> None:
     assert [piece.end_s for piece in moved] == pytest.approx([1.0, 3.0])
 
 
+def test_what_is_left_is_in_order_of_start() -> None:
+    a, b = metaop_of("a/m", 2, {1: 2.0}), metaop_of("b/m", 1, {1: 1.0})
+    slices = [
+        slice_of(a, (0, 1), [0], 0.0),
+        slice_of(a, (1, 2), [0], 2.0),
+        slice_of(b, (0, 1), [1], 5.0),
+    ]
+    moved = as_early_as_possible(slices, by_name(a, b))
+    assert [(piece.label, piece.start_s) for piece in moved] == [
+        ("a/m[0:1]", 0.0),
+        ("b/m[0:1]", 0.0),
+        ("a/m[1:2]", pytest.approx(2.0)),
+    ]
+
+
 def test_a_task_that_runs_alone_takes_all_devices() -> None:
     """Both together are as fast side by side; alone, a is twice as fast on both."""
     plan = make_plan(sampled(("a", 0.5), ("ab", 0.5)), cluster_of(2))

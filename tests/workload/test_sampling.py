@@ -42,6 +42,14 @@ def test_the_sets_and_their_shares_are_those_of_a_period() -> None:
     assert [each.share for each in found] == sorted((each.share for each in found), reverse=True)
 
 
+def test_the_longest_period_is_still_gone_through() -> None:
+    found = sets_of(turns({"every": {"b": 10_000, "c": 5_000}}, ("a", "b", "c")))
+    shares = {"".join(each.tasks): each.share for each in found}
+    assert shares == pytest.approx({"a": 9998 / 1e4, "ac": 1e-4, "abc": 1e-4})
+    with pytest.raises(WorkloadError, match="after 10002 steps only, more than 10000"):
+        sets_of(turns({"every": {"b": 5001, "c": 2}}, ("a", "b", "c")))
+
+
 def test_a_draw_is_flattened_by_its_temperature() -> None:
     found = turns({"draw": {"weights": {"b": 16.0, "c": 1.0}, "temperature": 2}})
     assert found.probabilities == pytest.approx({"b": 0.8, "c": 0.2})

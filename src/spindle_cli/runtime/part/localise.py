@@ -16,10 +16,9 @@ from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.same_run import settings_of_run
-from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.operators.compiled import LayerCompiler
-from spindle_cli.operators.plan_splits import plan_splits
+from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import Programs, link_sets
 from spindle_cli.program.proof.proof import prove
@@ -31,13 +30,12 @@ from spindle_cli.runtime.part.evaluated import (
     evaluated_parts,
     initial_parts_of_evaluated,
 )
+from spindle_cli.runtime.part.load_part import load_part
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.localise import load_local
-from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling.schedule import Schedule
@@ -117,42 +115,18 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         InputError: the workload is not the one that the plan was made for.
         WorkloadError: it cannot be built or traced.
     """
-
-    def choose(graph: WorkloadGraph) -> dict[str, set[int]]:
-        require_same_workload(plan, graph, request)
-        wanted = ops_of_rank(plan, graph, rank)
-        for name, part in evaluated_parts(plan, graph).items():
-            wanted.update(ops_of_rank(part.plan, graph.only_evaluated(name), rank))
-        return wanted
-
-    memo = None if request.memo is None else AnalysisMemo.read(request.memo)
-    # A run that goes on has all values in its checkpoint.
-    loaded = load_local(
-        request.workload,
-        choose,
-        memo=memo,
-        lengths=plan.workload.lengths,
-        evaluates=True,
-        reads_initial=not request.resume,
-    )
-    train = settings_of_run(loaded.train, request.dtype)
-    graph = loaded.graph
+    loaded = load_part(request, plan, rank)
+    graph, train = loaded.graph, settings_of_run(loaded.train, request.dtype)
     table = ParameterTable.of(graph)
     splits = plan_splits(plan, graph, str(request.plan))
     cuts = find_cuts(plan, graph, table, splits)
     groups = groups_of_graph(train, graph)
     require_elementwise(groups, splits.split_parameters(plan, graph, table))
-    settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
-    require_one_length(train, [name for name, task in graph.tasks.items() if task.varying])
-    turns = turns_of(train, graph.workload.tasks)
-    require_planned(plan, sets_of(turns), str(request.plan))
-    programs = link_sets(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
-    for program in programs.all:
-        prove(program)
+    turns = _turns(request, plan, graph, train)
+    programs = _proven_programs(plan, graph, table, splits, train)
     dtype = dtype_of(request, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
     wirings = [wire(typed, program) for program in programs.all]
-    evaluated = evaluated_parts(plan, graph)
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
     ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place)
     slices = ops.slices()
@@ -169,11 +143,29 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         ops=ops,
         dtype=dtype,
         groups=groups,
-        evaluated=evaluated,
+        evaluated=evaluated_parts(plan, graph),
         schedule=Schedule(turns, train.accumulate),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
     )
+
+
+def _turns(request: RunRequest, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Turns:
+    """Which tasks run at which step; raises InputError where the plan has nothing for some."""
+    require_one_length(train, [name for name, task in graph.tasks.items() if task.varying])
+    turns = turns_of(train, graph.workload.tasks)
+    require_planned(plan, sets_of(turns), str(request.plan))
+    return turns
+
+
+def _proven_programs(
+    plan: Plan, graph: WorkloadGraph, table: ParameterTable, splits: PlanSplits, train: TrainSettings
+) -> Programs:
+    settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
+    programs = link_sets(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
+    for program in programs.all:
+        prove(program)
+    return programs
 
 
 def _own_slices(plan: Plan, wirings: Sequence[Wiring], rank: int) -> list[WiredSlice]:
@@ -229,30 +221,6 @@ def initial_parts(leaves: Mapping[str, nn.Parameter], cuts: Cuts) -> dict[str, I
 def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
     """What everything floating-point is converted to; None: nothing is."""
     return number_format(train) if request.dtype is None else getattr(torch, request.dtype)
-
-
-def require_same_workload(plan: Plan, graph: WorkloadGraph, request: RunRequest) -> None:
-    """Refuse a workload whose MetaGraph differs from the one that the plan was made for.
-
-    Raises:
-        InputError: naming both fingerprints.
-    """
-    if graph.fingerprint != plan.workload.fingerprint:
-        raise InputError(
-            f"{request.workload}: the workload's fingerprint is {graph.fingerprint}, "
-            f"but the plan {request.plan} was made for {plan.workload.fingerprint}",
-            hint="The workload has changed since it was profiled: profile and plan again.",
-        )
-
-
-def ops_of_rank(plan: Plan, graph: WorkloadGraph, rank: int) -> dict[str, set[int]]:
-    """Task name -> indices of the ops that a rank runs."""
-    ops: dict[str, set[int]] = {}
-    for piece in plan.every_slice:
-        if rank in piece.devices:
-            metaop = graph.by_name[piece.metaop]
-            ops.setdefault(metaop.task, set()).update(metaop.ops[piece.ops[0] : piece.ops[1]])
-    return ops
 
 
 def trained_parameters(
