@@ -22,6 +22,7 @@ from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.training.precision import computing, widen_gradients
 from spindle_cli.workload.unread import Unread
 
@@ -70,7 +71,7 @@ def fake_memory(
     trained = [tensor for tensor in held[: len(held) - len(inputs)] if tensor.requires_grad]
     widen_gradients(trained, train)
     itemsize = itemsizes("float32" if is_cast or train.widens_gradients else precision)
-    with torch.random.fork_rng(devices=[]), mode, Unread():
+    with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread():
         return share_memory(run, inputs, trained, live_meter(held, itemsize))
 
 

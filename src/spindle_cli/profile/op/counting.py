@@ -32,6 +32,7 @@ from spindle_cli.profile.op.tensor_parallel import noting_sums
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.unread import Unread
 
 _aten = torch.ops.aten
@@ -112,7 +113,7 @@ def count_work(
         inputs = [fake_input(spec, rows) for spec in specs]
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
-    with torch.random.fork_rng(devices=[]), mode, counter, Unread(), torch.enable_grad():
+    with torch.random.fork_rng(devices=[]), mode, Remembering(), counter, Unread(), torch.enable_grad():
         counted = SumCounter((0,), 0, torch.device("cpu"))
         group = counted if sums_shares else None
         shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))

@@ -46,6 +46,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if func.namespace == "prim":  # a question for a device
+            return out
         for leaf in pytree.tree_leaves((args, kwargs, out)):
             if isinstance(leaf, Tensor):
                 self._note(leaf)

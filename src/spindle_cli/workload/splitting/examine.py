@@ -16,6 +16,7 @@ from spindle_cli.workload.fixed.marks import is_fixed, state_of_values
 from spindle_cli.workload.memo import FindingsRecord, StateRecord, packed, unpacked
 from spindle_cli.workload.refuse import place_of_error
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
+from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.rules.states import Batch, Mixed, MixesError, Reduced, State, Whole
 from spindle_cli.workload.rules.tape import Tape
 from spindle_cli.workload.splitting.follow import Follower, check_shapes
@@ -122,7 +123,7 @@ def _examine(
                 normalised.append(stack.enter_context(by_fixed_statistics(module)))
                 if module is not None:
                     changes = stack.enter_context(watching(module))
-                with tape, Unread():
+                with Remembering(), tape, Unread():
                     results.append(run(*args, **kwargs))
         except Exception as error:
             text = str(error).strip().split("\n")[0]

@@ -28,6 +28,7 @@ from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
 from spindle_cli.workload.refuse import place_of_error, refusal
 from spindle_cli.workload.rules.batch_norms import by_fixed_statistics
+from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.tracing.kind import Kinds
 from spindle_cli.workload.tracing.shapes import Shapes, leaves_of
 from spindle_cli.workload.unread import Unread
@@ -216,9 +217,9 @@ class Run(fx.Interpreter):
         Raises:
             WorkloadError: one of them fails.
         """
-        fakes = torch.random.fork_rng(devices=[]), self._observer.mode, Unread(), torch.enable_grad()
+        fakes = torch.random.fork_rng(devices=[]), self._observer.mode, Remembering(), Unread()
         with contextlib.ExitStack() as stack:
-            for context in (*fakes, _failures_unlogged()):
+            for context in (*fakes, torch.enable_grad(), _failures_unlogged()):
                 stack.enter_context(context)
             for node in self.graph.nodes:
                 if node not in self.env and node.op != "output":

@@ -1,0 +1,256 @@
+"""What torch's operators give on tensors without data, remembered by the shapes that they were given.
+
+A layer is run again and again while a workload is looked at: for several sizes of the batch, as another one's
+equal part, for its work and for its memory. On the meta device many operators are taken apart in Python, on
+fake tensors all are looked up by long keys; a result that is new memory of a known shape, or a view of what
+was given, is made at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# More than any workload has; then all are forgotten.
+_MOST = 100_000
+_device_of = torch.ops.prim.device.default
+
+
+class _NotKnownError(Exception):
+    """An argument or result is of a kind that nothing is remembered of."""
+
+
+@dataclass(frozen=True)
+class _Spec:
+    """A tensor: its shape, strides, dtype and (of a fake one) device; of a view also where it begins."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class _Result:
+    """What a call gives; `kind`: of a tuple or list of tensors; None: one tensor, new or `is_view` of the
+    one that is given.
+    """
+
+    specs: tuple[_Spec, ...]
+    kind: type | None = None
+    is_view: bool = False
+
+
+class Results:
+    """By operator and arguments, what is known of calls that give new tensors or a view, and no more."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], _Result] = {}
+
+    def get(self, key: tuple[Any, ...]) -> _Result | None:
+        """What such a call gives; None if it is not known."""
+        return self._known.get(key)
+
+    def put(self, key: tuple[Any, ...], result: _Result) -> None:
+        """Remember a call."""
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[key] = result
+
+
+@cache
+def results() -> Results:
+    """Those of this process: they depend on torch alone."""
+    return Results()
+
+
+class Remembering(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Gives what is remembered in the place of running operators, and remembers what others give.
+
+    For tensors on the meta device, or fake ones of one mode, which has to be entered before. All that may
+    write to memory that is there already, depends on values or has a result of another kind is run as ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._results = results()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is _device_of and isinstance(args[0], FakeTensor):
+            fake = args[0]
+            return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
+        is_view = _is_view(func)
+        if not is_view and not _gives_new_tensors(func):
+            return func(*args, **(kwargs or {}))
+        given = _Given()
+        try:
+            parts = [func, torch.get_default_dtype(), torch.is_inference_mode_enabled()]
+            given.describe(args, parts)
+            if is_view:
+                if given.mode is None:  # quick enough on the meta device
+                    return func(*args, **(kwargs or {}))
+                parts.append(given.tensors[0].storage_offset())
+            if kwargs:
+                given.describe(tuple(kwargs.items()), parts)
+            key = tuple(parts)
+            known = self._results.get(key)
+        except (_NotKnownError, TypeError):  # TypeError: an argument has no hash
+            return func(*args, **(kwargs or {}))
+        if known is not None:
+            return _made(known, given)
+        out = func(*args, **(kwargs or {}))
+        result = _view_of(out, given) if is_view else _result_of(out, given)
+        if result is not None:
+            self._results.put(key, result)
+        return out
+
+
+class _Given:
+    """The arguments of a call: `mode` of the fake tensors among them, `tensors`: all of them."""
+
+    def __init__(self) -> None:
+        self.mode: FakeTensorMode | None = None
+        self.tensors: list[Tensor] = []
+
+    def describe(self, values: Any, parts: list[Any]) -> None:
+        """Add all that a result may depend on to the parts of a key.
+
+        Raises:
+            _NotKnownError: it may depend on something else.
+        """
+        for value in values:
+            kind = type(value)
+            if isinstance(value, Tensor):
+                self._add(value)
+                parts += (value.shape, value.stride(), value.dtype, value.device)
+            elif kind is list or kind is tuple:
+                parts += (kind, len(value))
+                self.describe(value, parts)
+            else:
+                parts += (kind, value)
+
+    def _add(self, tensor: Tensor) -> None:
+        mode = _mode_of(tensor)
+        if self.tensors and mode is not self.mode:
+            raise _NotKnownError
+        self.mode = mode
+        self.tensors.append(tensor)
+
+
+def _mode_of(tensor: Tensor) -> FakeTensorMode | None:
+    """That of a fake tensor; None: it is on the meta device.
+
+    Raises:
+        _NotKnownError: it is another kind of tensor.
+    """
+    if tensor.layout is not torch.strided or tensor.dtype.is_complex:
+        raise _NotKnownError
+    if isinstance(tensor, FakeTensor):
+        if type(tensor) is not FakeTensor or tensor.constant is not None:
+            raise _NotKnownError
+        return tensor.fake_mode
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or not tensor.is_meta:
+        raise _NotKnownError
+    return None
+
+
+@cache
+def _gives_new_tensors(func: Any) -> bool:
+    """Whether an operator of torch's own takes tensors, gives tensors, and is not said to share memory."""
+    if getattr(func, "namespace", "") != "aten" or {
+        torch.Tag.data_dependent_output,
+        torch.Tag.dynamic_output_shape,
+    } & set(func.tags):
+        return False
+    schema = func._schema
+    return (
+        any("Tensor" in str(argument.type) for argument in schema.arguments)
+        and bool(schema.returns)
+        and all(str(each.type) in ("Tensor", "List[Tensor]") for each in schema.returns)
+        and not any(each.alias_info for each in (*schema.arguments, *schema.returns))
+    )
+
+
+@cache
+def _is_view(func: Any) -> bool:
+    """Whether an operator of torch's own gives a view of its first argument, the one tensor that it takes."""
+    if getattr(func, "namespace", "") != "aten" or func is torch.ops.aten.as_strided.default:
+        return False
+    schema = func._schema
+    tensors = [argument for argument in schema.arguments if "Tensor" in str(argument.type)]
+    return (
+        (func.is_view or func is torch.ops.aten._unsafe_view.default)
+        and len(tensors) == 1
+        and tensors[0] is schema.arguments[0]
+        and [str(each.type) for each in schema.returns] == ["Tensor"]
+    )
+
+
+def _view_of(out: Any, given: _Given) -> _Result | None:
+    """What to remember of a view; None: it is none of what was given."""
+    (base,) = given.tensors
+    if (
+        type(out) is not FakeTensor
+        or out.dtype != base.dtype
+        or out.constant is not None
+        or out.untyped_storage()._cdata != base.untyped_storage()._cdata
+    ):
+        return None
+    spec = _Spec(tuple(out.shape), out.stride(), out.dtype, out.device, int(out.storage_offset()))
+    return _Result((spec,), is_view=True)
+
+
+def _result_of(out: Any, given: _Given) -> _Result | None:
+    """What to remember of a result; None: it is not of new tensors alone, as empty_strided gives them."""
+    kind = type(out)
+    made = list(out) if kind in (tuple, list) else [out]
+    if not given.tensors or not made or not all(isinstance(tensor, Tensor) for tensor in made):
+        return None
+    try:
+        if any(_mode_of(tensor) is not given.mode for tensor in made):
+            return None
+    except _NotKnownError:
+        return None
+    storages = {tensor.untyped_storage()._cdata for tensor in (*made, *given.tensors)}
+    shared = {tensor.untyped_storage()._cdata for tensor in given.tensors}
+    if len(storages) != len(made) + len(shared):
+        return None
+    specs = tuple(_Spec(tuple(t.shape), t.stride(), t.dtype, t.device) for t in made)
+    result = _Result(specs, kind if kind in (tuple, list) else None)
+    again = _made(result, given)
+    for one, other in zip(made, again if result.kind else [again], strict=True):
+        if (
+            one.untyped_storage().nbytes() != other.untyped_storage().nbytes()
+            or one.storage_offset()
+            or one.requires_grad
+        ):
+            return None
+    return result
+
+
+def _made(result: _Result, given: _Given) -> Any:
+    """Tensors like those of a result."""
+    base = given.tensors[0] if result.is_view else None
+    with torch._C.DisableTorchFunction():
+        made = [_new(spec, given.mode, base) for spec in result.specs]
+    return made[0] if result.kind is None else result.kind(made)
+
+
+def _new(spec: _Spec, mode: FakeTensorMode | None, base: Tensor | None) -> Tensor:
+    if mode is None:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+    storage = None if base is None else base.untyped_storage()
+    with in_kernel_invocation_manager(mode):
+        empty = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
+        if storage is not None:
+            empty.set_(storage, spec.offset, spec.shape, spec.strides)
+    return FakeTensor(mode, empty, spec.device)

@@ -1,0 +1,159 @@
+"""What is remembered of an operator is what it gives, and nothing is remembered of what may give another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.workload.rules.remembered import Remembering
+
+CALLS: dict[str, Callable[[Tensor], Any]] = {
+    "sum of two": lambda x: x + x,
+    "a whole number": lambda x: x.long() * 2,
+    "a fraction": lambda x: x.long() * 2.0,
+    "true": lambda x: x.long() + True,
+    "half": lambda x: x.half().softmax(-1),
+    "in strides of its input": lambda x: x.transpose(0, 2).exp(),
+    "a product": lambda x: x @ x.transpose(1, 2),
+    "several": lambda x: torch.native_layer_norm(x, (5,), None, None, 1e-5),
+    "a mean": lambda x: x.mean(),
+    "a list": lambda x: torch.split(x, 2, dim=1)[1] + 1,
+    "a view": lambda x: x[:, 1:].transpose(1, 2),
+    "a view of a view": lambda x: x[1:][:, 1].unsqueeze(0).expand(3, -1, -1),
+    "as another dtype": lambda x: x.view(torch.int32),
+    "flattened": lambda x: x.transpose(0, 1).flatten(),
+    "joined": lambda x: torch.cat([x, x[:1]]),
+    "stacked": lambda x: torch.stack([x, x], 1),
+    "like it": lambda x: torch.zeros_like(x, dtype=torch.bool),
+    "picked": lambda x: x[torch.zeros(2, 3, dtype=torch.long, device=x.device)],
+    "its gradient": lambda x: torch.autograd.grad(functional.gelu(x).sum(), x)[0],
+    "of a loss": lambda x: functional.cross_entropy(x[:, 0], torch.zeros(4, device=x.device).long()),
+    "of complex numbers": lambda x: torch.complex(x, x).conj() + 1,
+}
+
+
+class Run(TorchDispatchMode):
+    """Notes what is run of torch's operators below what is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.empty_strided.default:  # makes what is remembered
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def remembering(device: str) -> Iterator[Run]:
+    """Inside, tensors of the meta device or fake ones."""
+    with ExitStack() as stack:
+        if device == "fake":
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        seen = stack.enter_context(Run())
+        stack.enter_context(Remembering())
+        yield seen
+
+
+def given(device: str, size: int = 4) -> Tensor:
+    return torch.empty(size, 3, 5, device="meta" if device == "meta" else "cpu", requires_grad=True)
+
+
+def described(value: Any) -> list[Any]:
+    return [
+        (
+            t.shape,
+            t.stride(),
+            t.dtype,
+            t.device,
+            t.storage_offset(),
+            t.requires_grad,
+            t.untyped_storage().nbytes(),
+        )
+        for t in pytree.tree_leaves(value)
+    ]
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_time_gives_what_the_first_and_torch_give(name: str, device: str) -> None:
+    call = CALLS[name]
+    with FakeTensorMode() if device == "fake" else ExitStack():
+        plain = described(call(given(device)))
+    for _ in range(2):
+        with remembering(device):
+            assert described(call(given(device))) == plain
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+def test_what_is_remembered_is_not_run_again_and_is_another_tensor(device: str) -> None:
+    with remembering(device) as seen:
+        x = given(device).detach()
+        first = x * 1.25
+        ran = len(seen.names)
+        second = x * 1.25
+        assert seen.names[ran:] == []
+        assert first.untyped_storage()._cdata != second.untyped_storage()._cdata
+        assert (x * 1.5).shape == second.shape
+        assert seen.names[ran:] == ["mul"]
+
+
+def test_a_view_lies_in_the_memory_of_what_it_was_taken_of_this_time() -> None:
+    with remembering("fake"):
+        for _ in range(2):
+            x = given("fake").detach()
+            view = x[:, 1:2].transpose(0, 1)
+            assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
+            assert view[1:].numel() == 0
+            assert x[1:][1:].storage_offset() == 30
+            assert torch.ops.aten._unsafe_view(x, [60]).untyped_storage()._cdata == x.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+def test_what_writes_is_run(device: str) -> None:
+    with remembering(device) as seen:
+        x = given(device).detach()
+        for _ in range(2):
+            seen.names.clear()
+            before = x._version
+            assert x.add_(1) is x
+            torch.add(x, 1, out=x)
+            assert x._version == before + 2
+            assert seen.names == ["add_", "add"]
+
+
+def test_real_tensors_and_values_are_left_to_torch() -> None:
+    with remembering("meta"):
+        for number in (1.0, 2.0):
+            assert (torch.full((2,), number) * 2).tolist() == [2 * number] * 2
+    with remembering("fake"):
+        for _ in range(2):
+            with pytest.raises(Exception, match="nonzero"):
+                given("fake").nonzero()
+
+
+def test_sizes_numbers_and_the_default_dtype_tell_calls_apart() -> None:
+    with remembering("fake"):
+        for size in (2, 4):
+            assert given("fake", size).sum(1).shape == (size, 5)
+        whole = given("fake").long()
+        for dtype in (torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            try:
+                assert (whole / 2).dtype == dtype
+            finally:
+                torch.set_default_dtype(torch.float32)
+    for _ in range(2):  # tensors of one mode are not handed to another
+        with FakeTensorMode() as mode, Remembering():
+            made = torch.empty(2) + 1
+            assert made.fake_mode is mode
