@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -29,6 +29,9 @@ test: $(SETUP)  ## the whole test suite
 	@# others two at a time with a thread each. 5 is pytest's "no such tests".
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
 	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
+
+test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times as many of them
+	$(PYTHON) -m pytest --hypothesis-profile many -m "hypothesis and not processes" $(TEST_ARGS)
 
 test-strict: $(SETUP)  ## the runtime's exactness tests over a backend as strict as NCCL; about 3 minutes
 	SPINDLE_BACKEND=strict-serial $(PYTHON) -m pytest tests/runtime/test_training_is_exact.py tests/runtime/test_split_layers.py $(TEST_ARGS)

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import pytest
+from hypothesis import settings
 
-from helpers import ready_python
+from helpers import examples, ready_python
 from spindle_cli.launch.starting import apart
 
 LONG = ("tests/zoo/test_calibration.py", "tests/plan/test_plan_properties.py")
+
+settings.load_profile(examples.SOME)  # --hypothesis-profile has another loaded
 
 
 def pytest_configure() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
 from spindle_cli.account.device_memory import device_memory
@@ -95,7 +96,7 @@ def test_a_plan_that_leaves_no_room_for_communicators_is_not_valid() -> None:
     assert all("reserve and communicators" in violation.value for violation in found)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(plans())
 def test_the_account_of_a_plan_and_its_programs_agree(plan: Plan) -> None:
     program = link(plan)

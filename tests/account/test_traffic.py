@@ -6,8 +6,9 @@ from collections import Counter
 from math import lcm
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
@@ -21,7 +22,7 @@ from spindle_cli.program.link import link
 from spindle_cli.program.types import ONCE_A_STEP, Kind
 from spindle_cli.simulate.run import simulate
 
-SOME = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SOME = examples(60, suppress_health_check=[HealthCheck.too_slow])
 
 
 @SOME

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.plans import FINGERPRINT, two_towers
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError
@@ -243,7 +244,7 @@ def test_a_bound_below_the_work_that_must_be_done_is_found() -> None:
 NUMBERS = st.integers(0, 6)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     wave=st.integers(0, 2),
     changes=st.fixed_dictionaries(

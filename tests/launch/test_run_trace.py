@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from helpers.examples import examples
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from helpers.timelines import simulated_timeline
@@ -23,7 +24,7 @@ from spindle_cli.simulate.events import trace_events as simulated_events
 from spindle_cli.simulate.run import simulate
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(plans())
 def test_bars_of_a_lane_do_not_overlap_and_arrows_end_on_bars(plan: Plan) -> None:
     events = trace_events(plan, simulated_timeline(plan, {1: 2.0}, (1.0, 1.5)))

@@ -9,11 +9,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from helpers.examples import examples
 from spindle_cli.operators.batch_norm import (
     OverShares,
     Statistics,
@@ -116,7 +117,7 @@ def test_uneven_shares_give_what_the_whole_gives(kind: str, cuts: tuple[int, ...
     assert_alike(module, drawn(7, *shape), cuts, 1e-11)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(st.lists(st.integers(1, 4), min_size=2, max_size=5), st.integers(1, 3), st.integers(0, 99))
 def test_any_shares_of_any_sizes(sizes: list[int], width: int, seed: int) -> None:
     cuts = [sum(sizes[:count]) for count in range(len(sizes) + 1)]

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from plan_rules import broken_rules
 from random_profiles import SHAPES, random_profile
 
+from helpers.examples import examples
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.file import plan_text, write_plan
@@ -20,7 +21,7 @@ from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
-FEW = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def a800s(nodes: int, per_node: int, memory_gib: float = 8000) -> Cluster:
@@ -56,7 +57,7 @@ def test_every_plan_is_valid(profile: Profile, cluster: Cluster, strategy: Strat
     assert check_plan(plan, profile) == ()
 
 
-@settings(max_examples=5, deadline=None)
+@examples(5)
 @given(profiles, clusters)
 def test_spindle_is_never_worse_than_a_baseline(profile: Profile, cluster: Cluster) -> None:
     spindle, *baselines = (
@@ -66,14 +67,14 @@ def test_spindle_is_never_worse_than_a_baseline(profile: Profile, cluster: Clust
         assert spindle.predicted.iteration_s <= baseline.predicted.iteration_s
 
 
-@settings(max_examples=4, deadline=None)
+@examples(4)
 @given(profiles, clusters)
 def test_the_same_inputs_give_the_same_bytes(profile: Profile, cluster: Cluster) -> None:
     again = Profile.from_data(plain(profile), where="a copy")
     assert plan_text(make_plan(profile, cluster, effort=0)) == plan_text(make_plan(again, cluster, effort=0))
 
 
-@settings(max_examples=2, deadline=None)
+@examples(2)
 @given(profiles, clusters)
 def test_more_effort_is_never_worse(profile: Profile, cluster: Cluster) -> None:
     iterations_s = [make_plan(profile, cluster, effort=effort).predicted.iteration_s for effort in (0, 1, 2)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from test_proof import changed, steps_of, swap
 
+from helpers.examples import examples
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from spindle_cli.plan.types import Plan
@@ -23,7 +24,7 @@ def tasks_of(plan: Plan) -> list[str]:
     return sorted({metaop.task for metaop in plan.metaops})
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans())
 def test_every_task_s_forward_passes_alone_come_to_their_end(plan: Plan) -> None:
     whole = link(plan)
@@ -36,7 +37,7 @@ def test_every_task_s_forward_passes_alone_come_to_their_end(plan: Plan) -> None
     assert counted == sum(action.kind in kinds for own in whole.actions.values() for action in own)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans(), st.data())
 def test_any_action_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
     whole, task = link(plan), data.draw(st.sampled_from(tasks_of(plan)))
@@ -47,7 +48,7 @@ def test_any_action_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
         prove_forward(changed(forward, device, lambda actions: actions.pop(step)), whole, task)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans(), st.data())
 def test_a_message_on_the_wrong_side_of_its_pass_is_caught(plan: Plan, data: st.DataObject) -> None:
     whole, task = link(plan), data.draw(st.sampled_from(tasks_of(plan)))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.account.edges import execution_order, slice_edges
@@ -141,7 +142,7 @@ def test_small_receives_are_posted_as_early_as_they_are_made() -> None:
     assert posted_ahead([all_of_it, half, half]) == ["RECV", "F", "F", "F", *last_two]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans())
 def test_no_two_passes_end_at_the_same_time(plan: Plan) -> None:
     edges = slice_edges(plan)
@@ -150,7 +151,7 @@ def test_no_two_passes_end_at_the_same_time(plan: Plan) -> None:
     assert len(set(ends)) == len(ends)
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(plans(), st.booleans(), st.booleans())
 def test_every_linked_program_is_proved(plan: Plan, sharded: bool, clips: bool) -> None:
     program = link(plan, settings=StepSettings(sharded=sharded, clips=clips))
@@ -164,7 +165,7 @@ def test_every_linked_program_is_proved(plan: Plan, sharded: bool, clips: bool) 
     assert sorted(keys) == list(range(len(keys)))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(plans())
 def test_all_ranks_agree_on_the_order_of_sums(plan: Plan) -> None:
     program = link(plan)

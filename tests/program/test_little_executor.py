@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.little_executor import FailsError, Rules, execute
 from helpers.random_plans import plans
 from spindle_cli.plan.types import Plan
@@ -44,14 +45,14 @@ def with_actions(program: Program, device: int, actions: Sequence[Action]) -> Pr
     return replace(program, actions={**program.actions, device: tuple(actions)})
 
 
-@settings(max_examples=75, deadline=None)
+@examples(75)
 @given(plans(), st.booleans(), st.booleans())
 def test_linked_programs_finish(plan: Plan, sharded: bool, clips: bool) -> None:
     program = link(plan, settings=StepSettings(sharded=sharded, clips=clips))
     assert refusal(program) == failure(program) == ""
 
 
-@settings(max_examples=25, deadline=None)
+@examples(25)
 @given(plans(), st.booleans(), st.integers(2, 3))
 def test_one_batch_proves_a_step_of_several(plan: Plan, sharded: bool, batches: int) -> None:
     """What a step does once is left out of its other batches on all devices alike: what has waited for it
@@ -116,7 +117,7 @@ def disturbed_programs(draw: st.DrawFn) -> Program:
     return changed
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(disturbed_programs())
 def test_the_proof_accepts_what_finishes_and_nothing_else(program: Program) -> None:
     refused, failed = refusal(program), failure(program)

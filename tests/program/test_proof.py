@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.errors import ExitCode
@@ -63,7 +64,7 @@ def swap(first: int, second: int) -> Callable[[list[Action]], None]:
     return change
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans(), st.data())
 def test_any_action_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan, settings=StepSettings(sharded=data.draw(st.booleans()), clips=True))
@@ -75,7 +76,7 @@ def test_any_action_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
         prove(changed(program, device, lambda actions: actions.pop(step)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans(), st.data())
 def test_both_ends_of_a_transfer_removed_is_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
@@ -95,7 +96,7 @@ def test_both_ends_of_a_transfer_removed_is_caught(plan: Plan, data: st.DataObje
         prove(replace(program, actions=actions))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans(), st.data())
 def test_two_posts_of_a_pair_in_another_order_on_one_side_are_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
@@ -114,7 +115,7 @@ def test_two_posts_of_a_pair_in_another_order_on_one_side_are_caught(plan: Plan,
         prove(changed(program, device, swap(first, second)))
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(plans(), st.data())
 def test_a_receive_posted_after_its_compute_is_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)
@@ -129,7 +130,7 @@ def test_a_receive_posted_after_its_compute_is_caught(plan: Plan, data: st.DataO
         prove(changed(program, device, last_before_step(step)))
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(plans(), st.data())
 def test_two_sums_in_another_order_on_one_device_are_caught(plan: Plan, data: st.DataObject) -> None:
     program = link(plan)

@@ -4,9 +4,10 @@ the same devices and communicators.
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.little_executor import Rules, execute
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans_with_sets
@@ -107,7 +108,7 @@ def test_a_sum_over_all_devices_waits_for_the_losses_though_it_is_complete_befor
     assert kinds(program, 0).startswith("F F F F LOSSES ")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans_with_sets(), st.booleans(), st.booleans())
 def test_programs_of_all_sets_finish_and_share_buckets(plan: Plan, sharded: bool, clips: bool) -> None:
     programs = link_sets(plan, settings=StepSettings(sharded=sharded, clips=clips))
@@ -132,7 +133,7 @@ def _blocks_of(plan: Plan, tasks: tuple[str, ...]) -> list[ParameterBlock]:
     return [block for blocks in uses.values() for block in blocks]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(plans_with_sets())
 def test_every_slice_is_where_the_joint_plan_says(plan: Plan) -> None:
     assert plan.joint is not None

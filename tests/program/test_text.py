@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.plan.types import Plan
@@ -14,7 +15,7 @@ from spindle_cli.program.text import format_action, format_rank, parse_action
 from spindle_cli.program.types import StepSettings
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plans())
 def test_every_action_comes_back_from_its_text(plan: Plan) -> None:
     for actions in link(plan, settings=StepSettings(sharded=True, clips=True)).actions.values():

@@ -7,9 +7,10 @@ from itertools import combinations, pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from helpers.plans import metaop_of, profile_of, two_towers
 from helpers.random_plans import plans
 from helpers.timelines import simulated_timeline
@@ -84,7 +85,7 @@ def test_rows_of_a_task_are_as_many_as_it_uses_at_once() -> None:
     ]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(plans())
 def test_slices_never_overlap_in_their_rows(plan: Plan) -> None:
     rows = rows_by(plan, {metaop.name: metaop.task for metaop in plan.metaops})
@@ -94,7 +95,7 @@ def test_slices_never_overlap_in_their_rows(plan: Plan) -> None:
         assert apart or first + len(a.devices) <= second or second + len(b.devices) <= first
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(plans())
 def test_the_timeline_is_the_whole_simulation(plan: Plan) -> None:
     """Merging devices that do the same loses no compute and no byte."""

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.examples import examples
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.program.types import Communicator
 from spindle_cli.runtime.communication import gradients
@@ -46,7 +47,7 @@ class Through(dist.Work):
         return True
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(held=st.lists(st.booleans(), min_size=40, max_size=40), room=st.integers(0, 8000))
 def test_sums_and_flags_start_in_the_order_of_the_program(held: list[bool], room: int) -> None:
     steps = iter([*held, *([True] * 1000)])

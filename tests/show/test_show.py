@@ -7,11 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
 from helpers.cli import run_spindle
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan
@@ -121,7 +122,7 @@ def test_a_rank_s_program_has_an_action_a_line(tmp_path: Path) -> None:
     assert len(document["actions"]) == lines.index("")
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(
     times=st.lists(st.tuples(st.floats(0, 5), st.floats(0, 5)), min_size=4, max_size=4),
     devices=st.lists(st.integers(0, 3), min_size=1, max_size=5),

@@ -6,8 +6,9 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
+from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
 from spindle_cli.account.device_memory import device_memory
@@ -182,7 +183,7 @@ def test_a_plan_without_the_curve_point_of_a_slice_is_refused() -> None:
         simulate(plan.model_copy(update={"metaops": (bare,)}))
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(plans())
 def test_every_second_of_a_device_is_compute_or_wait_or_after_its_end(plan: Plan) -> None:
     simulation = simulate(plan)
@@ -197,7 +198,7 @@ def test_every_second_of_a_device_is_compute_or_wait_or_after_its_end(plan: Plan
         assert all(end_s <= start_s + 1e-9 for (_, end_s), (start_s, _) in pairwise(parts))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans())
 def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
     simulation = simulate(plan)
@@ -212,7 +213,7 @@ def test_no_slice_starts_before_its_inputs_have_arrived(plan: Plan) -> None:
     assert simulation.step_s >= max(simulation.busy_s)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(plans())
 def test_memory_returns_to_what_it_was_and_peaks_as_the_plan_says(plan: Plan) -> None:
     simulation = simulate(plan)

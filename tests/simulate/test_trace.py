@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 
+from helpers.examples import examples
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from helpers.traces import require_drawable
@@ -21,7 +22,7 @@ def test_overlapping_spans_are_stacked_on_as_few_layers_as_it_takes() -> None:
     assert stack(spans) == [(0, "a"), (1, "b"), (0, "c"), (1, "d")]
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(plans())
 def test_bars_of_a_lane_do_not_overlap_and_arrows_end_on_bars(plan: Plan) -> None:
     require_drawable(trace_events(simulate(plan)), tolerance_s=1e-9)

@@ -6,9 +6,10 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.examples import examples
 from spindle_cli.files.run_files import METRICS_FILE, forget_metrics_after
 from spindle_cli.files.runs.evaluations import Evaluation, append_evaluation
 from spindle_cli.files.runs.pace import Pace
@@ -81,7 +82,7 @@ def test_memory_is_the_least_and_the_most_and_a_broken_loss_breaks_its_point() -
     assert (point.loss, point.loss_range, point.flops_per_s) == (None, (1.0, 4.0), None)
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=70), st.integers(1, 9))
 def test_points_cover_every_step_once_with_its_extremes(losses: list[float], most: int) -> None:
     series = Series(max_points=most)

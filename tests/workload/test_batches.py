@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task
@@ -23,7 +24,7 @@ def numbered(count: int) -> list[dict[str, Any]]:
     return [{"x": torch.full((2,), index), "y": index} for index in range(count)]
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 40), seed=st.integers(0, 2**63 - 1))
 def test_an_epoch_takes_no_sample_twice_and_leaves_out_less_than_a_batch(
     count: int, batch_size: int, seed: int

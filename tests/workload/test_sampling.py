@@ -8,10 +8,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.workload.file import TrainSettings
@@ -97,7 +98,7 @@ samplings = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(samplings, st.integers(0, 5), st.integers(0, 300))
 def test_steps_are_those_of_the_second_reading(sampling: Any, seed: int, stop: int) -> None:
     train = TrainSettings.model_validate({"sampling": sampling, "seed": seed})
