@@ -10,6 +10,7 @@ import yaml
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
+from helpers.analysed import analysed
 from spindle_cli.checkpoint.files import checkpoint_folder
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.checkpoint.names import buffer_key, model_key
@@ -17,7 +18,6 @@ from spindle_cli.checkpoint.reader import plain_errors
 from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.parameters import ParameterTable
@@ -44,7 +44,7 @@ def save_run(
     """
     source = folder / "workload.yaml"
     source.write_text(yaml.safe_dump({"schema": "spindle.workload/1", "model": model, **content}))
-    graph = analyse(load(str(source)).workload)
+    graph = analysed(load(str(source)).workload)
     table = ParameterTable.of(graph)
     held = HeldTensors()
     with torch.no_grad():

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import InputError, PeerLostError
 from spindle_cli.operators import tensor_group
 from spindle_cli.operators.contrastive import PairsOverShares, pairs_over_shares
@@ -19,7 +20,6 @@ from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.op.split_runs import SumCounter
 from spindle_cli.runtime.part.local_ops import _UnplannedGroup
 from spindle_cli.runtime.step.recompute import run_recomputed
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.types import Task, Workload
 
@@ -142,7 +142,7 @@ class Squares(nn.Module):
 def shares_of(group: TensorGroup, cuts: tuple[int, ...]) -> nn.Module:
     items = [{"x": torch.randn(1)} for _ in range(6)]
     workload = Workload("w", [Task("t", Squares(), cuts[-1], items)], operators=(nn.Linear,))
-    task = analyse(workload).tasks["t"]
+    task = analysed(workload).tasks["t"]
     op = task.ops[-1]
     assert op.contrasts and len(op.inputs) == 2
     return pairs_over_shares(share_module(task, op), task, op, group, cuts)

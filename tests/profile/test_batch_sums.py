@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from helpers.plans import cluster_of
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.files.cluster import Cluster
@@ -21,7 +22,6 @@ from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.profile.op.jobs import OpRef, make_jobs
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 
@@ -60,7 +60,7 @@ def graph_of() -> WorkloadGraph:
     exec(SOURCE, names)
     made = names["build"]()  # type: ignore[operator]
     assert isinstance(made, Workload)
-    return analyse(made)
+    return analysed(made)
 
 
 def checked() -> TaskCheck:
@@ -188,7 +188,7 @@ def test_an_op_with_other_shares_sums_is_not_split_inside_a_share() -> None:
     for layer in (Layer(), Layer().eval()):
         items = [{"x": torch.randn(4)} for _ in range(8)]
         workload = Workload("w", [Task("t", Net(layer), 4, items)], operators=(Layer,), tp_plans=plan)
-        task = analyse(workload).tasks["t"]
+        task = analysed(workload).tasks["t"]
         split = layer_split(workload, task, task.ops[0], 2)
         assert (split is None) == layer.training
         if layer.training:

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 from torch import Tensor
 
+from helpers.analysed import analysed
 from helpers.plans import cluster_of
 from spindle_cli.costs.batch_sums import batch_sums_s
 from spindle_cli.costs.links import all_gather_s
@@ -19,7 +20,6 @@ from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.numeric_check import TaskCheck
 from spindle_cli.profile.op.jobs import OpRef, make_jobs
 from spindle_cli.profile.profiling import Audience, estimate_profile
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Workload
 
@@ -59,7 +59,7 @@ def graph_of() -> WorkloadGraph:
     exec(SOURCE, names)
     made = names["build"](12)  # type: ignore[operator]
     assert isinstance(made, Workload)
-    return analyse(made)
+    return analysed(made)
 
 
 def checked() -> TaskCheck:
@@ -98,7 +98,7 @@ def test_shares_are_timed_apart_from_the_whole_and_by_the_batch() -> None:
     }
     names: dict[str, object] = {}
     exec(SOURCE, names)
-    larger = make_jobs(analyse(names["build"](24)), 4, 10)  # type: ignore[operator]
+    larger = make_jobs(analysed(names["build"](24)), 4, 10)  # type: ignore[operator]
     assert larger.key(ref, 6, sums_shares=True) != table.key(ref, 6, sums_shares=True)
     assert larger.key(OpRef("t", 0), 6) == table.key(OpRef("t", 0), 6)
 

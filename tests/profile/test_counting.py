@@ -6,17 +6,17 @@ import pytest
 import torch
 from tiny_workload import WIDTH, build
 
+from helpers.analysed import analysed
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import between, count_work
 from spindle_cli.profile.op.op_run import OpRun, WallClock
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
 
 
 @pytest.fixture(scope="module")
 def classify() -> TaskGraph:
-    return analyse(build()).tasks["classify"]
+    return analysed(build()).tasks["classify"]
 
 
 def test_a_linear_layers_operations_are_counted_in_both_directions(classify: TaskGraph) -> None:

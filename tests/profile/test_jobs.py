@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 from tiny_workload import build
 
+from helpers.analysed import analysed
 from spindle_cli.profile.op.jobs import OpRef, make_jobs, valid_degrees
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 
 
 @pytest.fixture(scope="module")
 def graph() -> WorkloadGraph:
-    return analyse(build())
+    return analysed(build())
 
 
 def test_equal_ops_on_equal_shares_are_one_job_whatever_their_task_and_degree(graph: WorkloadGraph) -> None:

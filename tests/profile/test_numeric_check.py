@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.plan.unchecked import describe_unchecked
 from spindle_cli.profile.checking.compare import relative_difference
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.checking.values import choose_samples
 from spindle_cli.profile.numeric_check import TaskCheck
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.training.item_draws import Generators
@@ -97,7 +97,7 @@ def graph_of(act: Act = torch.tanh, *, splits: bool = True, **rest: Any) -> Work
     task = Task("t", Net(act, **rest), batch, data, reduction=reduction)
     operators = {Layer, type(task.module.second)} | ({MaskedMean} if rest.get("loss") == "masked" else set())
     coupled = (Centred,) if rest.get("layer") is Centred else ()
-    graph = analyse(Workload("w", [task], operators=tuple(operators - set(coupled)), coupled=coupled))
+    graph = analysed(Workload("w", [task], operators=tuple(operators - set(coupled)), coupled=coupled))
     if not splits:
         return graph
     traced = graph.tasks["t"]

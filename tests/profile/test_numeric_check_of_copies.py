@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.numeric_check import TaskCheck
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 
@@ -44,7 +44,7 @@ class Net(nn.Module):
 def graph() -> WorkloadGraph:
     torch.manual_seed(0)
     data = [{"x": torch.randn(WIDTH)} for _ in range(12)]
-    found = analyse(Workload("w", [Task("t", Net(), 12, data)], operators=(Biased,)))
+    found = analysed(Workload("w", [Task("t", Net(), 12, data)], operators=(Biased,)))
     assert not any(op.coupled for op in found.tasks["t"].ops)
     return found
 

@@ -10,6 +10,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -20,7 +21,6 @@ from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import degrees_on
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import PhaseTimes
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.types import Task, Workload
@@ -50,7 +50,7 @@ def workload(plan: dict[str, str] | None = None) -> Workload:
 
 @pytest.fixture(scope="module")
 def graph() -> WorkloadGraph:
-    return analyse(workload())
+    return analysed(workload())
 
 
 def a800() -> Cluster:
@@ -124,7 +124,7 @@ def test_degrees_stay_inside_a_node() -> None:
     [({"mlp.up": "diagonal"}, "found 'diagonal'"), ({"mlp.sideways": "colwise"}, "mlp.sideways is nothing")],
 )
 def test_a_plan_that_does_not_fit_its_layer_is_refused(plan: dict[str, str], expected: str) -> None:
-    graph = analyse(workload(plan))
+    graph = analysed(workload(plan))
     task = graph.tasks["task"]
     with pytest.raises(WorkloadError, match=expected):
         layer_split(graph.workload, task, task.ops[1], 2)

@@ -13,6 +13,7 @@ from rich.console import Console
 from torch import Tensor, nn
 from torch.nn import functional
 
+from helpers.analysed import analysed
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.files.cluster import Cluster
@@ -25,7 +26,6 @@ from spindle_cli.profile.op.counting import between, count_work
 from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import Profile
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
@@ -64,7 +64,7 @@ def workload(tied: bool = False) -> Workload:
 
 @pytest.fixture(scope="module")
 def graph() -> WorkloadGraph:
-    return analyse(workload())
+    return analysed(workload())
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,9 @@ def task(graph: WorkloadGraph) -> TaskGraph:
 
 
 def a800() -> Cluster:
-    return Cluster.read(CONFIGS / "clusters" / "a800-1x8.yaml")
+    """A node of four."""
+    whole = Cluster.read(CONFIGS / "clusters" / "a800-1x8.yaml")
+    return whole.model_copy(update={"nodes": (whole.nodes[0].model_copy(update={"devices": 4}),)})
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -196,7 +198,7 @@ def test_a_head_that_stays_whole_is_named(graph: WorkloadGraph) -> None:
             return functional.nll_loss(logits.flatten(0, 1), words.flatten())
 
     items = [{"words": torch.arange(TOKENS)} for _ in range(BATCH)]
-    found = analyse(Workload("w", [Task("task", Other(False), BATCH, items)], operators=(EncoderLayer,)))
+    found = analysed(Workload("w", [Task("task", Other(False), BATCH, items)], operators=(EncoderLayer,)))
     (line,) = kept_whole(found)
     assert line == (
         "tensor parallelism: task: the head head.weight over 1,025 words: "
@@ -206,7 +208,7 @@ def test_a_head_that_stays_whole_is_named(graph: WorkloadGraph) -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_what_devices_compute_of_their_words_is_checked_by_numbers(tied: bool) -> None:
-    graph = analyse(workload(tied))
+    graph = analysed(workload(tied))
     (found,) = check_numbers(graph, 0, CheckSettings(threads=1, by_words=True)).tasks
     assert found.checked == ("task/layers",)
     assert found.largest_difference < 1e-12
@@ -223,7 +225,7 @@ def test_what_devices_compute_of_their_words_is_checked_by_numbers(tied: bool) -
 def test_a_split_that_computes_something_else_is_refused(
     broken: str, instead: Any, losses_only: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph = analyse(workload())
+    graph = analysed(workload())
     monkeypatch.setattr(VocabularyPart, broken, instead)
     check_numbers(graph, 0, CheckSettings(threads=1, losses_only=losses_only))
     with pytest.raises(WorkloadError, match=r"split by words over 2 devices, .* differs") as refused:

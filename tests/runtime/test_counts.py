@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from helpers.analysed import analysed
 from helpers.feeds import feed_of
 from spindle_cli.runtime.step.counting import CountedShare, Counting, Portion
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.losses.expressions import over_count
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.training.batches import Batches
@@ -47,7 +47,7 @@ def parts(batches_per_step: int) -> tuple[LossBoard, Feed, list[int]]:
     """
     items = [{"x": torch.ones(3), "label": torch.tensor(label)} for label in LABELS * 3]
     task = Task("t", Model(), 4, items)
-    graph = analyse(Workload("w", [task])).tasks["t"]
+    graph = analysed(Workload("w", [task])).tasks["t"]
     shares = graph.ops[-1].shares
     assert shares is not None
     board = LossBoard([task], CPU, batches_per_step, {"t": shares})

@@ -14,10 +14,10 @@ from hand_plans import place
 from safetensors.torch import save_file
 from torch import Tensor
 
+from helpers.analysed import analysed
 from spindle_cli.files.request import DtypeName, RunRequest
 from spindle_cli.plan.types import Plan
 from spindle_cli.runtime.part.localise import LocalModel, localise
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.initial import tensor_files
 from spindle_cli.workload.types import Task
@@ -48,7 +48,7 @@ def parts(
     }
     source = folder / "workload.yaml"
     source.write_text(yaml.safe_dump(content))
-    plan = place(analyse(load(str(source)).workload), ranks, placements)
+    plan = place(analysed(load(str(source)).workload), ranks, placements)
     request = RunRequest(plan=folder / "plan.yaml", workload=str(source), run_dir=folder, dtype=computed_in)
     return plan, [localise(request, plan, rank, CPU) for rank in range(ranks)]
 
@@ -118,7 +118,7 @@ def test_what_only_a_task_has_that_is_not_trained_starts_from_its_file_where_it_
     content = {"schema": "spindle.workload/1", "model": f"{TOYS}:build_evaluated", "init_from": missing}
     source = tmp_path / "workload.yaml"
     source.write_text(yaml.safe_dump(content))
-    graph = analyse(load(str(source)).workload)
+    graph = analysed(load(str(source)).workload)
     placements = [(metaop.name, (0, len(metaop.ops)), (1,)) for metaop in graph.metaops]
     plan = place(graph, 2, placements)
     request = RunRequest(plan=tmp_path / "plan.yaml", workload=str(source), run_dir=tmp_path)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from helpers.analysed import analysed
 from helpers.feeds import feed_of
 from spindle_cli.errors import WorkloadError
 from spindle_cli.runtime.step.counting import Portion
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.losses.shares import LossCounter
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.training.batches import Batches
@@ -43,7 +43,7 @@ def task(ignore_index: int = -100, labels: tuple[int, ...] = (1, -100, 2, 3)) ->
 
 
 def test_labels_of_an_operator_s_mean_are_looked_at_where_none_is_seen_to_be_ignored() -> None:
-    (op,) = analyse(Workload("w", [task(labels=(1, 3, -100, 2))], operators=(Head,))).tasks["t"].ops
+    (op,) = analysed(Workload("w", [task(labels=(1, 3, -100, 2))], operators=(Head,))).tasks["t"].ops
     assert op.target == "head" and not op.coupled
     assert op.shares is not None
     assert op.shares.all_must_count == ("label",)
@@ -52,7 +52,7 @@ def test_labels_of_an_operator_s_mean_are_looked_at_where_none_is_seen_to_be_ign
 @pytest.mark.parametrize("ignore_index", [-100, 0])
 def test_a_loss_inside_an_operator_is_split_as_one_in_forward(ignore_index: int) -> None:
     made = task(ignore_index, (1, ignore_index, 2, 3))
-    graph = analyse(Workload("w", [made], operators=(Head,)))
+    graph = analysed(Workload("w", [made], operators=(Head,)))
     (op,) = graph.tasks["t"].ops
     assert (op.target, op.coupled, graph.tasks["t"].opened) == (None, False, ("head",))
     assert op.shares is not None
@@ -75,7 +75,7 @@ def test_an_operator_stays_whole_where_its_loss_could_not_be_split_in_forward_ei
 
     made = task()
     made.module.head = Root(-100)
-    graph = analyse(Workload("w", [made], operators=(Root,)))
+    graph = analysed(Workload("w", [made], operators=(Root,)))
     (op,) = graph.tasks["t"].ops
     assert (op.target, op.coupled, graph.tasks["t"].opened) == ("head", True, ())
 

@@ -11,7 +11,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.types import Task, Workload
 
@@ -37,7 +37,7 @@ def task_of(loss: Loss) -> TaskGraph:
     with torch.random.fork_rng():
         items = [{"x": torch.randn(5).double(), "y": torch.randn(3).double()} for _ in range(2 * BATCH)]
     task = Task("t", Net(loss).double(), BATCH, items)
-    return analyse(Workload("w", [task], operators=(nn.Linear,))).tasks["t"]
+    return analysed(Workload("w", [task], operators=(nn.Linear,))).tasks["t"]
 
 
 def own(pairs: Tensor) -> Tensor:

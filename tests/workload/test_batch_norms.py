@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import Op
 from spindle_cli.workload.types import Task, Workload
 
@@ -42,7 +42,7 @@ class Net(nn.Module):
 def ops_of(net: nn.Module, *operators: type[nn.Module], coupled: tuple[type, ...] = ()) -> tuple[Op, ...]:
     items = [{"x": torch.randn(TOKENS, WIDTH)} for _ in range(12)]
     task = Task("t", net, BATCH, items)
-    return analyse(Workload("w", [task], operators=operators, coupled=coupled)).tasks["t"].ops
+    return analysed(Workload("w", [task], operators=operators, coupled=coupled)).tasks["t"].ops
 
 
 def first_op(norm: nn.Module, apply: Callable[[nn.Module, Tensor], Tensor]) -> Op:

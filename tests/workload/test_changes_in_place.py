@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
 
@@ -105,7 +105,7 @@ def test_a_change_that_nobody_else_sees_is_another_value(name: str) -> None:
     made = _workload(KEPT[name])
     task = made.tasks[0]
     task.module.double()
-    graph = analyse(_workload(KEPT[name])).tasks["t"]
+    graph = analysed(_workload(KEPT[name])).tasks["t"]
     assert not any(op.coupled for op in graph.ops)
     traced = graph.root.double()
     batch = {
@@ -189,7 +189,7 @@ REFUSED: dict[str, tuple[Forward, int]] = {
 def test_a_change_that_others_see_is_refused_with_its_line(name: str) -> None:
     run, line = REFUSED[name]
     with pytest.raises(WorkloadError) as caught:
-        analyse(_workload(run))
+        analysed(_workload(run))
     place = f"{Path(__file__).name}:{run.__code__.co_firstlineno + line}"
     assert "in place" in str(caught.value) and place in str(caught.value)
 
@@ -202,4 +202,4 @@ def test_pythons_operators_on_masks_change_nothing(operation: Callable[[Tensor, 
         kept = both.unsqueeze(-1) * first.unsqueeze(-1) + second.unsqueeze(-1)
         return self.second(self.first(x) * kept).mean()
 
-    assert not any(op.coupled for op in analyse(_workload(run)).tasks["t"].ops)
+    assert not any(op.coupled for op in analysed(_workload(run)).tasks["t"].ops)

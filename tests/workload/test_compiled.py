@@ -12,9 +12,9 @@ from torch._inductor import cpp_builder
 from torch._inductor.exc import InvalidCxxCompiler
 
 from helpers import toy_workload
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.compiled import LayerCompiler, require_compiler
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.metaops.ops import op_module
 
@@ -29,13 +29,15 @@ def run(module: nn.Module, rows: int) -> list[Tensor]:
     return [y, x.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]  # type: ignore[list-item]
 
 
-def test_equal_layers_of_all_tasks_share_their_code_shape_by_shape() -> None:
+def test_equal_layers_of_all_tasks_share_their_code_shape_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    graph = analyse(toy_workload.build())
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    graph = analysed(toy_workload.build())
     compiler = LayerCompiler("aot_eager")
     before = counters["stats"]["unique_graphs"]
     seen = []
-    for rows in range(2, 12):  # more shapes than torch compiles by itself
+    assert torch._dynamo.config.recompile_limit > 8  # of torch: what a plan gives may have more shapes
+    for rows in range(2, 6):  # more shapes than torch was to compile
         for task in graph.tasks.values():
             op = task.ops[0]
             plain = op_module(task, op)
@@ -45,11 +47,11 @@ def test_equal_layers_of_all_tasks_share_their_code_shape_by_shape() -> None:
                 for found, expected in zip(run(module, rows), run(plain, rows), strict=True):
                     torch.testing.assert_close(found, expected)
         seen.append(counters["stats"]["unique_graphs"] - before)
-    assert seen == list(range(1, 11))
+    assert seen == list(range(1, 5))
 
 
 def test_an_op_without_a_layer_is_left_alone() -> None:
-    graph = analyse(toy_workload.build())
+    graph = analysed(toy_workload.build())
     task = graph.tasks["small"]
     module = op_module(task, task.ops[0])
     assert LayerCompiler("aot_eager").compile_layer(module, None) is module

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from helpers.analysed import analysed
 from spindle_cli.operators.contrastive import PairsOverShares, pairs_over_shares
 from spindle_cli.profile.checking.in_turn import InTurn
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module, share_module
 from spindle_cli.workload.pairs.find import arguments_of
@@ -125,7 +125,7 @@ class Towers(nn.Module):
 
 def last_op(loss: Loss, batch: int = BATCH, then: Any = lambda x: x, **classes: tuple[type, ...]) -> Any:
     task = Task("t", Towers(loss, then), batch, [{"x": torch.randn(3)} for _ in range(16)])
-    return analyse(Workload("w", [task], operators=(nn.Linear,), **classes)).tasks["t"].ops[-1]
+    return analysed(Workload("w", [task], operators=(nn.Linear,), **classes)).tasks["t"].ops[-1]
 
 
 def test_a_named_operator_is_split_and_says_why_it_cannot_be() -> None:
@@ -190,7 +190,7 @@ class _Shapes(torch.utils._python_dispatch.TorchDispatchMode):
 def test_no_share_has_an_entry_for_every_pair_in_either_pass() -> None:
     """64 samples, 8 to a share, of 4 numbers each: 8 x 64 pairs at most, not 64 x 64."""
     task = Task("t", Towers(clip).double(), 64, [{"x": torch.randn(3).double()} for _ in range(64)])
-    graph = analyse(Workload("w", [task], operators=(nn.Linear,), contrastive=(AsOperator,))).tasks["t"]
+    graph = analysed(Workload("w", [task], operators=(nn.Linear,), contrastive=(AsOperator,))).tasks["t"]
     op, group = graph.ops[-1], InTurn(8)
     module = pairs_over_shares(share_module(graph, op), graph, op, group, tuple(range(0, 65, 8)))
     inputs = [torch.randn(8, 4, dtype=torch.float64, requires_grad=True) for _ in range(2)]

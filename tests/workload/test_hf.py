@@ -13,9 +13,9 @@ from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
+from helpers.analysed import analysed
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.operators.tp_plans import plan_of
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.localise import load_local
@@ -34,19 +34,19 @@ def loaded() -> LoadedWorkload:
 
 
 def test_the_metagraph_of_the_example(loaded: LoadedWorkload) -> None:
-    graph = analyse(loaded.workload)
+    graph = analysed(loaded.workload)
     assert [(m.name, len(m.ops), m.inputs, m.parameters) for m in graph.metaops] == [
         ("classify/vision", 3, (), "vision.layers"),
         ("describe/vision", 3, (), "vision.layers"),
         ("describe/language", 3, ("describe/vision",), "language.layers"),
     ]
     assert not any(metaop.coupled for metaop in graph.metaops)
-    assert analyse(load_abstract(SOURCE).workload).fingerprint == graph.fingerprint
+    assert analysed(load_abstract(SOURCE).workload).fingerprint == graph.fingerprint
 
 
 @pytest.mark.parametrize("dp", [1, 4])
 def test_ops_in_shares_give_the_plain_loss_and_gradients(loaded: LoadedWorkload, dp: int) -> None:
-    graph = analyse(loaded.workload)
+    graph = analysed(loaded.workload)
     parameters = ParameterTable.of(graph).parameters
     for task in loaded.workload.tasks:
         batch = Batches(task, seed=0).rows(0, 0, task.batch_size)
@@ -87,7 +87,7 @@ def test_the_example_learns(loaded: LoadedWorkload) -> None:
 def test_layers_are_split_by_their_own_plans_and_by_those_of_their_configurations(
     metaop: str, maps: int, loaded: LoadedWorkload
 ) -> None:
-    graph = analyse(loaded.workload)
+    graph = analysed(loaded.workload)
     found = graph.by_name[metaop]
     task = graph.tasks[found.task]
     halves = layer_split(graph.workload, task, task.ops[found.ops[1]], 2)

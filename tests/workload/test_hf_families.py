@@ -9,8 +9,8 @@ pytest.importorskip("transformers", reason="transformers is not installed (pip i
 
 from hf_families import FAMILIES, build
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.training.batches import Batches
 
 from .shares import gradients_of, run_cut, run_plain
@@ -66,7 +66,7 @@ def test_every_family_is_expected_to_be_taken_or_refused() -> None:
 @pytest.mark.parametrize("family", REFUSED)
 def test_a_model_that_is_not_taken_is_refused_with_its_line(family: str) -> None:
     with pytest.raises(WorkloadError, match=REFUSED[family]) as caught:
-        analyse(build([family]))
+        analysed(build([family]))
     assert ".py:" in str(caught.value)
 
 
@@ -75,7 +75,7 @@ def test_a_model_as_it_comes_is_split_and_the_same(family: str) -> None:
     torch.manual_seed(0)
     workload = build([family])
     (task,) = workload.tasks
-    graph = analyse(workload)
+    graph = analysed(workload)
     found = [(m.name.split("/", 1)[1], len(m.ops), *(["whole"] if m.coupled else [])) for m in graph.metaops]
     assert found == EXPECTED[family]
     batch = Batches(task, seed=0).rows(0, 0, task.batch_size)

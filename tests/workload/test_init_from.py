@@ -13,8 +13,8 @@ import yaml
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import InputError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.localise import load_local
@@ -111,7 +111,7 @@ def test_names_of_flows_modules_are_those_of_checkpoints(tmp_path: Path) -> None
         tmp_path / "a.safetensors",
     )
     source = workload_file(tmp_path, [{"path": "a.safetensors", "names": {"*": "flow.*"}}], "build_flow")
-    graph = analyse(load(source).workload)
+    graph = analysed(load(source).workload)
     found = dict(graph.tasks["flow"].root.named_parameters())
     assert torch.equal(found["layer_2.down.bias"], encoder()["1.down.bias"])
     assert torch.equal(found["layer.up.weight"], encoder()["0.up.weight"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ctc_loss, gaussian_nll_loss
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.missing import count_present, missing_in_sum, sum_present
 from spindle_cli.workload.parameters import ParameterTable
@@ -33,7 +33,7 @@ def batches_of(task: TaskGraph, count: int) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_loss_is_split_where_it_is_known_to_be_a_mean(name: str) -> None:
     case = CASES[name]
-    graph = analyse(build(case.loss))
+    graph = analysed(build(case.loss))
     op = graph.tasks["t"].ops[-1]
     assert op.coupled == (case.whole is not None), op.coupled_because
     assert (case.whole or "") in (op.coupled_because or "")
@@ -45,7 +45,7 @@ def test_a_loss_is_split_where_it_is_known_to_be_a_mean(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_shares_of_a_loss_add_up_to_it_and_so_do_their_gradients(name: str) -> None:
-    graph = analyse(build(CASES[name].loss))
+    graph = analysed(build(CASES[name].loss))
     task, parameters = graph.tasks["t"], ParameterTable.of(graph).parameters
     last = task.ops[-1].index
     for count in (1, 3):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.metaops.naming import component_path, short_names
 from spindle_cli.workload.parameters import ParameterTable
@@ -16,7 +16,7 @@ from .toy import WIDTH, Block, Items
 
 
 def graph_of(name: str) -> WorkloadGraph:
-    return analyse(shapes_of_models.build(name))
+    return analysed(shapes_of_models.build(name))
 
 
 def rows(graph: WorkloadGraph) -> list[tuple[str, int, tuple[str, ...]]]:
@@ -41,7 +41,7 @@ class Chain(nn.Module):
 
 def runs_of(module: nn.Module, batch_size: int = 4) -> list[tuple[int, ...]]:
     task = Task("t", module, batch_size, Items(x=(6, WIDTH)))
-    return [metaop.ops for metaop in analyse(Workload("w", [task], (Block,))).metaops]
+    return [metaop.ops for metaop in analysed(Workload("w", [task], (Block,))).metaops]
 
 
 def test_a_chain_is_one_metaop_whatever_glue_is_at_its_ends() -> None:
@@ -144,7 +144,7 @@ def test_blocks_are_numbered_alike_in_tasks_that_use_some_of_them() -> None:
 
     data = Items(x=(6, WIDTH))
     tasks = [Task("late", Part(2, 3), 4, data), Task("own", Chain(2), 4, data), Task("all", chain, 4, data)]
-    metaops = analyse(Workload("w", tasks, (Block,))).metaops
+    metaops = analysed(Workload("w", tasks, (Block,))).metaops
     assert [(m.parameters, m.parameter_blocks) for m in metaops] == [
         ("layers", None),
         ("blocks", None),
@@ -184,12 +184,12 @@ def test_the_fingerprint_is_of_the_structure_and_not_of_the_values() -> None:
         task.dataset.data.update(
             {k: v.double() for k, v in task.dataset.data.items() if v.is_floating_point()}
         )
-    assert analyse(again).fingerprint == first
+    assert analysed(again).fingerprint == first
     again.tasks[0].batch_size *= 2
-    changed = analyse(again).fingerprint
+    changed = analysed(again).fingerprint
     assert changed != first
     again.tasks[1].weight = 0.25
-    assert analyse(again).fingerprint not in (first, changed)
+    assert analysed(again).fingerprint not in (first, changed)
 
 
 def test_analysing_leaves_the_model_as_it_was() -> None:
@@ -198,7 +198,7 @@ def test_analysing_leaves_the_model_as_it_was() -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
     modes = {name: part.training for name, part in module.named_modules()}
     state = torch.get_rng_state()
-    analyse(workload)
+    analysed(workload)
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert {name: part.training for name, part in module.named_modules()} == modes

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 from .toy import WIDTH, Block, Items
@@ -36,7 +36,7 @@ class Net(nn.Module):
 
 def refusal_of(workload: Workload) -> str:
     with pytest.raises(WorkloadError) as caught:
-        analyse(workload)
+        analysed(workload)
     return str(caught.value)
 
 
@@ -215,10 +215,10 @@ def test_a_batch_norm_with_another_forward_before_all_operators_is_named_as_what
 
     task = Task("t", Normed(), 4, Items(x=(4, WIDTH)))
     with pytest.raises(WorkloadError) as caught:
-        analyse(Workload("w", [task], (Block,)))
+        analysed(Workload("w", [task], (Block,)))
     assert "which may be split over the batch: it normalises over the batch" in str(caught.value)
     assert "List BatchNorm1d or Block in the workload's `coupled`" in str(caught.value)
-    whole, split = analyse(Workload("w", [task], (Block,), (nn.BatchNorm1d,))).tasks["t"].ops
+    whole, split = analysed(Workload("w", [task], (Block,), (nn.BatchNorm1d,))).tasks["t"].ops
     assert (whole.target, whole.coupled, split.coupled) == ("norm", True, False)
 
 
@@ -330,5 +330,5 @@ def test_what_is_right_is_not_refused() -> None:
         lambda self, x, label: functional.cross_entropy(self.head(self.block(x)[:, 0]), label),
         head=nn.Linear(WIDTH, 3),
     )
-    graph = analyse(Workload("w", [Task("t", net, 4, Items(x=(4, WIDTH), label=((), 3)))], (Block,)))
+    graph = analysed(Workload("w", [Task("t", net, 4, Items(x=(4, WIDTH), label=((), 3)))], (Block,)))
     assert [op.coupled for op in graph.tasks["t"].ops] == [False]

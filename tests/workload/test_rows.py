@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.tracing.proxies.rows import filled_by_sample
 from spindle_cli.workload.types import Task, Workload
@@ -73,7 +73,7 @@ def _batch(dataset: Marked) -> dict[str, Tensor]:
 
 
 def _traced(join: Join) -> TaskGraph:
-    return analyse(Workload("w", [_task(join)], (Block,))).tasks["t"]
+    return analysed(Workload("w", [_task(join)], (Block,))).tasks["t"]
 
 
 JOINED: dict[str, Join] = {
@@ -145,4 +145,4 @@ def test_values_that_are_not_rows_of_samples_are_no_fill_by_sample() -> None:
 
     torch.manual_seed(0)
     with pytest.raises(WorkloadError):
-        analyse(Workload("w", [Task("t", Whole(lambda x: x), BATCH, Marked())], (Block,)))
+        analysed(Workload("w", [Task("t", Whole(lambda x: x), BATCH, Marked())], (Block,)))

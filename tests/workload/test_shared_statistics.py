@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.workload.analyse import analyse
+from helpers.analysed import analysed
 from spindle_cli.workload.splitting.shared_statistics import shared_statistics
 from spindle_cli.workload.types import Task, Workload
 
@@ -46,7 +46,7 @@ class Model(nn.Module):
 def lines(*models: Model) -> tuple[str, ...]:
     items = [{"x": torch.randn(4)} for _ in range(8)]
     tasks = [Task(name, model, 4, items) for name, model in zip("abc", models, strict=False)]
-    return shared_statistics(analyse(Workload("w", tasks, (Block,), coupled=())))
+    return shared_statistics(analysed(Workload("w", tasks, (Block,), coupled=())))
 
 
 def test_statistics_of_one_norm_in_two_tasks_are_told_once() -> None:

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.tensor_parallel import kept_whole, layer_split
 from spindle_cli.operators.tp_plans import plan_of
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.groups import optimizer_groups, require_elementwise
 from spindle_cli.workload.types import Task, Workload
@@ -50,7 +50,7 @@ def workload(plan: dict[str, object] | None, tied: bool = False) -> Workload:
 
 
 def test_a_split_layer_says_what_is_cut_and_where_sums_are() -> None:
-    graph = analyse(workload({"up": "colwise", "down": "rowwise"}))
+    graph = analysed(workload({"up": "colwise", "down": "rowwise"}))
     split = layer_split(graph.workload, graph.tasks["t"], graph.tasks["t"].ops[0], 2)
     assert split is not None
     assert split.dims == {"layer.up.weight": 0, "layer.up.bias": 0, "layer.down.weight": 1}
@@ -59,7 +59,7 @@ def test_a_split_layer_says_what_is_cut_and_where_sums_are() -> None:
 
 
 def test_a_layer_whose_split_weight_is_used_whole_beside_it_is_not_split() -> None:
-    graph = analyse(workload({"up": "colwise", "down": "rowwise"}, tied=True))
+    graph = analysed(workload({"up": "colwise", "down": "rowwise"}, tied=True))
     assert layer_split(graph.workload, graph.tasks["t"], graph.tasks["t"].ops[0], 2) is None
 
 
@@ -82,7 +82,7 @@ def test_layers_with_adapters_stay_whole_and_it_is_said_where_they_would_be_spli
     made = workload(dict(plan) if named_by != "no plan" else None)
     layer = made.tasks[0].module.layer
     layer.up = Adapted(layer.up)
-    graph = analyse(made)
+    graph = analysed(made)
     assert layer_split(graph.workload, graph.tasks["t"], graph.tasks["t"].ops[0], 2) is None
     said = "tensor parallelism: Mlp has adapters on up, and what they adapt is not split; it stays whole"
     assert kept_whole(graph) == ((said,) if named_by != "no plan" else ())
@@ -126,7 +126,7 @@ def test_optimizers_of_whole_matrices_are_refused(name: str) -> None:
     ],
 )
 def test_every_chain_of_layers_of_the_zoo_can_be_split(zoo) -> None:
-    graph = analyse(zoo())
+    graph = analysed(zoo())
     chains = [metaop for metaop in graph.metaops if len(metaop.ops) > 1]
     assert chains
     for metaop in chains:
@@ -143,9 +143,9 @@ def test_maps_between_whole_values_stay_whole_and_the_others_are_split() -> None
 
 
 def test_what_stays_whole_for_an_unknown_style_is_said() -> None:
-    graph = analyse(workload({"layers.*.up": "packed_colwise", "layers.*.down": "rowwise"}))
+    graph = analysed(workload({"layers.*.up": "packed_colwise", "layers.*.down": "rowwise"}))
     (line,) = kept_whole(graph)
     assert line == (
         "tensor parallelism: the plan of Mlp says what is not supported: up: packed_colwise; it stays whole"
     )
-    assert kept_whole(analyse(workload({"up": "colwise", "down": "rowwise"}))) == ()
+    assert kept_whole(analysed(workload({"up": "colwise", "down": "rowwise"}))) == ()

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from helpers.analysed import analysed
 from spindle_cli.errors import WorkloadError
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers
-from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.types import Task, Workload
@@ -50,7 +50,7 @@ def _task(run: Forward, batch_size: int = BATCH) -> Task:
 
 
 def _traced(run: Forward) -> TaskGraph:
-    return analyse(Workload("w", [_task(run)], (Block,))).tasks["t"]
+    return analysed(Workload("w", [_task(run)], (Block,))).tasks["t"]
 
 
 def _assert_exact(run: Forward, graph: TaskGraph) -> None:
@@ -116,7 +116,7 @@ def test_a_decision_by_the_batchs_size_is_that_of_the_whole_batch(name: str) -> 
 
 def test_a_decision_that_is_another_for_few_samples_is_checked_on_the_whole_batch() -> None:
     run = lambda self, x, label: self.hidden(x if x.shape[0] > 6 else 2 * x).mean()  # noqa: E731
-    graph = analyse(Workload("w", [_task(run, batch_size=8)], (Block,)))
+    graph = analysed(Workload("w", [_task(run, batch_size=8)], (Block,)))
     (check,) = check_numbers(graph, 0, CheckSettings()).tasks
     assert check.forward_unchecked is None and check.checked == ("t/blocks",)
     (check,) = check_numbers(graph, 0, CheckSettings(max_bytes=80_000)).tasks
@@ -128,7 +128,7 @@ def test_a_trace_that_is_another_function_is_refused_whatever_it_decides() -> No
         scale = 1.0 if isinstance(x, torch.fx.Proxy) else 2.0
         return self.hidden(x if x.shape[0] > 6 else 2 * x).mean() * scale
 
-    graph = analyse(Workload("w", [_task(run, batch_size=8)], (Block,)))
+    graph = analysed(Workload("w", [_task(run, batch_size=8)], (Block,)))
     with pytest.raises(WorkloadError, match="not what its forward computes"):
         check_numbers(graph, 0, CheckSettings())
 
@@ -150,7 +150,7 @@ def test_handles_of_hooks_that_a_model_keeps_are_none() -> None:
     """As transformers' gradient checkpointing keeps them."""
     task = _task(lambda self, x, label: self.hidden(x).mean())
     task.module._require_grads_hooks = [object()]
-    assert len(analyse(Workload("w", [task], (Block,))).tasks["t"].ops) == 3
+    assert len(analysed(Workload("w", [task], (Block,))).tasks["t"].ops) == 3
     assert len(task.module._require_grads_hooks) == 1
 
 
@@ -170,7 +170,7 @@ def test_a_cache_is_refused_with_the_way_out() -> None:
             return super().forward(x)
 
     with pytest.raises(WorkloadError) as caught:
-        analyse(Workload("w", [Task("t", Caching(), BATCH, Items(x=(5, WIDTH)))], (Keeping,)))
+        analysed(Workload("w", [Task("t", Caching(), BATCH, Items(x=(5, WIDTH)))], (Keeping,)))
     assert "use_cache=False" in str(caught.value) and Path(__file__).name in str(caught.value)
 
 
@@ -237,7 +237,7 @@ def test_outputs_that_hooks_record_are_known_to_a_trace() -> None:
         return Task("t", Recording(run), BATCH, Items(x=(5, WIDTH), label=((5,), CLASSES)))
 
     made = task()
-    graph = analyse(Workload("w", [made], (Block,))).tasks["t"]
+    graph = analysed(Workload("w", [made], (Block,))).tasks["t"]
     assert not any(block._forward_hooks for block in made.module.blocks)
     plain = task()
     batch = Batches(plain, seed=1).rows(0, 0, BATCH)
