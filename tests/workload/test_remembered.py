@@ -116,6 +116,7 @@ def test_a_view_lies_in_the_memory_of_what_it_was_taken_of_this_time() -> None:
             assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
             assert view[1:].numel() == 0
             assert x[1:][1:].storage_offset() == 30
+            assert [x[number][0].storage_offset() for number in range(4)] == [0, 15, 30, 45]
             assert torch.ops.aten._unsafe_view(x, [60]).untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
@@ -140,6 +141,15 @@ def test_real_tensors_and_values_are_left_to_torch() -> None:
         for _ in range(2):
             with pytest.raises(Exception, match="nonzero"):
                 given("fake").nonzero()
+
+
+@pytest.mark.parametrize("device", ["meta", "fake"])
+def test_strides_tell_calls_apart(device: str) -> None:
+    with remembering(device):
+        square = torch.empty(3, 3, device="meta" if device == "meta" else "cpu")
+        for _ in range(2):
+            assert square.exp().stride() == (3, 1)
+            assert square.t().exp().stride() == (1, 3)
 
 
 def test_sizes_numbers_and_the_default_dtype_tell_calls_apart() -> None:
