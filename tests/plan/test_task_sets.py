@@ -173,14 +173,25 @@ def test_what_changes_buffers_stays_where_it_is() -> None:
     assert len(devices_of(plan, "a/m")) == 1
 
 
-def test_the_check_refuses_buffers_elsewhere_and_wrong_shares() -> None:
-    plan = make_plan(sampled(("a", 0.5), ("ab", 0.5)), cluster_of(2))
+@pytest.mark.parametrize("alone", ["a", "b"])
+def test_the_check_refuses_buffers_elsewhere_and_wrong_shares(alone: str) -> None:
+    plan = make_plan(sampled((alone, 0.5), ("ab", 0.5)), cluster_of(2))
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     changing = tuple(each.model_copy(update={"changes_buffers": True}) for each in plan.metaops)
-    assert {found.rule for found in check_plan(Plan(**{**fields, "metaops": changing}))} == {"buffers"}
+    violations = check_plan(Plan(**{**fields, "metaops": changing}))
+    assert {(found.rule, found.where) for found in violations} == {("buffers", f"task_sets, {alone}")}
+    assert all(found.value.startswith(f"{alone}/m ") for found in violations)
     short = (plan.task_sets[0], plan.task_sets[1].model_copy(update={"share": 0.25}))
     (found,) = check_plan(Plan(**{**fields, "task_sets": short}))
     assert (found.rule, found.value) == ("task-sets", "the shares add up to 0.75")
+
+
+def test_what_two_sets_run_is_in_the_plan_of_all_tasks_once() -> None:
+    metaops = [metaop_of(f"{task}/m", 4, LINEAR) for task in "abc"]
+    sets = tuple(TaskShare(tasks=(task, "c"), share=0.5) for task in "ab")
+    plan = make_plan(profile_of(*metaops).model_copy(update={"task_sets": sets}), cluster_of(2))
+    assert check_plan(plan) == ()
+    assert sum(piece.ops[1] - piece.ops[0] for piece in plan.slices if piece.metaop == "c/m") == 4
 
 
 def test_the_check_looks_into_every_set() -> None:

@@ -123,3 +123,36 @@ def test_it_runs_where_its_input_is_if_that_is_one_of_several_places() -> None:
     shorter = (given.metaops[0], MetaOp("e/tower", 2, ("e/own",)), given.metaops[2])
     plan = place_evaluated(trained(other=(0, 1)), Needs("e", 6, shorter, ops, held))
     assert places(plan)[-1] == ("e/loss", (0, 1), (0, 1), 2)
+
+
+SPLIT = metaop_of("train/split", 1, {4: 0.5}, batch_size=8)
+SPLIT = SPLIT.model_copy(update={"curve": (SPLIT.curve[0].model_copy(update={"dp": 2, "tp": 2}),)})
+
+
+def of_split(*tensors: str, batch_size: int = 6, held: str = "w") -> Plan:
+    """An op of these tensors and a loss of none; `w` is in two shares of two devices, `held` on 2 and 3."""
+    split = slice_of(SPLIT, (0, 1), (0, 1, 2, 3), 0.0, tp=2)
+    other = slice_of(OTHER, (0, 1), (2, 3), split.end_s)
+    plan = plan_of(profile_of(SPLIT, OTHER), cluster_of(4), [(split,), (other,)])
+    ops = (Op("e/op", 0, (), frozenset(tensors)), Op("e/loss", 0, (0,)))
+    known = {("train/split", 0): frozenset({"w"}), ("train/other", 0): frozenset({held})}
+    metaops = (MetaOp("e/op", 1), MetaOp("e/loss", 1, ("e/op",)))
+    return place_evaluated(plan, Needs("e", batch_size, metaops, ops, known))
+
+
+def test_an_op_of_split_parameters_runs_on_whole_groups_and_what_is_not_split_on_one_of_each() -> None:
+    even = of_split("w", held="v")
+    assert places(even) == [("e/op", (0, 1), (0, 1, 2, 3), 2), ("e/loss", (0, 1), (0, 2), 2)]
+    assert [piece.tp for piece in even.slices] == [2, 1]
+    odd = of_split("w", batch_size=3, held="v")
+    assert [(piece.devices, piece.dp, piece.tp) for piece in odd.slices] == [((0, 1), 1, 2), ((0,), 1, 1)]
+
+
+def test_it_goes_rather_where_parameters_are_whole() -> None:
+    found = of_split("w", held="w")
+    assert [(piece.devices, piece.tp) for piece in found.slices] == [((2, 3), 1), ((2, 3), 1)]
+
+
+def test_fragments_of_one_op_are_of_no_use_to_what_takes_several_ops() -> None:
+    with pytest.raises(InputError, match="no device has all that op 0 of e/op takes of trained tasks: v, w"):
+        of_split("v", "w", held="v")
