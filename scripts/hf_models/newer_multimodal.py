@@ -59,17 +59,23 @@ def _captioned(generator: Generator) -> dict[str, Tensor]:
     }
 
 
+# Of the vision encoders of Qwen2.5-VL and Qwen3-VL.
+_EYES: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_heads": 4,
+    "patch_size": PATCH,
+    "out_hidden_size": 16,
+}
+
+
 def qwen2_5_vl() -> Family:
     """Qwen2_5_VLForConditionalGeneration, whose images have windows."""
     config = Qwen2_5_VLConfig(
         text_config={**LANGUAGE, "rope_parameters": {"rope_type": "default", "mrope_section": [1, 1, 0]}},
         vision_config={
-            "depth": 3,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_heads": 4,
-            "patch_size": PATCH,
-            "out_hidden_size": 16,
+            **_EYES,
             "window_size": 2 * PATCH,
             "fullatt_block_indexes": [1],
         },
@@ -92,12 +98,7 @@ def qwen3_vl() -> Family:
             },
         },
         vision_config={
-            "depth": 3,
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_heads": 4,
-            "patch_size": PATCH,
-            "out_hidden_size": 16,
+            **_EYES,
             "num_position_embeddings": GRID * GRID,
             "deepstack_visual_indexes": [0, 1],
         },

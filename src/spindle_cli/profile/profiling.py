@@ -22,8 +22,9 @@ from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
 from spindle_cli.profile.machine.devices import Precision, device_peak
 from spindle_cli.profile.machine.machine import DeviceType, device_of_type
-from spindle_cli.profile.measuring.measure import MeasureSettings, measure, shared_limits
+from spindle_cli.profile.measuring.measure import measure
 from spindle_cli.profile.measuring.reuse import Reused
+from spindle_cli.profile.measuring.settings import MeasureSettings, shared_limits
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on

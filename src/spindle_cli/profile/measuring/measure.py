@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
 
 from spindle_cli.errors import RunFailedError
@@ -18,8 +15,6 @@ from spindle_cli.process.cores import usable_cores
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.machine.link_speed import as_link
 from spindle_cli.profile.machine.machine import (
-    DeviceType,
-    cpu_model,
     describe_device,
     own_cores,
 )
@@ -39,90 +34,13 @@ from spindle_cli.profile.measuring.partial import ResumeFile
 from spindle_cli.profile.measuring.pool import DoesNotFitError, JobSamples, WorkerPool
 from spindle_cli.profile.measuring.progress import steps_bar
 from spindle_cli.profile.measuring.reuse import Reused
+from spindle_cli.profile.measuring.settings import MeasureSettings
 from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.stand_ins import Analysed
-from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits, slowest_of, summarise
-from spindle_cli.profile.types import Device, Measurements, Noise, OpTiming, ProcessorCosts, Profile, Source
-from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.file import Precision as TrainPrecision
+from spindle_cli.profile.op.timings import slowest_of, summarise
+from spindle_cli.profile.types import Device, Measurements, Noise, OpTiming, ProcessorCosts, Profile
 from spindle_cli.workload.graph import WorkloadGraph
-
-
-@dataclass(frozen=True)
-class MeasureSettings:
-    """How to measure.
-
-    Attributes:
-        device: kind of device.
-        processes: of this node that are busy at once, one per device.
-        nproc: allocations of up to so many devices are measured as such, on as many processes; larger ones
-            are composed from one device's share.
-        threads: of each process.
-        max_devices: curves reach so far.
-        max_points: at most about so many points of a curve are measured; those between are fitted.
-        limits: when a measurement may stop.
-        precision: of the arithmetic, and `compile`: by what layers are compiled, as the train settings have
-            them.
-        degrees: of tensor parallelism, on the links of `cluster`.
-        accepts_noise: times of a busy machine are taken as they are.
-        planned_for: whose links the sums of batch norms use; None: the link that is measured.
-    """
-
-    device: DeviceType
-    processes: int
-    nproc: int
-    threads: int
-    max_devices: int
-    max_points: int
-    limits: Limits
-    precision: TrainPrecision = "full"
-    compile: str | None = None
-    float32_matmul: str | None = None
-    loss_chunks: LossChunks = "auto"
-    degrees: tuple[int, ...] = ()
-    cluster: Cluster | None = None
-    accepts_noise: bool = False
-    planned_for: Cluster | None = None
-
-    def environment(self) -> dict[str, Any]:
-        """What the times depend on besides the workload, for the profile."""
-        found: dict[str, Any] = {
-            "torch": torch.__version__,
-            "threads_per_process": self.threads,
-            "processes": self.processes,
-            "cores": usable_cores(),
-            "cpu": cpu_model(),
-            "precision": "float32" if self.precision == "full" else self.precision,
-            "time_limit_s": self.limits.max_s,
-            "spread_bound": self.limits.spread,
-            "loss_chunks": self.loss_chunks,
-        }
-        if self.compile is not None:
-            found["compile"] = self.compile
-        if self.float32_matmul is not None:
-            found["float32_matmul"] = self.float32_matmul
-        if self.device == "cuda":
-            found["cuda"] = torch.version.cuda
-        return found
-
-    @property
-    def links(self) -> str | None:
-        """Hash of the links of `cluster`."""
-        return None if self.cluster is None else sha256_of(self.cluster.links.model_dump())
-
-    def source_of(self, num_devices: int, tp: int) -> Source:
-        """What a point says about itself; one device's part of a split op is timed, its sums are not."""
-        return "measured" if num_devices <= self.nproc and tp == 1 else "composed"
-
-
-def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
-    """Limits whose repeats are long enough where processes share cores and only wall time says how long."""
-    if device == "cpu" and threads > 1 and processes * threads > usable_cores():
-        return Limits(
-            limits.spread, limits.max_s, limits.min_repeats, limits.max_repeats, SHARED_CORES_BLOCK_S
-        )
-    return limits
 
 
 def measure(
@@ -149,7 +67,7 @@ def measure(
         InputError: the other profile was not measured under the same conditions.
         RunFailedError: a process died, an op fits the memory on no share, or the machine was too busy.
     """
-    loaded, graph = analysed.loaded, analysed.graph
+    graph = analysed.graph
     table = make_jobs(graph, settings.max_devices, settings.max_points, settings.degrees)
     device = describe_device(settings.device, settings.processes)
     kept = ResumeFile(out, _conditions(graph, settings, device), accepts_noise=settings.accepts_noise)
@@ -159,7 +77,7 @@ def measure(
     if kept.resumed:
         note(f"going on from {kept.path}: {kept.resumed} measurements were already made")
     workers = WorkerSettings(
-        source=loaded.source,
+        source=analysed.loaded.source,
         folder=folder,
         device=settings.device,
         threads=settings.threads,
@@ -174,6 +92,22 @@ def measure(
     for job in table.jobs:
         if job.key in kept.failed:
             note(f"{job.label} does not fit the device's memory; allocations that need it are left out")
+    profile = _assembled(analysed, settings, table, kept, noise, device)
+    write_json(out, profile)
+    kept.remove()
+    return profile
+
+
+def _assembled(
+    analysed: Analysed,
+    settings: MeasureSettings,
+    table: JobTable,
+    kept: ResumeFile,
+    noise: Noise,
+    device: Device,
+) -> Profile:
+    """The profile of what was measured."""
+    graph, loaded = analysed.graph, analysed.loaded
     times = Times(
         by_key=kept.timings,
         by_tp={tp: _split(table, kept.timings, tp) for tp in settings.degrees},
@@ -182,7 +116,13 @@ def measure(
         value_bytes=lambda value: value.num_bytes,
         cluster=settings.planned_for or _own_cluster(settings, kept),
     )
-    profile = assemble(
+    measurements = Measurements(
+        nproc=settings.nproc,
+        links=settings.links,
+        timings=kept.timings,
+        failed=tuple(sorted(kept.failed)),
+    )
+    return assemble(
         graph,
         table,
         times,
@@ -195,17 +135,9 @@ def measure(
         processor=_beside(analysed, settings, kept),
         noise=noise,
         links=kept.links or (),
-        measurements=Measurements(
-            nproc=settings.nproc,
-            links=settings.links,
-            timings=kept.timings,
-            failed=tuple(sorted(kept.failed)),
-        ),
+        measurements=measurements,
         numeric_check=analysed.check,
     )
-    write_json(out, profile)
-    kept.remove()
-    return profile
 
 
 def _own_cluster(settings: MeasureSettings, kept: ResumeFile) -> Cluster | None:

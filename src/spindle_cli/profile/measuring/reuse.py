@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spindle_cli.errors import InputError
 from spindle_cli.profile.measuring.partial import ResumeFile
+from spindle_cli.profile.measuring.settings import MeasureSettings
 from spindle_cli.profile.types import Device, Measurements, Profile
-
-if TYPE_CHECKING:
-    from spindle_cli.profile.measuring.measure import MeasureSettings
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,93 @@
+"""How a workload is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spindle_cli.files.artifact import sha256_of
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.process.cores import usable_cores
+from spindle_cli.profile.machine.machine import DeviceType, cpu_model
+from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits
+from spindle_cli.profile.types import Source
+from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.file import Precision as TrainPrecision
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How to measure.
+
+    Attributes:
+        device: kind of device.
+        processes: of this node that are busy at once, one per device.
+        nproc: allocations of up to so many devices are measured as such, on as many processes; larger ones
+            are composed from one device's share.
+        threads: of each process.
+        max_devices: curves reach so far.
+        max_points: at most about so many points of a curve are measured; those between are fitted.
+        limits: when a measurement may stop.
+        precision: of the arithmetic, and `compile`: by what layers are compiled, as the train settings have
+            them.
+        degrees: of tensor parallelism, on the links of `cluster`.
+        accepts_noise: times of a busy machine are taken as they are.
+        planned_for: whose links the sums of batch norms use; None: the link that is measured.
+    """
+
+    device: DeviceType
+    processes: int
+    nproc: int
+    threads: int
+    max_devices: int
+    max_points: int
+    limits: Limits
+    precision: TrainPrecision = "full"
+    compile: str | None = None
+    float32_matmul: str | None = None
+    loss_chunks: LossChunks = "auto"
+    degrees: tuple[int, ...] = ()
+    cluster: Cluster | None = None
+    accepts_noise: bool = False
+    planned_for: Cluster | None = None
+
+    def environment(self) -> dict[str, Any]:
+        """What the times depend on besides the workload, for the profile."""
+        found: dict[str, Any] = {
+            "torch": torch.__version__,
+            "threads_per_process": self.threads,
+            "processes": self.processes,
+            "cores": usable_cores(),
+            "cpu": cpu_model(),
+            "precision": "float32" if self.precision == "full" else self.precision,
+            "time_limit_s": self.limits.max_s,
+            "spread_bound": self.limits.spread,
+            "loss_chunks": self.loss_chunks,
+        }
+        if self.compile is not None:
+            found["compile"] = self.compile
+        if self.float32_matmul is not None:
+            found["float32_matmul"] = self.float32_matmul
+        if self.device == "cuda":
+            found["cuda"] = torch.version.cuda
+        return found
+
+    @property
+    def links(self) -> str | None:
+        """Hash of the links of `cluster`."""
+        return None if self.cluster is None else sha256_of(self.cluster.links.model_dump())
+
+    def source_of(self, num_devices: int, tp: int) -> Source:
+        """What a point says about itself; one device's part of a split op is timed, its sums are not."""
+        return "measured" if num_devices <= self.nproc and tp == 1 else "composed"
+
+
+def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
+    """Limits whose repeats are long enough where processes share cores and only wall time says how long."""
+    if device == "cpu" and threads > 1 and processes * threads > usable_cores():
+        return Limits(
+            limits.spread, limits.max_s, limits.min_repeats, limits.max_repeats, SHARED_CORES_BLOCK_S
+        )
+    return limits
