@@ -105,6 +105,22 @@ def test_a_run_dir_that_cannot_be_is_refused_with_the_reason(
     assert (ended.code, said in ended.err) == (code, True), ended.err
 
 
+@pytest.mark.parametrize(
+    ("begin_from", "said"),
+    [
+        ("nosuch", "nosuch: there is no such folder"),
+        ("toy.yaml", "toy.yaml: a file, not the folder of a run"),
+    ],
+)
+def test_a_run_to_begin_from_that_is_not_there_is_refused_by_a_dry_run_too(
+    plan_path: Path, begin_from: str, said: str
+) -> None:
+    ended = dry_run(plan_path, "--from", begin_from)
+    assert (ended.code, said in ended.err) == (3, True), ended.err
+    exported = run_spindle("export", begin_from, "-o", "model.safetensors")
+    assert (exported.code, said in exported.err) == (3, True), exported.err
+
+
 def test_resume_without_a_run_is_refused(plan_path: Path) -> None:
     ended = dry_run(plan_path, "--resume")
     assert ended.code == 2

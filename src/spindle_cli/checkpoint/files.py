@@ -45,8 +45,9 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
         reads_all: compare every shard's checksum too, not only its size.
 
     Raises:
-        InputError: there is none; says what is wrong with those that are there.
+        InputError: there is none, or no such folder; says what is wrong with those that are there.
     """
+    require_folder(run_dir)
     skipped: dict[str, list[str]] = {}  # what is wrong -> where: with what all of them share, once
     for number, folder in reversed(_folders(run_dir)):
         if step is not None and number != step:
@@ -68,6 +69,17 @@ def find_checkpoint(run_dir: Path, *, step: int | None = None, reads_all: bool =
         "\n  ".join((f"{run_dir}: there is no checkpoint to go on from", *_said(skipped))),
         hint="Start the run anew; with --checkpoint-every it saves one every so many steps.",
     )
+
+
+def require_folder(run_dir: Path) -> None:
+    """Refuse what is no folder, where a run is to be.
+
+    Raises:
+        InputError: it is none.
+    """
+    if not run_dir.is_dir():
+        what = "a file, not the folder of a run" if run_dir.exists() else "there is no such folder"
+        raise InputError(f"{run_dir}: {what}", hint="Name the folder of a run, such as runs/<workload>-1.")
 
 
 def _said(skipped: Mapping[str, Sequence[str]]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from spindle_cli.checkpoint.files import locate_checkpoint
+from spindle_cli.checkpoint.files import locate_checkpoint, require_folder
 from spindle_cli.files.cluster import Backend
 from spindle_cli.files.request import TIMELINE_STEPS, RunRequest, SeenData, workers_dir
 from spindle_cli.launch.types import Launch, LaunchOptions, NodeShare
@@ -31,6 +31,7 @@ def build_launch(
     begin_from, begin_step = None, None
     if options.begin_from is not None:
         begin_from, begin_step = locate_checkpoint(options.begin_from.absolute())
+        require_folder(begin_from)
     request = RunRequest(
         plan=plan_path.absolute(),
         workload=workload,
