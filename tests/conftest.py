@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -45,6 +46,19 @@ def forker() -> Iterator[socket.socket]:
 @pytest.fixture(scope="module")
 def ready_pythons(forker: socket.socket) -> Iterator[None]:
     """What launches and verifications start in this process has torch at once."""
+    with _starting_ready_ones(forker):
+        yield
+
+
+@pytest.fixture
+def ready_here(forker: socket.socket) -> Iterator[None]:
+    """As `ready_pythons`, in one test of a module whose others start Pythons of their own."""
+    with _starting_ready_ones(forker):
+        yield
+
+
+@contextmanager
+def _starting_ready_ones(forker: socket.socket) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(apart, "Popen", partial(ready_python.ReadyPython, forker))
         yield

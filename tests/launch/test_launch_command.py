@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import signal
+import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.cli import Ended, run_spindle, spindle_process
+from helpers.cli import Ended, run_spindle
+from helpers.ready_commands import ReadyCommand
 from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.files.request import RunRequest
@@ -124,13 +126,15 @@ def test_export_writes_what_each_task_s_module_loads(trained: Trained, tmp_path:
     assert "no checkpoint" in run_spindle("export", tmp_path, "-o", tmp_path / "x").err
 
 
-def test_sigterm_ends_a_resumed_run_with_a_checkpoint_and_143(trained: Trained, tmp_path: Path) -> None:
+def test_sigterm_ends_a_resumed_run_with_a_checkpoint_and_143(
+    trained: Trained, forker: socket.socket, tmp_path: Path
+) -> None:
     """Going on from step 2 the same dropout is drawn, so the losses that follow are the same to the bit."""
     run_dir = tmp_path / "run"
     shutil.copytree(trained.run_dir, run_dir)
     (checkpoint_folder(run_dir, 4) / "rank-00001.safetensors").unlink()
     plan = trained.folder / "plan.yaml"
-    process = spindle_process("launch", plan, "--resume", "--run-dir", run_dir, "--steps", 10**6)
+    process = ReadyCommand(forker, "launch", plan, "--resume", "--run-dir", run_dir, "--steps", 10**6)
     wait_for_step(run_dir, 6)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
@@ -156,6 +160,7 @@ def wait_for_step(run_dir: Path, step: int) -> None:
     raise AssertionError(f"step {step} was not reached")
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_verify_ends_with_0_for_the_same_model_and_shows_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

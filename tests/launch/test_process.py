@@ -96,6 +96,7 @@ def test_a_good_run_leaves_metrics_and_logs_and_never_listens_beyond_loopback(tm
         assert f"rank {rank} of {WORKERS} done" in log_path(launch.run_dir, rank).read_text()
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_workers_that_are_not_forked_are_pythons_of_their_own(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "run", "kill:1")
     assert "--start-method=fork" in launch.argv
@@ -140,6 +141,7 @@ def test_a_head_start_that_is_not_taken_ends_with_its_launcher() -> None:
     assert not _lives(waiting)
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_a_workers_exception_is_the_runs_error_and_ends_it_at_once(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "run", "raise:1", steps=1000)
     error, took = fail(launch)
@@ -150,12 +152,14 @@ def test_a_workers_exception_is_the_runs_error_and_ends_it_at_once(tmp_path: Pat
     assert took < 10
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_a_killed_worker_is_named_although_the_other_lost_its_connection(tmp_path: Path) -> None:
     error, took = fail(launch_of(tmp_path / "run", "kill:1", steps=1000))
     assert error.message == "worker 1 was killed by signal 9 (out of memory?)"
     assert took < 10
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_a_worker_that_hangs_is_named_with_its_line_after_the_timeout(tmp_path: Path) -> None:
     error, took = fail(launch_of(tmp_path / "run", "hang:1", steps=1000, timeout_s=2))
     assert isinstance(error, WorkerLostError)
@@ -166,6 +170,7 @@ def test_a_worker_that_hangs_is_named_with_its_line_after_the_timeout(tmp_path: 
     assert 2 < took < 15
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_a_run_that_falls_silent_is_noticed_and_ended_by_the_launcher_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +190,7 @@ def test_a_run_that_falls_silent_is_noticed_and_ended_by_the_launcher_itself(
     assert living_workers(launch) == []
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_ctrl_c_ends_every_worker_within_seconds_even_one_that_ignores_it(tmp_path: Path) -> None:
     launch = launch_of(tmp_path / "run", "hang:1", steps=1000)
     pressed = [0.0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import time
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import psutil
 import pytest
 
 from helpers.cli import run_spindle, spindle_process
+from helpers.ready_commands import ReadyCommand
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import Profile
 
@@ -33,7 +35,7 @@ class Resumed:
     files: list[str]
 
 
-def wait_for(partial: Path, measurements: int, process: subprocess.Popen[str]) -> None:
+def wait_for(partial: Path, measurements: int, process: subprocess.Popen[str] | ReadyCommand) -> None:
     """Return when so many measurements are kept; fail if the process ends before."""
     deadline = time.monotonic() + 120
     while not (partial.exists() and partial.read_text().count("slowest") >= measurements):
@@ -42,15 +44,16 @@ def wait_for(partial: Path, measurements: int, process: subprocess.Popen[str]) -
 
 
 @pytest.fixture(scope="module")
-def resumed(tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+def resumed(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Resumed:
+    """The second time by a Python of its own."""
     folder = tmp_path_factory.mktemp("profile")
     out, cluster, partial = (folder / name for name in ("p.json", "cluster.yaml", "p.partial.json"))
     options = ("--nproc", 2, "--write-cluster", cluster, "--time-limit", 0.05, "--accept-noise", "--json")
-    first = spindle_process("profile", TINY, "-o", out, *options, stderr=subprocess.DEVNULL)
+    first = ReadyCommand(forker, "profile", TINY, "-o", out, *options)
     wait_for(partial, ENOUGH_MEASUREMENTS, first)
     workers = psutil.Process(first.pid).children(recursive=True)
     first.kill()
-    first.wait()
+    first.communicate(timeout=30)
     _, running = psutil.wait_procs(workers, timeout=10)
     kept = partial.read_text().count("slowest")
     second = spindle_process("profile", TINY, "-o", out, *options)
@@ -112,8 +115,8 @@ def test_json_says_what_was_made(resumed: Resumed) -> None:
 
 
 @pytest.mark.processes
-def test_an_interrupt_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
-    running = spindle_process("profile", TINY, "-o", tmp_path / "p.json", "--nproc", 2)
+def test_an_interrupt_ends_with_130_and_no_traceback(forker: socket.socket, tmp_path: Path) -> None:
+    running = ReadyCommand(forker, "profile", TINY, "-o", tmp_path / "p.json", "--nproc", 2)
     wait_for(tmp_path / "p.partial.json", 0, running)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=30)
