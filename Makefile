@@ -3,6 +3,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
+TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
@@ -25,10 +26,11 @@ example: $(SETUP)  ## profile to export of three tasks of Hugging Face's own cla
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" STEPS=2 examples/hf_multi_task/run.sh build/hf-example
 
 test: $(SETUP)  ## the whole test suite
-	@# Workers that share their cores with other tests wait for each other ten times as long: those tests run alone, the
-	@# others two at a time with a thread each. 5 is pytest's "no such tests".
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
-	$(PYTHON) -m pytest -m processes $(TEST_ARGS) || [ $$? -eq 5 ]
+	@# Workers that share their cores with other tests wait for each message ten times as long: tests whose workers send
+	@# many run alone, the others two at a time with a thread each. 5 is pytest's "no such tests".
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TWO_AT_A_TIME) -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TWO_AT_A_TIME) -m "processes and not alone" $(TEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTHON) -m pytest -m "processes and alone" $(TEST_ARGS) || [ $$? -eq 5 ]
 
 test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times as many of them
 	$(PYTHON) -m pytest --hypothesis-profile many -m "hypothesis and not processes" $(TEST_ARGS)

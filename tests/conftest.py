@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -14,7 +15,13 @@ from hypothesis import settings
 from helpers import examples, ready_python
 from spindle_cli.launch.starting import apart
 
-LONG = ("tests/zoo/test_calibration.py", "tests/plan/test_plan_properties.py")
+PROCESSES = "processes"  # the mark of tests that start workers
+LONG = (
+    "tests/zoo/test_calibration.py",
+    "tests/plan/test_plan_properties.py",
+    "tests/reliability/test_faults.py",
+    "tests/test_docs.py",
+)
 
 settings.load_profile(examples.SOME)  # --hypothesis-profile has another loaded
 
@@ -31,9 +38,21 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take long go first, so that of two processes none is left with one when all others have
-    ended (`--no-loadscope-reorder` keeps the order).
+    ended (`--no-loadscope-reorder` keeps the order). The workers of `tests/runtime` send each other more
+    messages than all others do.
     """
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
+    for item in items:
+        if item.get_closest_marker(PROCESSES) and item.nodeid.startswith("tests/runtime/"):
+            item.add_marker("alone")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the tests that start workers, only files that have some are imported: a fifth of all."""
+    asked = config.option.markexpr.split(" and ")
+    if PROCESSES not in asked or collection_path.suffix != ".py":
+        return None
+    return True if f"mark.{PROCESSES}" not in collection_path.read_text(encoding="utf-8") else None
 
 
 @pytest.fixture(scope="session")

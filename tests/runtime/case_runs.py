@@ -24,12 +24,15 @@ from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.lengths import find_lengths
+from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Looking
 
 HERE = Path(__file__).parent
 SOURCE = Path(spindle_cli.__file__).parent.parent
 STEPS = 3
 SGD = {"optimizer": "SGD", "lr": 0.1}
+found_before: dict[str, tuple[WorkloadGraph, AnalysisMemo]] = {}
 ADAMW = {"optimizer": "AdamW", "lr": 1e-2, "optimizer_args": {"weight_decay": 0.1}}
 
 
@@ -66,11 +69,7 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         "train": dict(case.train),
     }
     source.write_text(yaml.safe_dump(content))
-    loaded = load(str(source))
-    lengths = {}
-    if case.has_lengths:
-        lengths = find_lengths(loaded.workload, loaded.train.seed, Looking(percentile=case.percentile))
-    graph, memo = analyses().of(loaded.workload, lengths)
+    graph, memo = graph_of(case, str(source))
     write_json(folder / "memo.json", memo)
     devices = [item for item in case.placements if isinstance(item, int)]
     placements = [item for item in case.placements if not isinstance(item, int)]
@@ -97,6 +96,17 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     )
     write_json(folder / "request.json", request)
     return request
+
+
+def graph_of(case: Case, source: str) -> tuple[WorkloadGraph, AnalysisMemo]:
+    """What is found of a case's workload, in the file `source`: once for all cases that train it."""
+    looking = Looking(percentile=case.percentile) if case.has_lengths else None
+    key = repr((case.toys, case.function, case.args, looking, case.train.get("seed")))
+    if key not in found_before:
+        loaded = load(source)
+        lengths = {} if looking is None else find_lengths(loaded.workload, loaded.train.seed, looking)
+        found_before[key] = analyses().of(loaded.workload, lengths)
+    return found_before[key]
 
 
 def run_cases(
@@ -129,7 +139,7 @@ def run_cases(
     with torchrun_log.open("wb") as log:
         torchrun = ReadyPython(forker, command, env=environment, stdout=log, stderr=log)
         try:
-            code = torchrun.wait(180)
+            code = torchrun.wait(280)
         finally:
             torchrun.kill()
     logs = "\n".join(

@@ -1,9 +1,12 @@
-"""A worker that runs several requests, one after another: `-m many_worker DIR`, DIR/NN/request.json."""
+"""A worker that runs several requests, one after another: `-m many_worker DIR`, DIR/NN/request.json.
+
+The process that workers are forked from imports this, and so analyses what they run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+import sys
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,17 @@ from host_waits import no_host_waits
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
+from spindle_cli.plan.file import read_plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload import localise
-from spindle_cli.workload.building.source import Source
+from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
 
 
 def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> None:
@@ -30,32 +36,43 @@ def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> Non
         train_one_step(self, step, is_first=is_first)
 
 
+Key = tuple[str, str]  # of a source, and of how its graph is found
 train_one_step = Training.step
+analyse_source = localise.in_the_abstract
+analysed: dict[Key, Any] = {}  # for the first alone of the requests that train it, each in another way
 
 
-def analysed_once() -> Callable[..., Any]:
-    """Analyses a workload for the first alone of the requests that train it, each in another way: that is
-    much of what a request takes, and nothing of it is trained.
-    """
-    analyse = localise.in_the_abstract
-    known: dict[str, Any] = {}
+def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
+    """Analyses a workload once: that is much of what a request takes, and nothing of it is trained."""
+    asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
+    key = repr((source.build.__module__, source.build.__qualname__, source.args)), repr(asked)
+    if key not in analysed:
+        analysed[key] = analyse_source(source, find_graph)
+    return analysed[key]
 
-    def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
-        asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
-        key = repr((source.build.__module__, source.build.__qualname__, source.args, asked))
-        if key not in known:
-            known[key] = analyse(source, find_graph)
-        return known[key]
 
-    return in_the_abstract
+def requests_in(folder: Path) -> list[RunRequest]:
+    """In their order."""
+    return [RunRequest.read(path) for path in sorted(folder.glob("[0-9]*/request.json"))]
+
+
+def analyse_all(folder: Path) -> None:
+    """Analyse what workers will run, as they do, in the process that they are forked from: once for all."""
+    torch.set_num_threads(1)
+    for request in requests_in(folder):
+        lengths = read_plan(request.plan).workload.lengths
+        assert request.memo is not None
+        find = partial(analyse, memo=AnalysisMemo.read(request.memo), lengths=lengths, evaluates=True)
+        with suppress(SpindleError):  # a worker will say so
+            in_the_abstract(resolve(request.workload), find)
 
 
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     Training.step = step_without_host_waits
-    localise.in_the_abstract = analysed_once()
+    localise.in_the_abstract = in_the_abstract
     environment = WorkerEnvironment.read()
-    requests = [RunRequest.read(path) for path in sorted(folder.glob("[0-9]*/request.json"))]
+    requests = requests_in(folder)
     device = torch.device("cpu")
     torch.set_num_threads(1)
     with worker_session(folder, environment.rank), connected(requests[0], environment, device):
@@ -66,3 +83,6 @@ def main(argv: list[str]) -> None:
                 path = error_path(request.run_dir, environment.rank)
                 path.parent.mkdir(exist_ok=True)
                 write_json(path, describe_error(error, environment.rank))
+
+
+analyse_all(Path(sys.argv[-1]))

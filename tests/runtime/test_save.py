@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,17 @@ def save_as_rank(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+def on_ranks(save: Callable[[int, str], None], folder: Path) -> None:
+    """In a process for each rank of `HELD`, forked from one that has imported what they need."""
+    multiprocessing.set_forkserver_preload([save_model.__module__])
+    torch.multiprocessing.start_processes(
+        save, args=(str(folder),), nprocs=len(HELD), start_method="forkserver"
+    )
+
+
 @pytest.mark.processes
 def test_every_parameter_is_taken_from_the_first_rank_that_holds_it(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(save_as_rank, args=(str(tmp_path),), nprocs=len(HELD))
+    on_ranks(save_as_rank, tmp_path)
     saved = load_file(model_path(tmp_path, 40))
     expected = {"a": ord("a"), "b": ord("b"), "c": 10 + ord("c")}
     assert {name: tensor.unique().tolist() for name, tensor in saved.items()} == {
@@ -53,7 +63,7 @@ def save_much_as_rank(rank: int, folder: str) -> None:
 
 @pytest.mark.processes
 def test_the_first_rank_holds_little_more_than_one_parameter_of_the_others_at_a_time(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(save_much_as_rank, args=(str(tmp_path),), nprocs=2)
+    on_ranks(save_much_as_rank, tmp_path)
     assert model_path(tmp_path, 1).stat().st_size > COUNT * 4 * MIB
     assert int((tmp_path / "grown-0").read_text()) * 1024 < 10 * 4 * MIB
 
