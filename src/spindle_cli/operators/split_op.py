@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
+from spindle_cli.operators.sequence.exchange import SequencePart, Shared
+from spindle_cli.operators.sequence.region import SequenceRun
+from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.sums import sum_backward, sum_forward
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
@@ -63,8 +68,14 @@ class PartialOp(nn.Module):
         """Of each parameter that is one leaf, by its name in the op, the leaf."""
         return {name: view.leaves[0] for name, view in self._views.items() if len(view.leaves) == 1}
 
-    def forward(self, *arguments: Tensor) -> Any:
-        """What the op gives on these arguments."""
+    @property
+    def taken(self) -> int | None:
+        """The argument that may be a `Shared`."""
+        sequence = None if self._region is None else self._region.sequence
+        return None if sequence is None else sequence.taken
+
+    def forward(self, *arguments: Tensor | Shared) -> Any:
+        """What the op gives on these arguments; a `Shared` where it hands a part of the sequence on."""
         taken: dict[int, Tensor] = {}
         for view in self._views.values():
             if id(view) not in taken:
@@ -77,21 +88,42 @@ class PartialOp(nn.Module):
 class SplitRegion:
     """The part of an op's layer that the devices of a group share out."""
 
-    def __init__(self, op: nn.Module, split: LayerSplit, group: TensorGroup) -> None:
+    def __init__(
+        self, op: nn.Module, split: LayerSplit, group: TensorGroup, *, draws_apart: bool = True
+    ) -> None:
+        """`draws_apart`: inside of its part each device draws random numbers of its own."""
+        self._op = op
         self._entries = {name: op.get_submodule(name) for name in split.entered}
         self._exits = {name: op.get_submodule(name) for name in split.summed}
+        self._split = split
         self._group = group
+        self._draws_apart = draws_apart
+
+    @property
+    def sequence(self) -> SequenceSplit | None:
+        """How the sequence is shared out, if it is."""
+        return self._split.sequence
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Run the op inside: what goes into its colwise maps and comes out of its rowwise ones is summed.
+        """Run the op inside: what goes into its colwise maps and comes out of its rowwise ones is summed, or
+        gathered and scattered where the sequence is shared out.
 
         Raises:
             WorkloadError: the layer has not called one of these maps.
         """
-        run = _RegionRun(self._group)
-        hooks = [
-            *(m.register_forward_pre_hook(run.enter, with_kwargs=True) for m in self._entries.values()),
+        sequence = self._split.sequence
+        run = _RegionRun(self._group, self._draws_apart, sequence and sequence.alike)
+        hooks: list[RemovableHandle] = []
+        if sequence is not None:
+            part = SequencePart(self._split.degree, sequence.dim, self._group)
+            run.sequence = SequenceRun(sequence, part)
+            hooks += self._sequence_hooks(sequence, run.sequence)
+        hooks += [
+            *(
+                m.register_forward_pre_hook(partial(run.enter, name), with_kwargs=True)
+                for name, m in self._entries.items()
+            ),
             *(m.register_forward_hook(run.leave, prepend=True) for m in self._exits.values()),
         ]
         try:
@@ -101,6 +133,19 @@ class SplitRegion:
             for hook in hooks:
                 hook.remove()
             run.leave_stream()
+
+    def _sequence_hooks(self, sequence: SequenceSplit, run: SequenceRun) -> list[RemovableHandle]:
+        layer = self._op.get_submodule(sequence.layer)
+        return [
+            layer.register_forward_pre_hook(run.begin, with_kwargs=True),
+            layer.register_forward_hook(run.end),
+            *(
+                self._op.get_submodule(name).register_forward_pre_hook(
+                    lambda _, args, kwargs, places=places: run.enter(places, args, kwargs), with_kwargs=True
+                )
+                for name, places in sequence.entries.items()
+            ),
+        ]
 
     def _require_called(self, run: _RegionRun) -> None:
         for name, module in {**self._entries, **self._exits}.items():
@@ -113,19 +158,26 @@ class SplitRegion:
 
 @dataclass
 class _RegionRun:
-    """One run of an op through its region."""
+    """One run of an op through its region; `alike`: where the sequence is shared out, the colwise maps that
+    take what no device has a part of.
+    """
 
     group: TensorGroup
+    draws_apart: bool
+    alike: frozenset[str] | None
+    sequence: SequenceRun | None = None
     called: set[int] = field(default_factory=set)
     _inputs: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     _outside: RandomState | None = None
 
     def enter(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a colwise map: the gradients that all maps give back for one input are summed once."""
         self.called.add(id(module))
         self._enter_stream()
+        if self.alike is not None and name not in self.alike:
+            return args, kwargs
         if args:
             return (self._entered(args[0]), *args[1:]), kwargs
         return args, {name: self._entered(value) for name, value in kwargs.items()}
@@ -134,6 +186,8 @@ class _RegionRun:
         """Behind a rowwise map: every device has a summand of the output."""
         self.called.add(id(module))
         self.leave_stream()
+        if self.sequence is not None:
+            return self.sequence.leave(output)
         return sum_forward(output, self.group)
 
     def _entered(self, tensor: Tensor) -> Tensor:
@@ -146,7 +200,7 @@ class _RegionRun:
 
     def _enter_stream(self) -> None:
         """Draw random numbers of this device's own from here on; the group's stream gives the seed."""
-        if self._outside is None:
+        if self.draws_apart and self._outside is None:
             seed = draw_seed()
             self._outside = RandomState.now(self.group.device)
             seed_generators(seed + self.group.member, self.group.device)

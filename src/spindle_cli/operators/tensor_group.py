@@ -94,6 +94,46 @@ class TensorGroup:
                 )
         return own[: per_share[self.member]]
 
+    def gather_along(
+        self,
+        own: Tensor,
+        dim: int,
+        sizes: Sequence[int],
+        *,
+        is_gradient: bool,  # noqa: ARG002 - as `sum_`
+    ) -> Tensor:
+        """What all members have along a dimension, in their order, which have `sizes` of it; of a contiguous
+        tensor.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        if own.shape[:dim].numel() == 1:  # its memory is that of rows
+            return self.gather(own.movedim(dim, 0).contiguous(), sizes).movedim(0, dim)
+        every = self.gather(padded(own, dim, max(sizes)).unsqueeze(0), (1,) * len(sizes))
+        parts = [part.narrow(dim, 0, size) for part, size in zip(every.unbind(), sizes, strict=True)]
+        return torch.cat(parts, dim)
+
+    def scatter_sum_along(
+        self,
+        whole: Tensor,
+        dim: int,
+        sizes: Sequence[int],
+        *,
+        is_gradient: bool,  # noqa: ARG002 - as `sum_`
+    ) -> Tensor:
+        """Of tensors like those that `gather_along` gives, the sum over the members of this one's own part.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        if whole.shape[:dim].numel() == 1:
+            return self.scatter_sum(whole.movedim(dim, 0).contiguous(), sizes).movedim(0, dim).contiguous()
+        most = max(sizes)
+        parts = [padded(part, dim, most) for part in torch.split(whole, list(sizes), dim)]
+        own = self.scatter_sum(torch.stack(parts), (1,) * len(sizes))[0]
+        return own.narrow(dim, 0, sizes[self.member]).contiguous()
+
     def _joined(self) -> dist.ProcessGroup:
         assert self._communicator is not None, "a group is joined before training"
         return self._communicator
@@ -102,6 +142,14 @@ class TensorGroup:
         """Of each member its place in the communicator, whose ranks ascend."""
         ascending = sorted(self.ranks)
         return [ascending.index(rank) for rank in self.ranks]
+
+
+def padded(tensor: Tensor, dim: int, size: int) -> Tensor:
+    """The tensor with zeros behind it, `size` along a dimension."""
+    missing = size - tensor.shape[dim]
+    if missing == 0:
+        return tensor
+    return functional.pad(tensor, (*(0, 0) * (tensor.dim() - dim - 1), 0, missing))
 
 
 def _uneven(per_share: Sequence[int], order: Sequence[int]) -> bool:

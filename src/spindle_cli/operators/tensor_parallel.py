@@ -18,6 +18,9 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.heads.vocabulary import FoundWords, OwnWords, find_words
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.sequence.find import SplitParts, find_sequence
+from spindle_cli.operators.sequence.recording import NotBySequenceError
+from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tp_plans import Way, adapted, plan_of, unknown_ways
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
@@ -42,6 +45,7 @@ class LayerSplit:
         partial: other parameters that all devices hold whole, but use for their own part of the layer: the
             gradient is the sum of what the devices find.
         words: parameters of the vocabulary that the op's head or embedding is over; they are in `dims` too.
+        sequence: how the devices share out the sequence between the split parts, where they do.
     """
 
     degree: int
@@ -51,10 +55,18 @@ class LayerSplit:
     added_once: frozenset[str] = frozenset()
     partial: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
+    sequence: SequenceSplit | None = None
 
     def own_words(self, group: TensorGroup) -> OwnWords | None:
         """What a device of the group has of the vocabulary; None: the op's is not split."""
         return OwnWords(self.words, VocabularyPart(self.degree, group)) if self.words else None
+
+    def finds_own_gradient(self, name: str) -> bool:
+        """Whether what a device finds of a parameter's gradient is no other's: it is to be summed."""
+        return name in self.dims or name in self.partial or self._is_of_positions(name)
+
+    def _is_of_positions(self, name: str) -> bool:
+        return self.sequence is not None and name in self.sequence.partial
 
     def local(self, name: str, tensor: Tensor) -> Tensor:
         """An empty tensor like one device's part of parameter `name`, the largest where they differ; `tensor`
@@ -119,7 +131,7 @@ def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerS
             added_once.add(f"{name}.bias")
     if not _used_once(task, op, dims):
         return None
-    return LayerSplit(
+    split = LayerSplit(
         degree=degree,
         dims=dims,
         entered=tuple(f"{op.target}.{path}" for path, way in plan.items() if way == "colwise"),
@@ -127,6 +139,18 @@ def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerS
         added_once=frozenset(added_once),
         partial=frozenset(partial),
     )
+    try:
+        return replace(split, sequence=_by_sequence(workload, task, op, split))
+    except NotBySequenceError:
+        return split
+
+
+def _by_sequence(workload: Workload, task: TaskGraph, op: Op, split: LayerSplit) -> SequenceSplit | None:
+    """Raises NotBySequenceError: the devices cannot share out the layer's sequence."""
+    if not workload.tp_sequence:
+        return None
+    cut = split.added_once | split.dims.keys()
+    return find_sequence(task, op, SplitParts(cut, split.partial, split.entered, split.summed), split.degree)
 
 
 def _heads_divide(layer: nn.Module, degree: int) -> bool:

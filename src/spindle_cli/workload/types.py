@@ -113,6 +113,8 @@ class Workload:
             they are initialised.
         tp_vocabulary: tensor parallelism also splits heads over at least so many words (classes), and
             embeddings over the same ones; None: none.
+        tp_sequence: between the parts of a layer that tensor parallelism splits, its devices have a part of
+            the sequence each, where nothing there looks at several positions.
     """
 
     name: str
@@ -122,6 +124,7 @@ class Workload:
     contrastive: tuple[type[nn.Module], ...] = ()
     tp_plans: Mapping[type[nn.Module], Mapping[str, Any]] = field(default_factory=dict)
     tp_vocabulary: int | None = 1024
+    tp_sequence: bool = True
     evaluated: Sequence[Task | FlowTask] = ()
 
     @property

@@ -115,6 +115,8 @@ class LocalOps:
             made = module_over(graph, constants, module, wired.task.root)
             modules.append(made)
             split = self._splits.by_op.get((wired.index, position))
+            # Of what is around the layer, nothing is known at this length.
+            split = split and replace(split, sequence=None)
             runnable.append(
                 self._runnable(wired, op, made, split, planned.group, planned.shares, compiles=False)
             )
@@ -160,6 +162,7 @@ class LocalOps:
             for dotted, parameter in module.named_parameters(remove_duplicate=False)
             if id(parameter) in self._names
         }
+        split = replace(split, sequence=None)  # nothing is kept
         first, last = wired.layout.rows_of(self._place.rank)
         with swapped_tensors(module, self._as_uncut()):
             words = frozenset(
@@ -262,7 +265,7 @@ class LocalOps:
             if name is None:  # of a task that is only evaluated
                 continue
             cut = self._cuts.by_name[name]
-            is_own = split is not None and (dotted in split.dims or dotted in split.partial)
+            is_own = split is not None and split.finds_own_gradient(dotted)
             is_zero = not first and split is not None and dotted in split.added_once
             if cut.count == 1 and (first or is_own or not (parameter.requires_grad or is_zero)):
                 continue

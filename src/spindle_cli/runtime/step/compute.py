@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from spindle_cli.operators.random_streams import mix
+from spindle_cli.operators.sequence.exchange import Shared
+from spindle_cli.operators.split_op import PartialOp
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
@@ -88,11 +90,15 @@ def run_forward(
         spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
         for spec in local.wired.inputs
     }
-    values: dict[str, Tensor] = dict(leaves)
+    values: dict[str, Tensor | Shared] = dict(leaves)
     loss: Tensor | None = None
     for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True):
         before(index)
-        taken = [values[name] for name in op.inputs]
+        own = module.taken if isinstance(module, PartialOp) else None
+        taken = [
+            values[name] if place == own else _whole(values, name)
+            for place, name in enumerate(op.inputs, len(op.fields))
+        ]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
         more = loss_arguments if op.shares is not None else ()
@@ -102,17 +108,26 @@ def run_forward(
             loss = result
         else:
             values.update(zip(op.outputs, result, strict=True))
-    return ForwardRun(leaves, {spec.name: values[spec.name] for spec in local.wired.outputs}, loss)
+    return ForwardRun(leaves, {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}, loss)
 
 
-def _call_when_backward_reaches(tensors: Collection[Tensor], call: Callable[[], None]) -> None:
+def _whole(values: dict[str, Tensor | Shared], name: str) -> Tensor:
+    """A value with all positions of its sequence, joined once."""
+    value = values[name]
+    if isinstance(value, Shared):
+        value = values[name] = value.whole()
+    return value
+
+
+def _call_when_backward_reaches(values: Collection[Tensor | Shared], call: Callable[[], None]) -> None:
     """Call back when the gradient of one of these tensors is complete.
 
     They come from the op before. Autograd runs what was made later first, and a parameter's accumulation as
     soon as
     it can: when it comes to the op before, all later ops have added to their parameters' gradients.
     """
-    for tensor in tensors:
+    for value in values:
+        tensor = value.tensor if isinstance(value, Shared) else value
         if tensor.grad_fn is not None:
             tensor.register_hook(lambda _: call())  # type: ignore[no-untyped-call]  # torch leaves it untyped
 

@@ -1,0 +1,124 @@
+"""What the devices of a tensor-parallel group exchange where they hold a part of the sequence each.
+
+As in Megatron-LM (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2): the sum behind a rowwise map
+becomes a reduce-scatter along the sequence, and before a colwise map the parts are gathered; backward it is
+the other way round. Together they move the bytes of the sum.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from spindle_cli.operators.sequence.types import part_sizes
+from spindle_cli.operators.tensor_group import TensorGroup
+
+
+@dataclass(frozen=True, eq=False)
+class SequencePart:
+    """The positions that one of `degree` devices has of a sequence, which lies along dimension `dim`."""
+
+    degree: int
+    dim: int
+    group: TensorGroup
+
+    def cut(self, whole: Tensor) -> Shared:
+        """This device's part of what all have alike; its gradient is gathered."""
+        return Shared(_apply(_Cut, whole, self), whole.shape[self.dim], self)
+
+    def gather(self, shared: Shared) -> Tensor:
+        """All positions, of which each device uses all for its own part of a layer: the gradients that they
+        find are summed, and each takes its own positions of that.
+        """
+        return _apply(_Gathered, shared.tensor, shared.size, self)
+
+    def scatter_sum(self, summand: Tensor) -> Shared:
+        """This device's part of the sum of what the devices have for all positions."""
+        return Shared(_apply(_Scattered, summand, self), summand.shape[self.dim], self)
+
+    def own(self, whole: Tensor) -> Tensor:
+        """Its positions, in memory of their own."""
+        sizes = part_sizes(whole.shape[self.dim], self.degree)
+        first = sum(sizes[: self.group.member])
+        part = whole.narrow(self.dim, first, sizes[self.group.member])
+        return part.clone(memory_format=torch.contiguous_format)
+
+    def join(self, own: Tensor, size: int, *, is_gradient: bool) -> Tensor:
+        """All `size` positions of what each device has its own of."""
+        sizes = part_sizes(size, self.degree)
+        return self.group.gather_along(own.contiguous(), self.dim, sizes, is_gradient=is_gradient)
+
+    def sum_own(self, whole: Tensor, *, is_gradient: bool) -> Tensor:
+        """Its own positions of the sum over the devices."""
+        sizes = part_sizes(whole.shape[self.dim], self.degree)
+        return self.group.scatter_sum_along(whole.contiguous(), self.dim, sizes, is_gradient=is_gradient)
+
+
+@dataclass(frozen=True, eq=False)
+class Shared:
+    """A tensor of which this device has its own positions of a sequence; `size`: of how many in all."""
+
+    tensor: Tensor
+    size: int
+    part: SequencePart
+
+    def whole(self) -> Tensor:
+        """All positions, on every device alike."""
+        return _apply(_Joined, self.tensor, self.size, self.part)
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return result
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: Tensor, part: SequencePart) -> Tensor:
+        ctx.part, ctx.size = part, whole.shape[part.dim]
+        return part.own(whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.part.join(gradients[0], ctx.size, is_gradient=True), None
+
+
+class _Joined(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, size: int, part: SequencePart) -> Tensor:
+        ctx.part = part
+        return part.join(own, size, is_gradient=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.part.own(gradients[0]), None, None
+
+
+class _Gathered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, size: int, part: SequencePart) -> Tensor:
+        ctx.part = part
+        return part.join(own, size, is_gradient=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.part.sum_own(gradients[0], is_gradient=True), None, None
+
+
+class _Scattered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, summand: Tensor, part: SequencePart) -> Tensor:
+        ctx.part, ctx.size = part, summand.shape[part.dim]
+        return part.sum_own(summand, is_gradient=False)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return ctx.part.join(gradients[0], ctx.size, is_gradient=True), None

@@ -1,0 +1,314 @@
+"""Whether the devices that share out a layer's maps can share out the sequence between them, too: found by
+what the layer does with a part of its positions, whatever it is called.
+
+Between a rowwise map and the next colwise one every operation of torch has to act on positions one by one, by
+the rules that samples are followed by (`workload/rules/`). The layer is run on parts of several lengths and
+on the whole, on the meta device; the split parts in it are given all positions.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from spindle_cli.operators.sequence.recording import (
+    Call,
+    Maps,
+    NotBySequenceError,
+    Recording,
+    results_of,
+    storage,
+)
+from spindle_cli.operators.sequence.region import argument
+from spindle_cli.operators.sequence.roles import Roles
+from spindle_cli.operators.sequence.types import Argument, Result, SequenceSplit, part_sizes
+from spindle_cli.workload.fixed.marks import rows_of
+from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
+from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.rules.states import Batch, Mixed, Whole
+from spindle_cli.workload.splitting.follow import Follower
+from spindle_cli.workload.tracing.observe import swapped_tensors
+from spindle_cli.workload.unread import Unread
+
+# Of a stream: samples, positions, channels.
+_FEWEST_DIMS = 3
+# Positions for each device; with one alone, a dimension of that size would be broadcast to others.
+_FEWEST = 2
+# Where batches have several lengths, parts are tried of these, too.
+_LENGTHS = (2, 3)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+@dataclass(frozen=True)
+class SplitParts:
+    """What tensor parallelism splits of a layer; dotted names inside the task's module.
+
+    Attributes:
+        cut: parameters of which each device has a part, or adds what one device alone adds.
+        summed: parameters that devices have whole and use for their own part of the layer.
+        colwise, rowwise: the maps.
+    """
+
+    cut: frozenset[str]
+    summed: frozenset[str]
+    colwise: tuple[str, ...]
+    rowwise: tuple[str, ...]
+
+
+def find_sequence(task: TaskGraph, op: Op, parts: SplitParts, degree: int) -> SequenceSplit:
+    """How `degree` devices share out the sequence of an op's layer.
+
+    Raises:
+        NotBySequenceError: they cannot.
+    """
+    found = _Finder(task, op, parts, degree)
+    why: NotBySequenceError | None = None
+    with found.on_meta() as (args, kwargs):
+        for entries in found.entries():
+            for stream, dim in found.streams(args, kwargs):
+                try:
+                    return found.split(Call(found.layer, args, kwargs, entries), stream, dim)
+                except NotBySequenceError as error:
+                    why = why or error
+    raise why or NotBySequenceError("it takes no tensor with positions")
+
+
+class _ReachedError(Exception):
+    """The layer is called; with what."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__("the layer is called")
+        self.args_given, self.kwargs_given = args, kwargs
+
+
+class _Finder:
+    """Of one op's layer."""
+
+    def __init__(self, task: TaskGraph, op: Op, parts: SplitParts, degree: int) -> None:
+        """Raises NotBySequenceError: it is not called once, or has hooks."""
+        calls = [node for node in op.graph.nodes if node.op == "call_module" and node.target == op.target]
+        if len(calls) != 1:
+            raise NotBySequenceError("it is called more than once")
+        self.layer = task.root.get_submodule(str(op.target))
+        if any(getattr(part, hooks) for part in self.layer.modules() for hooks in _HOOKS):
+            raise NotBySequenceError("it has hooks, which would see parts of what they are given")
+        self._task, self._op, self._parts, self._degree = task, op, parts, degree
+        self._node = calls[0]
+        self._specs = {
+            **{name: task.fields[name] for name in op.fields},
+            **{name: task.values[name] for name in op.inputs},
+        }
+
+    @contextmanager
+    def on_meta(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+        """Everything is on the meta device inside; gives what the layer is called with.
+
+        Raises:
+            NotBySequenceError: what comes before the layer does not run there.
+        """
+        module = op_module(self._task, self._op)
+        made: dict[int, Tensor] = {}
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            if id(tensor) not in made:
+                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+                is_parameter = isinstance(tensor, nn.Parameter)
+                made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+            return made[id(tensor)]
+
+        with (
+            torch.random.fork_rng(devices=[]),
+            torch.device("meta"),
+            torch.enable_grad(),
+            swapped_tensors(module, stand_in),
+        ):
+            yield self._reach(module)
+
+    def _reach(self, module: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        def reached(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _ReachedError(args, kwargs)
+
+        hook = self.layer.register_forward_pre_hook(reached, with_kwargs=True)
+        try:
+            with Unread():
+                module(*(_input(spec) for spec in self._specs.values()))
+        except _ReachedError as found:
+            return found.args_given, found.kwargs_given
+        except Exception as error:
+            text = str(error).strip().split("\n")[0]
+            raise NotBySequenceError(f"what comes before it cannot be followed: {text}") from error
+        finally:
+            hook.remove()
+        raise NotBySequenceError("it is not called")
+
+    def entries(self) -> Iterator[Maps]:
+        """Where parts may be gathered: before the largest modules that hold split parameters alone, or before
+        the colwise maps themselves.
+        """
+        prefix = f"{self._op.target}."
+        colwise, rowwise = (
+            frozenset(name.removeprefix(prefix) for name in names)
+            for names in (self._parts.colwise, self._parts.rowwise)
+        )
+        largest = frozenset(self._around(name) for name in colwise)
+        yield Maps(largest, colwise, rowwise)
+        if largest != colwise:
+            yield Maps(colwise, colwise, rowwise)
+
+    def _around(self, colwise: str) -> str:
+        """The largest module of the layer around a map that holds split parameters alone."""
+        found, split = colwise, self._parts.cut | self._parts.summed
+        while (outer := found.rpartition(".")[0]) and all(
+            f"{self._op.target}.{outer}.{name}" in split
+            for name, _ in self.layer.get_submodule(outer).named_parameters(remove_duplicate=False)
+        ):
+            found = outer
+        return found
+
+    def streams(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Argument, int]]:
+        """Arguments that may be the stream, and the dimension of its positions."""
+        given: list[tuple[Argument, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in given:
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > _FEWEST_DIMS - 1:
+                spec = self._specs.get(self._name_of(place) or "")
+                yield place, 0 if spec is not None and spec.batch_dim == 1 else 1
+
+    def _name_of(self, place: Argument) -> str | None:
+        """The field or value that the op gives the layer as this argument."""
+        source = argument(place, self._node.args, self._node.kwargs)
+        return str(source.target) if isinstance(source, fx.Node) and source.op == "placeholder" else None
+
+    def split(self, call: Call, stream: Argument, dim: int) -> SequenceSplit:
+        """With this stream.
+
+        Raises:
+            NotBySequenceError: it cannot be shared out.
+        """
+        size = argument(stream, call.args, call.kwargs).shape[dim]
+        if size < _FEWEST * self._degree:
+            raise NotBySequenceError(f"it has {size} positions, too few for {self._degree} devices")
+        own = part_sizes(size, self._degree)
+        lengths = tuple(dict.fromkeys((own[0], size, own[-1], *(_LENGTHS if self._task.varying else ()))))
+        runs = [call.record(stream, dim, length) for length in lengths]
+        recording, part, others = runs[0]
+        follower = Follower(lengths)
+        follower.follows_loops = False
+        follower.give(part, Batch(dim))
+        mixed = follower.follow([run.entries for run, *_ in runs])
+        if mixed is not None:
+            raise NotBySequenceError(str(mixed))
+        for joined in recording.joined:
+            _require_part(follower, joined, dim)
+        results: list[Result] = []
+        for place, tensor in results_of(recording):
+            if not isinstance(follower.state_of(tensor), Whole):
+                _require_part(follower, tensor, dim)
+                results.append(place)
+        if not results:
+            raise NotBySequenceError("it gives nothing with positions")
+        entries, alike = _of_all_calls([run for run, *_ in runs])
+        partial = self._partial(follower, recording, others)
+        taken, kept = self._outside(stream, results)
+        prefix = f"{self._op.target}."
+        return SequenceSplit(
+            layer=str(self._op.target),
+            dim=dim,
+            stream=stream,
+            entries={prefix + name: places for name, places in entries.items() if places},
+            alike=frozenset(prefix + name for name, is_alike in alike.items() if is_alike),
+            results=tuple(results),
+            partial=partial,
+            taken=taken,
+            kept=kept,
+        )
+
+    def _partial(self, follower: Follower, recording: Recording, others: Sequence[Tensor]) -> frozenset[str]:
+        """The parameters whose gradients are found in parts, besides those that are split anyway."""
+        held = dict(self.layer.named_parameters(prefix=str(self._op.target), remove_duplicate=False))
+        cut = {storage(held[name]) for name in self._parts.cut if name in held}
+        known = cut | {storage(held[name]) for name in self._parts.summed if name in held}
+        whole = {storage(each) for each in held.values() if each.requires_grad} - known
+        roles = Roles(follower.state_of)
+        roles.follow(recording, others, whole, cut)
+        found = frozenset(name for name, each in held.items() if storage(each) in roles.parts)
+        if outside := sorted(found & self._around_layer()):
+            raise NotBySequenceError(f"{outside[0]} is used outside of it, too")
+        return found
+
+    def _around_layer(self) -> set[str]:
+        """The parameters that the op uses beside its layer."""
+        found: set[str] = set()
+        for node in self._op.graph.nodes:
+            if node is self._node or node.op not in ("get_attr", "call_module"):
+                continue
+            name = str(node.target)
+            owner, _, last = name.rpartition(".")
+            held = getattr(self._task.root.get_submodule(owner), last)
+            inside = isinstance(held, nn.Module)
+            found.update(
+                n for n, _ in held.named_parameters(prefix=name, remove_duplicate=False)
+            ) if inside else found.add(name)
+        return found
+
+    def _outside(self, stream: Argument, results: Sequence[Result]) -> tuple[int | None, frozenset[Result]]:
+        """Whether the op takes the stream, and hands on the results, as they are."""
+        source = argument(stream, self._node.args, self._node.kwargs)
+        placeholders = [node for node in self._op.graph.nodes if node.op == "placeholder"]
+        is_alone = (
+            isinstance(source, fx.Node) and source.op == "placeholder" and set(source.users) == {self._node}
+        )
+        uses = [*self._node.args, *self._node.kwargs.values()].count(source)
+        taken = placeholders.index(source) if is_alone and uses == 1 else None
+        if self._op.is_loss:
+            return taken, frozenset()
+        return taken, frozenset(place for place in results if self._is_handed_on(place))
+
+    def _is_handed_on(self, place: Result) -> bool:
+        if place is None:
+            return all(user.op == "output" for user in self._node.users)
+        if any(user.target is not operator.getitem for user in self._node.users):
+            return False
+        own = [user for user in self._node.users if user.args[1] == place]
+        return all(user.op == "output" for each in own for user in each.users)
+
+
+def _require_part(follower: Follower, tensor: Tensor, dim: int) -> None:
+    """Raises NotBySequenceError: it does not have one entry for each position along the dimension."""
+    state = follower.state_of(tensor)
+    if isinstance(state, Mixed):
+        raise NotBySequenceError(str(state))
+    if state != Batch(dim):
+        raise NotBySequenceError(f"what it gives does not lie along dimension {dim}")
+
+
+def _of_all_calls(
+    recordings: Sequence[Recording],
+) -> tuple[dict[str, tuple[Argument, ...]], dict[str, bool]]:
+    """Of each module what is gathered, and of each colwise map whether it takes what all devices have alike.
+
+    Raises:
+        NotBySequenceError: it is one thing in one call, and another in the next.
+    """
+    entries: dict[str, tuple[Argument, ...]] = {}
+    alike: dict[str, bool] = {}
+    for recording in recordings:
+        for name, calls in recording.entered.items():
+            if {entries.setdefault(name, calls[0])} != set(calls):
+                raise NotBySequenceError(f"{name} is given a part of the sequence in some calls only")
+        for name, kinds in recording.alike.items():
+            if {alike.setdefault(name, kinds[0])} != set(kinds):
+                raise NotBySequenceError(f"{name} is given a part of the sequence in some calls only")
+    return entries, alike
+
+
+def _input(spec: ValueSpec) -> Tensor:
+    if spec.row is not None:
+        return rows_of(spec.row, list(spec.shape), spec.dtype)
+    made = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+    return made.requires_grad_(spec.requires_grad)

@@ -1,0 +1,48 @@
+"""How the sequence is shared out in one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Argument = int | str  # of a call: its position, or its keyword
+Result = int | None  # of a layer: which of a tuple; None: all that it gives
+
+
+@dataclass(frozen=True)
+class SequenceSplit:
+    """A layer whose devices hold a part of the sequence each of what flows between its split parts.
+
+    Names are those inside the task's module.
+
+    Attributes:
+        layer: the layer.
+        dim: the dimension of that stream along which positions lie.
+        stream: the layer's argument that is the stream.
+        entries: by module, the arguments that are gathered before it is called: colwise maps, or what lies
+            around them.
+        alike: colwise maps that take what all devices have whole and alike.
+        results: of what the layer gives, what is a part of the sequence.
+        partial: parameters that each device uses for its own positions: gradients are to be summed.
+        taken: the op's argument (fields, then inputs) that goes into the layer alone, as its stream; None:
+            something is done with it before.
+        kept: of `results`, what the op hands on as it is, and nothing else looks at.
+    """
+
+    layer: str
+    dim: int
+    stream: Argument
+    entries: Mapping[str, tuple[Argument, ...]]
+    alike: frozenset[str]
+    results: tuple[Result, ...]
+    partial: frozenset[str]
+    taken: int | None
+    kept: frozenset[Result]
+
+
+def part_sizes(size: int, degree: int) -> tuple[int, ...]:
+    """How many of `size` positions each of the devices has: consecutive ones, the first devices one more where
+    they do not divide.
+    """
+    ends = [-(-size * member // degree) for member in range(degree + 1)]
+    return tuple(last - first for first, last in zip(ends, ends[1:], strict=False))
