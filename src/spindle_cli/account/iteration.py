@@ -27,6 +27,7 @@ class Part:
     __slots__ = (
         "blocks",
         "dp",
+        "edges",
         "fields",
         "handed",
         "kept_inputs",
@@ -52,8 +53,13 @@ class Part:
         handed = slice_output_bytes(metaop, last, metaop.num_ops) / piece.dp
         self.handed = handed if is_handed_on else 0.0
         self.kept_inputs = 0.0
+        before, after = self.needs[0][1].joined, self.needs[-1][1].joined
+        # Of what a slice is given, and hands on, whole, its ops have a part each besides.
+        self.edges = after + (0.0 if piece.recompute else before / piece.tp)
         if piece.recompute:
             inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / piece.dp
+            if before and after:
+                inner, handed = inner / piece.tp, handed / piece.tp
             self.kept_inputs = max(inner, handed) + _RANDOM_STATE_BYTES
         taken = {name: size / piece.dp for size, name in slice_inputs(piece, by_name)}
         self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
@@ -202,6 +208,9 @@ class Iteration:
             self._kept += kept
         if not part.recompute:
             self._kept += sum(self._joined(part, uses) for uses in part.uses)
+        if part.edges:
+            self._kept += part.edges
+            self._see(0.0, self._received)
 
     def _backward(self, role: Role, first_op: int) -> None:
         """`first_op`: of the slice, among all that the device runs."""
@@ -217,6 +226,7 @@ class Iteration:
             self._see(running, buffers + self._sums())
             self._kept -= part.kept_inputs if part.recompute else needs.kept + joined
             self._end_op(part.uses[position], first_op + position)
+        self._kept -= part.edges
         self._retained += part.taken_at_once
         self._received -= received + returned
 

@@ -73,7 +73,8 @@ class OpNeeds:
 
     `kept`: from forward to backward; `forward`: the most while it runs forward; `backward`: the most while it
     runs backward, beyond `kept`; `first_backward`: the same where it makes its parameters' gradients.
-    `cast`: of `kept`, what is there whatever the share.
+    `cast`: of `kept`, what is there whatever the share. `joined`: what the last op of a slice keeps besides:
+    all positions of what it hands on a part of.
     """
 
     kept: float
@@ -81,6 +82,7 @@ class OpNeeds:
     backward: float
     first_backward: float
     cast: float = 0.0
+    joined: float = 0.0
 
 
 def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int) -> list[tuple[int, OpNeeds]]:
@@ -107,6 +109,7 @@ def _of_share(entry: OpMemory, dp: int) -> OpNeeds:
         backward=backward + backward_all / dp,
         first_backward=first + first_all / dp,
         cast=kept,
+        joined=entry.joined_bytes / dp,
     )
 
 

@@ -113,7 +113,8 @@ class SplitRegion:
             WorkloadError: the layer has not called one of these maps.
         """
         sequence = self._split.sequence
-        run = _RegionRun(self._group, self._draws_apart, sequence and sequence.alike)
+        alike = None if sequence is None else sequence.alike
+        run = _RegionRun(self._group, self._draws_apart, alike)
         hooks: list[RemovableHandle] = []
         if sequence is not None:
             part = SequencePart(self._split.degree, sequence.dim, self._group)

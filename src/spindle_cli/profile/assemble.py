@@ -302,8 +302,14 @@ class _MetaOpAssembly:
         found: list[OpMemory] = []
         for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
             ops = [self._shares(op, by_key) for op in self._ops]
-            found.extend(op_memory(ops, tp, self._batch_size))
+            joined = [self._joined_bytes(op, tp) for op in self._ops] if tp > 1 else ()
+            found.extend(op_memory(ops, tp, self._batch_size, joined))
         return tuple(found)
+
+    def _joined_bytes(self, op: Op, tp: int) -> int:
+        split = layer_split(self._workload, self._task, op, tp)
+        sequence = None if split is None else split.sequence
+        return self._output_bytes(op) if sequence is not None and sequence.kept else 0
 
     def _field_bytes(self) -> dict[int, int]:
         return {

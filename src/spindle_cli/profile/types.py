@@ -80,6 +80,9 @@ class OpMemory(Model):
     `forward_bytes`: the most while an op runs forward, with what it keeps. `backward_bytes`: the most while
     it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
     of its parameters, instead of adding to those that are there.
+
+    `joined_bytes`: of what an op hands on, for the whole batch, where its devices hand on a part of the
+    sequence each: the last op of a slice keeps all of it beside that.
     """
 
     tp: Devices = 1
@@ -88,13 +91,17 @@ class OpMemory(Model):
     forward_bytes: tuple[Bytes, Bytes]
     backward_bytes: tuple[Bytes, Bytes]
     first_backward_bytes: tuple[Bytes, Bytes]
+    joined_bytes: Bytes = 0
 
     def rebatched(self, ratio: float) -> OpMemory:
         """The same for a batch of `ratio` times as many samples."""
         keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
         pairs = {key: getattr(self, key) for key in keys}
         return self.model_copy(
-            update={key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()}
+            update={
+                "joined_bytes": round(self.joined_bytes * ratio),
+                **{key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()},
+            }
         )
 
 

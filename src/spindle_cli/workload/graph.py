@@ -6,9 +6,10 @@ tensor that one op hands to another. Everything here but the graphs themselves i
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -147,6 +148,7 @@ class TaskGraph:
             the keys of what has no row for each sample.
         varying: fields whose samples have other sizes in other batches, and along which of their dimensions;
             all shapes here are those of one length.
+        findings: what was found out about its layers, by all that it depends on; equal ones are asked once.
     """
 
     task: Task | FlowTask
@@ -160,6 +162,7 @@ class TaskGraph:
     results: dict[str, ValueSpec] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
     varying: dict[str, tuple[bool, ...]] = field(default_factory=dict)
+    findings: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @cached_property
     def producer(self) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""The stream between the split parts of a layer, shared out along the sequence over a tensor-parallel group."""
+"""What flows between the split parts of a layer, shared out along the sequence by a group of devices."""

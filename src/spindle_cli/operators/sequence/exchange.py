@@ -34,7 +34,7 @@ class SequencePart:
         """All positions, of which each device uses all for its own part of a layer: the gradients that they
         find are summed, and each takes its own positions of that.
         """
-        return _apply(_Gathered, shared.tensor, shared.size, self)
+        return _apply(_Gathered, shared.tensor, shared.length, self)
 
     def scatter_sum(self, summand: Tensor) -> Shared:
         """This device's part of the sum of what the devices have for all positions."""
@@ -60,15 +60,47 @@ class SequencePart:
 
 @dataclass(frozen=True, eq=False)
 class Shared:
-    """A tensor of which this device has its own positions of a sequence; `size`: of how many in all."""
+    """A tensor of which this device has its own positions of a sequence; `length`: of how many in all.
+
+    What glue may ask a tensor for beside its values, it answers as the whole tensor would (`QUESTIONS`).
+    """
 
     tensor: Tensor
-    size: int
+    length: int
     part: SequencePart
 
     def whole(self) -> Tensor:
         """All positions, on every device alike."""
-        return _apply(_Joined, self.tensor, self.size, self.part)
+        return _apply(_Joined, self.tensor, self.length, self.part)
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.tensor.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its entries."""
+        return self.tensor.dtype
+
+    @property
+    def shape(self) -> torch.Size:
+        """With all positions."""
+        sizes = list(self.tensor.shape)
+        sizes[self.part.dim] = self.length
+        return torch.Size(sizes)
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """As a tensor's."""
+        return self.shape if dim is None else self.shape[dim]
+
+    def dim(self) -> int:
+        """As a tensor's."""
+        return self.tensor.dim()
+
+
+# Names of these, of attributes and of methods.
+QUESTIONS = (frozenset({"device", "dtype", "shape"}), frozenset({"size", "dim"}))
 
 
 def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:

@@ -9,14 +9,16 @@ on the whole, on the meta device; the split parts in it are given all positions.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
 
+from spindle_cli.operators.sequence.exchange import QUESTIONS
 from spindle_cli.operators.sequence.recording import (
     Call,
     Maps,
@@ -33,6 +35,7 @@ from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.metaops.ops import op_module
 from spindle_cli.workload.rules.states import Batch, Mixed, Whole
 from spindle_cli.workload.splitting.follow import Follower
+from spindle_cli.workload.tracing.behaviour import behaviour_of
 from spindle_cli.workload.tracing.observe import swapped_tensors
 from spindle_cli.workload.unread import Unread
 
@@ -40,6 +43,8 @@ from spindle_cli.workload.unread import Unread
 _FEWEST_DIMS = 3
 # Positions for each device; with one alone, a dimension of that size would be broadcast to others.
 _FEWEST = 2
+# That a layer is tried on.
+_SAMPLES = 2
 # Where batches have several lengths, parts are tried of these, too.
 _LENGTHS = (2, 3)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -67,16 +72,19 @@ def find_sequence(task: TaskGraph, op: Op, parts: SplitParts, degree: int) -> Se
     Raises:
         NotBySequenceError: they cannot.
     """
-    found = _Finder(task, op, parts, degree)
-    why: NotBySequenceError | None = None
-    with found.on_meta() as (args, kwargs):
-        for entries in found.entries():
-            for stream, dim in found.streams(args, kwargs):
-                try:
-                    return found.split(Call(found.layer, args, kwargs, entries), stream, dim)
-                except NotBySequenceError as error:
-                    why = why or error
-    raise why or NotBySequenceError("it takes no tensor with positions")
+    return _Finder(task, op, parts, degree).find()
+
+
+@dataclass(frozen=True)
+class _InLayer:
+    """What of a `SequenceSplit` is the layer's own; names are those in the layer."""
+
+    stream: Argument
+    dim: int
+    entries: Mapping[str, tuple[Argument, ...]]
+    alike: frozenset[str]
+    results: tuple[Result, ...]
+    partial: frozenset[str]
 
 
 class _ReachedError(Exception):
@@ -105,8 +113,62 @@ class _Finder:
             **{name: task.values[name] for name in op.inputs},
         }
 
+    def find(self) -> SequenceSplit:
+        """As `find_sequence`."""
+        with self._on_meta() as (args, kwargs):
+            key = self._key(args, kwargs)
+            if key not in self._task.findings:
+                try:
+                    self._task.findings[key] = self._find(args, kwargs)
+                except NotBySequenceError as error:
+                    self._task.findings[key] = str(error)
+        found = self._task.findings[key]
+        if isinstance(found, str):
+            raise NotBySequenceError(found)
+        return self._named(found)
+
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        """Of equal layers that are called alike."""
+        given = pytree.tree_map(_described, (args, kwargs))
+        streams = list(self._streams(args, kwargs))
+        parts = [sorted(self._relative(names)) for names in astuple(self._parts)]
+        return behaviour_of(self.layer), repr((given, streams, parts)), self._degree, bool(self._task.varying)
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _InLayer:
+        why: NotBySequenceError | None = None
+        for maps in self._maps():
+            for stream, dim in self._streams(args, kwargs):
+                try:
+                    return self._split(Call(self.layer, args, kwargs, maps), stream, dim)
+                except NotBySequenceError as error:
+                    why = why or error
+        raise why or NotBySequenceError("it takes no tensor with positions")
+
+    def _named(self, found: _InLayer) -> SequenceSplit:
+        """What was found of a layer like this, of this one.
+
+        Raises:
+            NotBySequenceError: the op uses a parameter that positions share out in another way, too.
+        """
+        prefix = f"{self._op.target}."
+        partial = frozenset(prefix + name for name in found.partial)
+        if outside := sorted(partial & self._around_layer()):
+            raise NotBySequenceError(f"{outside[0]} is used outside of it, too")
+        taken, kept = self._outside(found.stream, found.results)
+        return SequenceSplit(
+            layer=str(self._op.target),
+            dim=found.dim,
+            stream=found.stream,
+            entries={prefix + name: places for name, places in found.entries.items()},
+            alike=frozenset(prefix + name for name in found.alike),
+            results=found.results,
+            partial=partial,
+            taken=taken,
+            kept=kept,
+        )
+
     @contextmanager
-    def on_meta(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    def _on_meta(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         """Everything is on the meta device inside; gives what the layer is called with.
 
         Raises:
@@ -147,19 +209,18 @@ class _Finder:
             hook.remove()
         raise NotBySequenceError("it is not called")
 
-    def entries(self) -> Iterator[Maps]:
+    def _maps(self) -> Iterator[Maps]:
         """Where parts may be gathered: before the largest modules that hold split parameters alone, or before
         the colwise maps themselves.
         """
-        prefix = f"{self._op.target}."
-        colwise, rowwise = (
-            frozenset(name.removeprefix(prefix) for name in names)
-            for names in (self._parts.colwise, self._parts.rowwise)
-        )
+        colwise, rowwise = self._relative(self._parts.colwise), self._relative(self._parts.rowwise)
         largest = frozenset(self._around(name) for name in colwise)
         yield Maps(largest, colwise, rowwise)
         if largest != colwise:
             yield Maps(colwise, colwise, rowwise)
+
+    def _relative(self, names: Iterable[str]) -> frozenset[str]:
+        return frozenset(name.removeprefix(f"{self._op.target}.") for name in names)
 
     def _around(self, colwise: str) -> str:
         """The largest module of the layer around a map that holds split parameters alone."""
@@ -171,7 +232,7 @@ class _Finder:
             found = outer
         return found
 
-    def streams(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Argument, int]]:
+    def _streams(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Argument, int]]:
         """Arguments that may be the stream, and the dimension of its positions."""
         given: list[tuple[Argument, Any]] = [*enumerate(args), *kwargs.items()]
         for place, value in given:
@@ -184,7 +245,7 @@ class _Finder:
         source = argument(place, self._node.args, self._node.kwargs)
         return str(source.target) if isinstance(source, fx.Node) and source.op == "placeholder" else None
 
-    def split(self, call: Call, stream: Argument, dim: int) -> SequenceSplit:
+    def _split(self, call: Call, stream: Argument, dim: int) -> _InLayer:
         """With this stream.
 
         Raises:
@@ -198,7 +259,6 @@ class _Finder:
         runs = [call.record(stream, dim, length) for length in lengths]
         recording, part, others = runs[0]
         follower = Follower(lengths)
-        follower.follows_loops = False
         follower.give(part, Batch(dim))
         mixed = follower.follow([run.entries for run, *_ in runs])
         if mixed is not None:
@@ -213,33 +273,26 @@ class _Finder:
         if not results:
             raise NotBySequenceError("it gives nothing with positions")
         entries, alike = _of_all_calls([run for run, *_ in runs])
-        partial = self._partial(follower, recording, others)
-        taken, kept = self._outside(stream, results)
-        prefix = f"{self._op.target}."
-        return SequenceSplit(
-            layer=str(self._op.target),
-            dim=dim,
+        return _InLayer(
             stream=stream,
-            entries={prefix + name: places for name, places in entries.items() if places},
-            alike=frozenset(prefix + name for name, is_alike in alike.items() if is_alike),
+            dim=dim,
+            entries={name: places for name, places in entries.items() if places},
+            alike=frozenset(name for name, is_alike in alike.items() if is_alike),
             results=tuple(results),
-            partial=partial,
-            taken=taken,
-            kept=kept,
+            partial=self._partial(follower, recording, others),
         )
 
     def _partial(self, follower: Follower, recording: Recording, others: Sequence[Tensor]) -> frozenset[str]:
         """The parameters whose gradients are found in parts, besides those that are split anyway."""
-        held = dict(self.layer.named_parameters(prefix=str(self._op.target), remove_duplicate=False))
-        cut = {storage(held[name]) for name in self._parts.cut if name in held}
-        known = cut | {storage(held[name]) for name in self._parts.summed if name in held}
-        whole = {storage(each) for each in held.values() if each.requires_grad} - known
+        held = dict(self.layer.named_parameters(remove_duplicate=False))
+        cut, summed = (
+            {storage(held[name]) for name in self._relative(names) if name in held}
+            for names in (self._parts.cut, self._parts.summed)
+        )
+        whole = {storage(each) for each in held.values() if each.requires_grad} - cut - summed
         roles = Roles(follower.state_of)
         roles.follow(recording, others, whole, cut)
-        found = frozenset(name for name, each in held.items() if storage(each) in roles.parts)
-        if outside := sorted(found & self._around_layer()):
-            raise NotBySequenceError(f"{outside[0]} is used outside of it, too")
-        return found
+        return frozenset(name for name, each in held.items() if storage(each) in roles.parts)
 
     def _around_layer(self) -> set[str]:
         """The parameters that the op uses beside its layer."""
@@ -261,7 +314,9 @@ class _Finder:
         source = argument(stream, self._node.args, self._node.kwargs)
         placeholders = [node for node in self._op.graph.nodes if node.op == "placeholder"]
         is_alone = (
-            isinstance(source, fx.Node) and source.op == "placeholder" and set(source.users) == {self._node}
+            isinstance(source, fx.Node)
+            and source.op == "placeholder"
+            and all(user is self._node or _only_asks(user) for user in source.users)
         )
         uses = [*self._node.args, *self._node.kwargs.values()].count(source)
         taken = placeholders.index(source) if is_alone and uses == 1 else None
@@ -276,6 +331,14 @@ class _Finder:
             return False
         own = [user for user in self._node.users if user.args[1] == place]
         return all(user.op == "output" for each in own for user in each.users)
+
+
+def _only_asks(node: fx.Node) -> bool:
+    """Whether a node asks a tensor for what a part of it knows of the whole."""
+    attributes, methods = QUESTIONS
+    if node.op == "call_method":
+        return node.target in methods
+    return node.target is getattr and node.args[1] in attributes
 
 
 def _require_part(follower: Follower, tensor: Tensor, dim: int) -> None:
@@ -307,8 +370,17 @@ def _of_all_calls(
     return entries, alike
 
 
+def _described(value: Any) -> object:
+    if not isinstance(value, Tensor):
+        return value
+    return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
+
+
 def _input(spec: ValueSpec) -> Tensor:
+    shape = list(spec.shape)
+    if spec.batch_dim is not None:
+        shape[spec.batch_dim] = min(_SAMPLES * spec.rows_per_sample, shape[spec.batch_dim])
     if spec.row is not None:
-        return rows_of(spec.row, list(spec.shape), spec.dtype)
-    made = torch.empty(spec.shape, dtype=spec.dtype, device="meta")
+        return rows_of(spec.row, shape, spec.dtype)
+    made = torch.empty(shape, dtype=spec.dtype, device="meta")
     return made.requires_grad_(spec.requires_grad)

@@ -38,13 +38,13 @@ class Maps:
     rowwise: frozenset[str]
 
 
-class Recording(Tape):
+class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """What a layer does with one device's part of its stream.
 
     Attributes:
         entered: by module, for each call the arguments that are gathered.
         alike: by colwise map, for each call whether it takes what no device has a part of.
-        gathered: storages of what was gathered, and what is made of it; `gathered_first`: of the former alone.
+        gathered: storages of what was gathered, and what is made of it. `gathered_first`: of the former.
         taken_alike: the tensors that such colwise maps take, and what stands for them inside.
         joined: the parts that were gathered.
         result: what the layer gives.
@@ -90,7 +90,8 @@ class Recording(Tape):
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Before a split part."""
         places: list[Argument] = []
-        for place, value in (*enumerate(args), *kwargs.items()):
+        given: list[tuple[Argument, Any]] = [*enumerate(args), *kwargs.items()]
+        for place, value in given:
             if isinstance(value, Tensor) and storage(value) in self._parts:
                 places.append(place)
                 args, kwargs = with_argument(place, self._gather(name, value), args, kwargs)
@@ -218,7 +219,9 @@ def results_of(recording: Recording) -> list[tuple[Result, Tensor]]:
         return [(None, recording.result)]
     if type(recording.result) not in (tuple, list):
         raise NotBySequenceError(f"it gives a {type(recording.result).__name__}")
-    found = [(place, value) for place, value in enumerate(recording.result) if isinstance(value, Tensor)]
+    found: list[tuple[Result, Tensor]] = [
+        (place, value) for place, value in enumerate(recording.result) if isinstance(value, Tensor)
+    ]
     if len(found) < len(_tensors(recording.result)):
         raise NotBySequenceError("it gives tensors inside of a list")
     return found

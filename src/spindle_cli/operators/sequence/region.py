@@ -26,7 +26,7 @@ class SequenceRun:
         """Before the layer: of its stream, this device's part."""
         given = argument(self._split.stream, args, kwargs)
         shared = given if isinstance(given, Shared) else self._part.cut(given)
-        self._size = shared.size
+        self._size = shared.length
         return with_argument(self._split.stream, shared.tensor, args, kwargs)
 
     def enter(
@@ -45,10 +45,10 @@ class SequenceRun:
             WorkloadError: it has not as many positions as the stream.
         """
         shared = self._part.scatter_sum(summand)
-        if shared.size != self._size:
+        if shared.length != self._size:
             raise WorkloadError(
-                f"{self._split.layer}: behind a split part it has {shared.size} positions, and {self._size} "
-                "before it, so that devices cannot have a part of them each",
+                f"{self._split.layer}: behind a split part it has {shared.length} positions, and before it "
+                f"{self._size}, so that devices cannot have a part of them each",
                 hint="Keep the sequence whole: Workload(..., tp_sequence=False).",
             )
         return shared.tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 Argument = int | str  # of a call: its position, or its keyword
 Result = int | None  # of a layer: which of a tuple; None: all that it gives
@@ -41,8 +42,8 @@ class SequenceSplit:
 
 
 def part_sizes(size: int, degree: int) -> tuple[int, ...]:
-    """How many of `size` positions each of the devices has: consecutive ones, the first devices one more where
-    they do not divide.
+    """How many of `size` positions each device has: consecutive ones, some of them one more where the degree
+    does not divide it.
     """
     ends = [-(-size * member // degree) for member in range(degree + 1)]
-    return tuple(last - first for first, last in zip(ends, ends[1:], strict=False))
+    return tuple(last - first for first, last in pairwise(ends))

@@ -13,15 +13,21 @@ Shares = Sequence[tuple[int, ShareMemory]]
 _KEYS = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
 
 
-def op_memory(ops: Sequence[Shares], tp: int, batch_size: int) -> tuple[OpMemory, ...]:
-    """What the ops of a MetaOp take, neighbours that take the same together; none if one is not known."""
+def op_memory(
+    ops: Sequence[Shares], tp: int, batch_size: int, joined: Sequence[int] = ()
+) -> tuple[OpMemory, ...]:
+    """What the ops of a MetaOp take, neighbours that take the same together; none if one is not known.
+
+    `joined`: of each op, as `OpMemory.joined_bytes`; absent: 0.
+    """
     if not all(ops):
         return ()
     fits = [tuple(_fit(shares, key, batch_size) for key in _KEYS) for shares in ops]
     found: list[OpMemory] = []
     first = 0
-    for fit, run in groupby(fits):
-        found.append(OpMemory(tp=tp, first_op=first, **dict(zip(_KEYS, fit, strict=True))))
+    for (fit, whole), run in groupby(zip(fits, joined or [0] * len(fits), strict=True)):
+        pairs = dict(zip(_KEYS, fit, strict=True))
+        found.append(OpMemory(tp=tp, first_op=first, joined_bytes=whole, **pairs))
         first += len(list(run))
     return tuple(found)
 

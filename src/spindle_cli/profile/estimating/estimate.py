@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.assemble import Extent, Times, assemble
@@ -157,7 +157,8 @@ def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, 
         0.0
         if settings.cluster is None
         else sum(all_reduce_s(size, range(degree), settings.cluster) for size in (*work.summed_bytes, *more))
-        for more in work.word_sums
+        + sum(all_gather_s(size, range(degree), settings.cluster) for size in along)
+        for more, along in zip(work.word_sums, work.along, strict=True)
     )
     times = PhaseTimes(
         forward_s=seconds(work.forward) + forward_s,

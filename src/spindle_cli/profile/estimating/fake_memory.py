@@ -18,7 +18,9 @@ from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
 from spindle_cli.profile.op.op_memory import live_meter, share_memory
+from spindle_cli.profile.op.positions import OwnPositions, tensors_of
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
+from spindle_cli.profile.op.tensor_parallel import along_sequence
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph
@@ -52,7 +54,9 @@ def fake_memory(
         more = timed.more_arguments(torch.device("cpu"))
         state = fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-        inputs = [fake_input(spec, rows) for spec in specs]
+        along = SumCounter((0,), 0, torch.device("cpu"))
+        positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
+        inputs = positions.inputs
 
     def run() -> Sequence[Tensor]:
         group = SumCounter((0,), 0, torch.device("cpu")) if sums_shares else None
@@ -60,11 +64,13 @@ def fake_memory(
             torch.enable_grad(),
             computing(train, "cpu"),
             _copying_gradients(module, split),
+            along_sequence(module, split, along),
             summing_over(module, group),
             sampled(module, lambda _: nullcontext()),
         ):
             shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
-            result = functional_call(shared, named_in(shared, module, state), (*inputs, *more))
+            given = (*positions.given(inputs), *more)
+            result = tensors_of(functional_call(shared, named_in(shared, module, state), given))
         return result if isinstance(result, tuple) else (result,)
 
     held = list({id(tensor): tensor for tensor in (*state.values(), *inputs)}.values())
@@ -89,7 +95,7 @@ def _copying_gradients(module: nn.Module, split: LayerSplit | None) -> Iterator[
         entered.append((args[0], _Copied.apply(args[0])))  # type: ignore[no-untyped-call]  # untyped in torch
         return (entered[-1][1], *args[1:])
 
-    names = split.entered if split is not None else ()
+    names = split.entered if split is not None and split.sequence is None else ()
     hooks = [module.get_submodule(name).register_forward_pre_hook(enter) for name in names]
     try:
         yield

@@ -44,6 +44,7 @@ from spindle_cli.profile.measuring.messages import (
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.op.optimizer_run import OptimizerRun, trained_shapes
+from spindle_cli.profile.op.positions import OwnPositions
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts, one_part
 from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_analysed
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
@@ -149,8 +150,9 @@ class _Worker:
         timed = timed_op(task, op, request.job.rows, self._train.loss_chunks, own)
         whole = timed.module.to(self._device)
         module: nn.Module = whole
+        positions = OwnPositions(split, sums, self._inputs.take(ref, request.job.rows))
         if split is not None:
-            module = one_part(module, split, sums)
+            module = positions.called(one_part(module, split, sums))
         elif request.job.sums_shares:
             module = over_shares(whole, whole, sums)
             module = pairs_over_shares(module, task, op, sums, equal_cuts(task, request.job.rows))
@@ -161,7 +163,7 @@ class _Worker:
         module = timed.called(module)
         widen_gradients(module.parameters(), self._train)
         module = Computing(module, self._train, self._device.type)
-        self._run = OpRun(module, self._inputs.take(ref, request.job.rows), len(op.fields), self._clock)
+        self._run = OpRun(module, positions.inputs, len(op.fields), self._clock)
         self._run.repeat(1)
         counted = sums.take()
         once_s = self._run.repeat(1).total_s

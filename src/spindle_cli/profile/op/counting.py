@@ -27,8 +27,9 @@ from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
+from spindle_cli.profile.op.positions import OwnPositions, tensors_of
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
-from spindle_cli.profile.op.tensor_parallel import noting_sums
+from spindle_cli.profile.op.tensor_parallel import along_sequence, noting_sums
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
@@ -58,6 +59,8 @@ _PICKING = {
 
 
 _NO_SUMS = SplitSums()
+# Bytes of some tensors, in each direction.
+_Both = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,8 @@ class Work:
     """One op on one share: kernels of each direction, and bytes kept from forward to backward.
 
     `summed_bytes`: of each activation that the devices of a tensor-parallel group sum in each direction;
-    `word_sums`: what they sum besides, where they share out a vocabulary, in each direction.
+    `word_sums`: what they sum besides, where they share out a vocabulary, in each direction. `along`: of all
+    positions of what they gather and scatter along a sequence, in each direction.
     `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`:
     in how many chunks its loss is computed, whose gradients are made in the forward pass.
     """
@@ -77,6 +81,7 @@ class Work:
     word_sums: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
     batch_sums: SplitSums = _NO_SUMS
     loss_chunks: int = 1
+    along: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
 
     @property
     def forward_flops(self) -> float:
@@ -110,7 +115,9 @@ def count_work(
         more = timed.more_arguments(torch.device("cpu"))
         state = fake_state(module, split)
         specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-        inputs = [fake_input(spec, rows) for spec in specs]
+        along = SumCounter((0,), 0, torch.device("cpu"), itemsize=itemsize)
+        positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
+        inputs = positions.inputs
     counter = _KernelCounter(itemsize)
     saved = SavedStorages([*state.values(), *inputs])
     with torch.random.fork_rng(devices=[]), mode, Remembering(), counter, Unread(), torch.enable_grad():
@@ -120,10 +127,12 @@ def count_work(
         with (
             saved,
             noting_sums(module, split) as sums,
+            along_sequence(module, split, along),
             summing_over(module, group),
             sampled(module, counter.repeated),
         ):
-            result = functional_call(shared, named_in(shared, module, state), (*inputs, *more))
+            given = (*positions.given(inputs), *more)
+            result = tensors_of(functional_call(shared, named_in(shared, module, state), given))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
         forward = counter.take()
@@ -131,7 +140,7 @@ def count_work(
         if differentiable:
             gradients = [torch.empty_like(output) for output in differentiable]
             torch.autograd.backward(differentiable, gradients)
-    words = of_words.take()
+    words, moved = of_words.take(), along.take()
     fields = [_num_bytes(tensor, itemsize) for tensor in inputs[: len(op.fields)]]
     casts, accumulations = _parameter_kernels(list({id(t): t for t in state.values()}.values()), itemsize)
     return Work(
@@ -142,6 +151,7 @@ def count_work(
         (words.forward, words.backward),
         counted.take(),
         timed.loss_chunks,
+        (moved.forward_along, moved.backward_along),
     )
 
 
@@ -152,7 +162,7 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
     """
     if len(few.forward) != len(many.forward) or len(few.backward) != len(many.backward):
         return None
-    if [*map(len, few.word_sums)] != [*map(len, many.word_sums)]:
+    if _lengths(few) != _lengths(many):
         return None
     share = (rows - few_rows) / (many_rows - few_rows)
 
@@ -169,17 +179,25 @@ def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> 
             for x, y in zip(a, b, strict=True)
         )
 
+    def mix_both(a: _Both, b: _Both) -> _Both:
+        first, second = (
+            tuple(mix(x, y) for x, y in zip(*each, strict=True)) for each in zip(a, b, strict=True)
+        )
+        return first, second
+
     return Work(
         mix_kernels(few.forward, many.forward),
         mix_kernels(few.backward, many.backward),
         mix(few.activation_bytes, many.activation_bytes),
         tuple(mix(a, b) for a, b in zip(few.summed_bytes, many.summed_bytes, strict=True)),
-        tuple(  # type: ignore[arg-type]  # two of them
-            tuple(mix(a, b) for a, b in zip(*each, strict=True))
-            for each in zip(few.word_sums, many.word_sums, strict=True)
-        ),
+        mix_both(few.word_sums, many.word_sums),
         few.batch_sums,
+        along=mix_both(few.along, many.along),
     )
+
+
+def _lengths(work: Work) -> list[int]:
+    return [len(sums) for sums in (*work.word_sums, *work.along)]
 
 
 class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
 from spindle_cli.operators.tensor_group import TensorGroup
@@ -36,13 +36,16 @@ def _counted(
 @dataclass(frozen=True)
 class SplitSums:
     """Bytes of each activation that the devices sum in the forward pass, and of each gradient in the backward
-    pass; of all rows of what they gather forward, and of what they sum and hand back in parts.
+    pass; of all rows of what they gather forward, and of what they sum and hand back in parts. Along a
+    sequence: of all positions of what they gather, or sum and hand out in parts, in each pass.
     """
 
     forward: tuple[int, ...] = ()
     backward: tuple[int, ...] = ()
     gathers: tuple[int, ...] = ()
     scatters: tuple[int, ...] = ()
+    forward_along: tuple[int, ...] = ()
+    backward_along: tuple[int, ...] = ()
 
     def as_batch_sums(self) -> tuple[BatchSum, ...]:
         """The same, counted by their bytes."""
@@ -53,7 +56,11 @@ class SplitSums:
         """The times of one device's part with those of its sums, over `tp` devices of a node."""
         forward_s, backward_s = (
             sum(all_reduce_s(num_bytes, range(tp), cluster) for num_bytes in sums)
-            for sums in (self.forward, self.backward)
+            + sum(all_gather_s(num_bytes, range(tp), cluster) for num_bytes in along)
+            for sums, along in (
+                (self.forward, self.forward_along),
+                (self.backward, self.backward_along),
+            )
         )
         return times.model_copy(
             update={
@@ -76,6 +83,8 @@ class SumCounter(TensorGroup):
     _backward: list[int] = field(default_factory=list)
     _gathers: list[int] = field(default_factory=list)
     _scatters: list[int] = field(default_factory=list)
+    _forward_along: list[int] = field(default_factory=list)
+    _backward_along: list[int] = field(default_factory=list)
 
     def sum_(self, tensor: Tensor, *, is_gradient: bool) -> None:
         """Count it."""
@@ -96,13 +105,34 @@ class SumCounter(TensorGroup):
         self._scatters.append(whole.nbytes)
         return whole[: per_share[0]].clone()
 
+    def gather_along(self, own: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool) -> Tensor:
+        """Its own positions in the place of those of all."""
+        whole = torch.cat([own] * len(sizes), dim).narrow(dim, 0, sum(sizes))
+        self._along(whole, is_gradient)
+        return whole
+
+    def scatter_sum_along(
+        self, whole: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool
+    ) -> Tensor:
+        """Its own positions."""
+        self._along(whole, is_gradient)
+        return whole.narrow(dim, 0, sizes[0]).clone()
+
+    def _along(self, whole: Tensor, is_gradient: bool) -> None:
+        (self._backward_along if is_gradient else self._forward_along).append(self._bytes(whole))
+
     def _bytes(self, tensor: Tensor) -> int:
         return tensor.nbytes if self.itemsize is None else tensor.numel() * self.itemsize(tensor.dtype)
 
     def take(self) -> SplitSums:
         """What was counted so far, in one run."""
         return SplitSums(
-            tuple(self._forward), tuple(self._backward), tuple(self._gathers), tuple(self._scatters)
+            tuple(self._forward),
+            tuple(self._backward),
+            tuple(self._gathers),
+            tuple(self._scatters),
+            tuple(self._forward_along),
+            tuple(self._backward_along),
         )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
 import torch
 
 from spindle_cli.workload.memo import AnalysisMemo
@@ -12,13 +15,14 @@ from spindle_cli.workload.tracing.observe import Observer
 
 class Finder:
     """Of the layers of one workload, in the mode (of training or of evaluation) that they are in; equal ones
-    once. `memo`: what another process has found.
+    once. `memo`: what another process has found. `findings`: as `TaskGraph` has them.
     """
 
     def __init__(self, memo: AnalysisMemo | None = None) -> None:
         self.observer = Observer(memo)
         self.independence = Independence(self.observer)
         self.pairs = PairVerdicts(self.observer)
+        self.findings: dict[Hashable, Any] = {}
 
     def found(self) -> AnalysisMemo:
         """What others need not find again: the memo and more."""

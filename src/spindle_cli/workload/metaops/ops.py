@@ -80,7 +80,7 @@ def make_ops(
     cutter = Cutter(trace, homes, observer.kinds, results.nodes)
     ops = tuple(cutter.op(index) for index in range(homes.num_ops))
     fields = {str(n.target): shapes.spec(n, task.name) for n in graph.nodes if n.op == "placeholder"}
-    made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace))
+    made = TaskGraph(task, root, ops, cutter.values, fields, _loss_inside(trace), findings=finder.findings)
     specs = {key: shapes.spec(node, task.name) for key, node in results.nodes.items()}
     return replace(split_pairs(made, workload, finder.pairs), results=specs, left_out=results.left_out)
 
