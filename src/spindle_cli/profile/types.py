@@ -79,10 +79,8 @@ class OpMemory(Model):
     `first_op`: it is so from this op on, up to the next entry's. `kept_bytes`: from forward to backward.
     `forward_bytes`: the most while an op runs forward, with what it keeps. `backward_bytes`: the most while
     it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
-    of its parameters, instead of adding to those that are there.
-
-    `joined_bytes`: of what an op hands on, for the whole batch, where its devices hand on a part of the
-    sequence each: the last op of a slice keeps all of it beside that.
+    of its parameters, instead of adding to those that are there. `joined_bytes`: for the whole batch, what an
+    op hands on of which devices have a part of the sequence each; at a slice's end they keep all of it, too.
     """
 
     tp: Devices = 1
@@ -98,10 +96,8 @@ class OpMemory(Model):
         keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
         pairs = {key: getattr(self, key) for key in keys}
         return self.model_copy(
-            update={
-                "joined_bytes": round(self.joined_bytes * ratio),
-                **{key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()},
-            }
+            update={key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()}
+            | {"joined_bytes": round(self.joined_bytes * ratio)}
         )
 
 

@@ -18,9 +18,8 @@ from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.op.counting import fake_input, fake_state, itemsizes
 from spindle_cli.profile.op.op_memory import live_meter, share_memory
-from spindle_cli.profile.op.positions import OwnPositions, tensors_of
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts
-from spindle_cli.profile.op.tensor_parallel import along_sequence
+from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, tensors_of
 from spindle_cli.profile.types import ShareMemory
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import Op, TaskGraph

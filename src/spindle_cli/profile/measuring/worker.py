@@ -44,9 +44,9 @@ from spindle_cli.profile.measuring.messages import (
 from spindle_cli.profile.op.inputs import ChainInputs
 from spindle_cli.profile.op.op_run import Clock, CudaClock, OpRun, TurnsClock, WallClock
 from spindle_cli.profile.op.optimizer_run import OptimizerRun, trained_shapes
-from spindle_cli.profile.op.positions import OwnPositions
 from spindle_cli.profile.op.split_runs import SumCounter, equal_cuts, one_part
 from spindle_cli.profile.op.stand_ins import Analysed, give_parameters, load_analysed
+from spindle_cli.profile.op.tensor_parallel import OwnPositions
 from spindle_cli.profile.op.timings import Limits, Sample, is_enough
 from spindle_cli.units import MIB
 from spindle_cli.workload.training.precision import Computing, set_matmul_precision, widen_gradients

@@ -27,9 +27,8 @@ from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
 from spindle_cli.profile.op.op_run import SavedStorages
-from spindle_cli.profile.op.positions import OwnPositions, tensors_of
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
-from spindle_cli.profile.op.tensor_parallel import along_sequence, noting_sums
+from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
