@@ -54,6 +54,10 @@ class ThreadGroup(TensorGroup):
         assert [len(part) for part in parts] == list(per_share)
         return torch.cat(parts)
 
+    def scatter_sum(self, whole: Tensor, per_share: Sequence[int]) -> Tensor:
+        total = torch.stack(self.meeting.all(self.member, "scatter", whole)).sum(0)
+        return torch.split(total, list(per_share))[self.member]
+
 
 def in_threads(degree: int, run: Callable[[ThreadGroup], _Result]) -> tuple[list[_Result], Meeting]:
     """What every device of a group gives, and where they met."""

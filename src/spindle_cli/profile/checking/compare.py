@@ -18,7 +18,7 @@ from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.vocabulary import OwnWords
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
-from spindle_cli.operators.split_op import PartialOp, View
+from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
@@ -143,6 +143,53 @@ class OpShares:
             if name in cut
         }
         return [replace(run, gradients={**run.gradients, **joined}) for run in runs]
+
+    def in_parts(self, split: LayerSplit, samples: int) -> list[Run]:
+        """On all samples, by each device of those that share out the op's layer; after `whole`. Of its
+        parameters' gradients each run has those that the devices' come to together.
+        """
+        group = InTurn(split.degree)
+        parts = [self._part_of(split, group, member) for member in range(split.degree)]
+        passes = group.run([partial(self._part_forward, part, samples, ()) for part, _ in parts])
+        runs = group.run(
+            [
+                partial(self._backward, run, leaves, self._cotangents, 1.0, counted)
+                for (part, counted), (run, leaves) in zip(parts, passes, strict=True)
+            ]
+        )
+        together = {
+            name: torch.cat([run.gradients[name] for run in runs], split.dims[name])
+            if name in split.dims
+            else torch.stack([run.gradients[name] for run in runs if name in run.gradients]).sum(0)
+            for name in runs[0].gradients
+            if name in self._parameters
+        }
+        return [replace(run, gradients={**run.gradients, **together}) for run in runs]
+
+    def _part_of(
+        self, split: LayerSplit, group: InTurn, member: int
+    ) -> tuple[PartialOp, dict[str, nn.Parameter]]:
+        """A device's part of the op, with leaves of its own where it has parts; and what it finds gradients
+        of that count.
+        """
+        views: dict[str, View] = {}
+        known: dict[tuple[int, bool, bool], View] = {}
+        counted: dict[str, nn.Parameter] = {}
+        for name, whole in self._module.named_parameters(remove_duplicate=False):
+            first, is_own = member == 0, split.finds_own_gradient(name)
+            leaf = whole
+            if name in split.dims:
+                dim = split.dims[name]
+                width = whole.shape[dim] // split.degree
+                leaf = nn.Parameter(
+                    whole.detach().narrow(dim, member * width, width).clone(), whole.requires_grad
+                )
+            is_zero = not first and name in split.added_once
+            view = View((leaf,), counts=first or is_own, is_zero=is_zero)
+            views[name] = known.setdefault((id(whole), view.counts, is_zero), view)
+            if name in self._parameters and (first or is_own):
+                counted[name] = views[name].leaves[0]
+        return PartialOp(self._module, views, SplitRegion(self._module, split, group)), counted
 
     def _words_of(self, module: fx.GraphModule, split: LayerSplit, member: int) -> PartialOp:
         """A device's part of the op, with leaves of its own."""

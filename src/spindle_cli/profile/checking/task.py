@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 import torch
@@ -95,6 +95,7 @@ class TaskChecker:
         split_of: Callable[[Op], LayerSplit | None] = lambda _: None,
     ) -> None:
         self._split_of = split_of
+        self._kinds: set[str] = set()  # of the ops whose sequence was shared out
         self._task = task
         self._names = names
         self._limits = limits
@@ -185,6 +186,7 @@ class TaskChecker:
                 return whole.outputs
             if whole.is_finite and runs.watch.tolerance is not None:
                 self._check_words(op, runs, whole, runs.watch.tolerance)
+                self._check_positions(op, runs, whole, runs.watch.tolerance)
         what, relative = largest_difference(whole, shares)
         if not whole.is_finite:
             found.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
@@ -217,6 +219,35 @@ class TaskChecker:
                     f"{', '.join(sorted(split.words))} differs from that of the whole by {relative:.1e}",
                     hint="Keep heads and embeddings whole: Workload(..., tp_vocabulary=None).",
                 )
+
+    def _check_positions(self, op: Op, runs: OpShares, whole: Run, tolerance: float) -> None:
+        """Compare with what devices compute that share out the sequence of the op's layer; of equal ops one.
+
+        Raises:
+            WorkloadError: it differs, and does not where they have all of it.
+        """
+        split = self._split_of(op)
+        if split is None or split.sequence is None or op.kind in self._kinds:
+            return
+        self._kinds.add(op.kind)
+        dims = {name: dim for name, dim in split.dims.items() if name not in split.words}
+        joined = replace(split.sequence, taken=None, kept=frozenset())
+        split = replace(split, dims=dims, words=frozenset(), sequence=joined)
+        why = self._differs(runs, split, whole, tolerance)
+        if why is None or self._differs(runs, replace(split, sequence=None), whole, tolerance) is not None:
+            return
+        raise WorkloadError(
+            f"{place_of(op)}where {split.degree} devices have a part of the sequence each, {why}",
+            hint="Keep sequences whole: Workload(..., tp_sequence=False).",
+        )
+
+    def _differs(self, runs: OpShares, split: LayerSplit, whole: Run, tolerance: float) -> str | None:
+        try:
+            found = [largest_difference(whole, run) for run in runs.in_parts(split, self._samples)]
+        except Exception as error:  # what workers would run into
+            return f"it fails: {_first_line(error)}"
+        what, relative = max(found, key=lambda each: each[1])
+        return f"{what} differs from that of the whole by {relative:.1e}" if relative > tolerance else None
 
     def _run(self, op: Op, known: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
         self._require_room(op)
