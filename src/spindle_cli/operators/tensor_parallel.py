@@ -28,6 +28,7 @@ from spindle_cli.workload.types import Workload
 
 # Dimension of a linear map's [out, in] weight that is split.
 _SPLIT_DIMS: Mapping[Way, int] = {"colwise": 0, "rowwise": 1}
+_FEWEST_DEVICES = 2
 # Numbers of heads as torch, Hugging Face and most other libraries call them, on a module or its config.
 _HEADS = ("num_heads", "num_attention_heads", "num_key_value_heads")
 
@@ -153,6 +154,18 @@ def _by_sequence(workload: Workload, task: TaskGraph, op: Op, split: LayerSplit)
     return find_sequence(task, op, SplitParts(cut, split.partial, split.entered, split.summed), split.degree)
 
 
+def _why_whole_sequence(workload: Workload, task: TaskGraph, op: Op) -> str | None:
+    """Why two devices do not share out a layer's sequence; None: they do, or do not split the layer."""
+    split = layer_split(replace(workload, tp_sequence=False), task, op, _FEWEST_DEVICES)
+    if split is None or not split.summed:
+        return None
+    try:
+        _by_sequence(workload, task, op, split)
+    except NotBySequenceError as error:
+        return str(error)
+    return None
+
+
 def _heads_divide(layer: nn.Module, degree: int) -> bool:
     """Whether every attention of the layer that says so has a multiple of `degree` heads."""
     owners = [owner for module in layer.modules() for owner in (module, getattr(module, "config", None))]
@@ -217,6 +230,9 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         layer = task.root.get_submodule(op.target)
         if unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
+        elif why := _why_whole_sequence(graph.workload, task, op):
+            kind = type(layer).__name__
+            found.setdefault(f"tensor parallelism: each device has the whole sequence in {kind}: {why}")
     for name, task in graph.tasks.items():
         for why in found_words(graph.workload, task, task.ops[-1]).why_not:
             found.setdefault(f"tensor parallelism: {name}: the head {why}; it stays whole")

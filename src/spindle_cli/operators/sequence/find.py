@@ -39,6 +39,8 @@ from spindle_cli.workload.tracing.behaviour import behaviour_of
 from spindle_cli.workload.tracing.observe import swapped_tensors
 from spindle_cli.workload.unread import Unread
 
+# How reasons of the rules begin, which speak of samples.
+_AS_SAMPLES = "of its positions, as if they were samples: "
 # Of a stream: samples, positions, channels.
 _FEWEST_DIMS = 3
 # Positions for each device; with one alone, a dimension of that size would be broadcast to others.
@@ -258,11 +260,13 @@ class _Finder:
         lengths = tuple(dict.fromkeys((own[0], size, own[-1], *(_LENGTHS if self._task.varying else ()))))
         runs = [call.record(stream, dim, length) for length in lengths]
         recording, part, others = runs[0]
-        follower = Follower(lengths)
+        follower = Follower(lengths, self._held())
         follower.give(part, Batch(dim))
         mixed = follower.follow([run.entries for run, *_ in runs])
         if mixed is not None:
-            raise NotBySequenceError(str(mixed))
+            raise NotBySequenceError(f"{_AS_SAMPLES}{mixed}")
+        for name in follower.written:
+            raise NotBySequenceError(f"it changes {name!r}")
         for joined in recording.joined:
             _require_part(follower, joined, dim)
         results: list[Result] = []
@@ -281,6 +285,11 @@ class _Finder:
             results=tuple(results),
             partial=self._partial(follower, recording, others),
         )
+
+    def _held(self) -> dict[int, str]:
+        """By storage, the layer's parameters and buffers."""
+        named = [*self.layer.named_parameters(), *self.layer.named_buffers()]
+        return {storage(tensor): name for name, tensor in named}
 
     def _partial(self, follower: Follower, recording: Recording, others: Sequence[Tensor]) -> frozenset[str]:
         """The parameters whose gradients are found in parts, besides those that are split anyway."""
@@ -345,7 +354,7 @@ def _require_part(follower: Follower, tensor: Tensor, dim: int) -> None:
     """Raises NotBySequenceError: it does not have one entry for each position along the dimension."""
     state = follower.state_of(tensor)
     if isinstance(state, Mixed):
-        raise NotBySequenceError(str(state))
+        raise NotBySequenceError(f"{_AS_SAMPLES}{state}")
     if state != Batch(dim):
         raise NotBySequenceError(f"what it gives does not lie along dimension {dim}")
 

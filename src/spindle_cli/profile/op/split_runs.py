@@ -107,7 +107,7 @@ class SumCounter(TensorGroup):
 
     def gather_along(self, own: Tensor, dim: int, sizes: Sequence[int], *, is_gradient: bool) -> Tensor:
         """Its own positions in the place of those of all."""
-        whole = torch.cat([own] * len(sizes), dim).narrow(dim, 0, sum(sizes))
+        whole = torch.cat([own.narrow(dim, 0, size) for size in sizes], dim)
         self._along(whole, is_gradient)
         return whole
 
