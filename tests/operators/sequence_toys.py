@@ -1,4 +1,4 @@
-"""Layers whose stream may be shared out along the sequence, each over what another one has not."""
+"""Layers whose trunk may be shared out along the sequence, each over what another one has not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stream that devices share out along the sequence gives the loss and the gradients of the whole."""
+"""A trunk that devices share out along the sequence gives the loss and the gradients of the whole."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_recomputed_layers_train_as_the_whole(name: str) -> None:
     compare(name, 5, 2, recompute=True)
 
 
-def test_a_stream_is_joined_once_at_the_end_and_nothing_is_summed() -> None:
-    """Two split parts in each layer, each with a gather and a scatter of the stream in both passes; one more
+def test_a_trunk_is_joined_once_at_the_end_and_nothing_is_summed() -> None:
+    """Two split parts in each layer, each with a gather and a scatter of the trunk in both passes; one more
     gather behind the last layer, and one of the gradient of what is cut before the first.
     """
     meeting = compare("encoder", 8, 2)

@@ -61,12 +61,12 @@ def test_a_context_stays_whole_and_the_maps_that_take_it_sum_its_gradient() -> N
     cross = "decoder.1.cross_attention"
     assert decoder.alike == {f"{cross}.key", f"{cross}.value"}
     assert decoder.entries[cross] == (0,)
-    assert decoder.stream == 0
+    assert decoder.trunk == 0
 
 
 def test_neighbouring_layers_hand_each_other_their_parts() -> None:
     first, middle, last = (found("language", op) for op in range(3))
-    assert (first.taken, first.kept) == (None, {None})  # it makes its stream of words
+    assert (first.taken, first.kept) == (None, {None})  # it makes its trunk of words
     assert (middle.taken, middle.kept) == (0, {None})
     assert (last.taken, last.kept) == (1, frozenset())  # a head comes behind it; words are its first argument
     # What else is computed of a result needs all of it.
@@ -93,7 +93,7 @@ def test_none_is_shared_out_where_the_workload_says_so() -> None:
 
 
 class Layer(nn.Module):
-    """A layer with something else done to its stream."""
+    """A layer with something else done to its trunk."""
 
     what: Callable[[Any, Tensor], Tensor]
 
@@ -129,8 +129,8 @@ LOOKS_AROUND: dict[str, tuple[Callable[[Any, Tensor], Tensor], str]] = {
     "masked": (lambda layer, x: x * layer.mask, "fails on 4 of 8 positions"),
     "counted": (lambda _, x: x / x.shape[1], "size of the batch"),
     "long": (lambda _, x: x.tanh() if x.shape[1] > 4 else x, "others for another size"),
-    "dropped": (lambda _, x: functional.dropout(x, 0.5), "draws random numbers for the stream"),
-    "noisy": (lambda _, x: x + torch.rand(x.shape), "draws random numbers for the stream"),
+    "dropped": (lambda _, x: functional.dropout(x, 0.5), "draws random numbers for the trunk"),
+    "noisy": (lambda _, x: x + torch.rand(x.shape), "draws random numbers for the trunk"),
     "turned": (lambda _, x: x.transpose(0, 1).reshape(x.shape), ""),
     "buffer": (counted, "it changes 'seen'"),
 }

@@ -41,7 +41,7 @@ from spindle_cli.workload.unread import Unread
 
 # How reasons of the rules begin, which speak of samples.
 _AS_SAMPLES = "of its positions, as if they were samples: "
-# Of a stream: samples, positions, channels.
+# Of a trunk: samples, positions, channels.
 _FEWEST_DIMS = 3
 # Positions for each device; with one alone, a dimension of that size would be broadcast to others.
 _FEWEST = 2
@@ -81,7 +81,7 @@ def find_sequence(task: TaskGraph, op: Op, parts: SplitParts, degree: int) -> Se
 class _InLayer:
     """What of a `SequenceSplit` is the layer's own; names are those in the layer."""
 
-    stream: Argument
+    trunk: Argument
     dim: int
     entries: Mapping[str, tuple[Argument, ...]]
     alike: frozenset[str]
@@ -132,16 +132,16 @@ class _Finder:
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
         """Of equal layers that are called alike."""
         given = pytree.tree_map(_described, (args, kwargs))
-        streams = list(self._streams(args, kwargs))
+        trunks = list(self._trunks(args, kwargs))
         parts = [sorted(self._relative(names)) for names in astuple(self._parts)]
-        return behaviour_of(self.layer), repr((given, streams, parts)), self._degree, bool(self._task.varying)
+        return behaviour_of(self.layer), repr((given, trunks, parts)), self._degree, bool(self._task.varying)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _InLayer:
         why: NotBySequenceError | None = None
         for maps in self._maps():
-            for stream, dim in self._streams(args, kwargs):
+            for trunk, dim in self._trunks(args, kwargs):
                 try:
-                    return self._split(Call(self.layer, args, kwargs, maps), stream, dim)
+                    return self._split(Call(self.layer, args, kwargs, maps), trunk, dim)
                 except NotBySequenceError as error:
                     why = why or error
         raise why or NotBySequenceError("it takes no tensor with positions")
@@ -156,11 +156,11 @@ class _Finder:
         partial = frozenset(prefix + name for name in found.partial)
         if outside := sorted(partial & self._around_layer()):
             raise NotBySequenceError(f"{outside[0]} is used outside of it, too")
-        taken, kept = self._outside(found.stream, found.results)
+        taken, kept = self._outside(found.trunk, found.results)
         return SequenceSplit(
             layer=str(self._op.target),
             dim=found.dim,
-            stream=found.stream,
+            trunk=found.trunk,
             entries={prefix + name: places for name, places in found.entries.items()},
             alike=frozenset(prefix + name for name in found.alike),
             results=found.results,
@@ -234,8 +234,8 @@ class _Finder:
             found = outer
         return found
 
-    def _streams(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Argument, int]]:
-        """Arguments that may be the stream, and the dimension of its positions."""
+    def _trunks(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[Argument, int]]:
+        """Arguments that may be the trunk, and the dimension of its positions."""
         given: list[tuple[Argument, Any]] = [*enumerate(args), *kwargs.items()]
         for place, value in given:
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() > _FEWEST_DIMS - 1:
@@ -247,18 +247,18 @@ class _Finder:
         source = argument(place, self._node.args, self._node.kwargs)
         return str(source.target) if isinstance(source, fx.Node) and source.op == "placeholder" else None
 
-    def _split(self, call: Call, stream: Argument, dim: int) -> _InLayer:
-        """With this stream.
+    def _split(self, call: Call, trunk: Argument, dim: int) -> _InLayer:
+        """With this trunk.
 
         Raises:
             NotBySequenceError: it cannot be shared out.
         """
-        size = argument(stream, call.args, call.kwargs).shape[dim]
+        size = argument(trunk, call.args, call.kwargs).shape[dim]
         if size < _FEWEST * self._degree:
             raise NotBySequenceError(f"it has {size} positions, too few for {self._degree} devices")
         own = part_sizes(size, self._degree)
         lengths = tuple(dict.fromkeys((own[0], size, own[-1], *(_LENGTHS if self._task.varying else ()))))
-        runs = [call.record(stream, dim, length) for length in lengths]
+        runs = [call.record(trunk, dim, length) for length in lengths]
         recording, part, others = runs[0]
         follower = Follower(lengths, self._held())
         follower.give(part, Batch(dim))
@@ -278,7 +278,7 @@ class _Finder:
             raise NotBySequenceError("it gives nothing with positions")
         entries, alike = _of_all_calls([run for run, *_ in runs])
         return _InLayer(
-            stream=stream,
+            trunk=trunk,
             dim=dim,
             entries={name: places for name, places in entries.items() if places},
             alike=frozenset(name for name, is_alike in alike.items() if is_alike),
@@ -318,9 +318,9 @@ class _Finder:
             ) if inside else found.add(name)
         return found
 
-    def _outside(self, stream: Argument, results: Sequence[Result]) -> tuple[int | None, frozenset[Result]]:
-        """Whether the op takes the stream, and hands on the results, as they are."""
-        source = argument(stream, self._node.args, self._node.kwargs)
+    def _outside(self, trunk: Argument, results: Sequence[Result]) -> tuple[int | None, frozenset[Result]]:
+        """Whether the op takes the trunk, and hands on the results, as they are."""
+        source = argument(trunk, self._node.args, self._node.kwargs)
         placeholders = [node for node in self._op.graph.nodes if node.op == "placeholder"]
         is_alone = (
             isinstance(source, fx.Node)

@@ -39,7 +39,7 @@ class Maps:
 
 
 class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    """What a layer does with one device's part of its stream.
+    """What a layer does with one device's part of its trunk.
 
     Attributes:
         entered: by module, for each call the arguments that are gathered.
@@ -51,7 +51,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
     """
 
     def __init__(self, size: int, own: int, dim: int) -> None:
-        """For a stream of `size` positions along `dim`, of which the device has `own`."""
+        """For a trunk of `size` positions along `dim`, of which the device has `own`."""
         super().__init__()
         self.entered: dict[str, list[tuple[Argument, ...]]] = {}
         self.alike: dict[str, list[bool]] = {}
@@ -65,9 +65,9 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
         self._wholes: list[tuple[Tensor, Tensor]] = []
         self._size, self._own, self._dim = size, own, dim
 
-    def begin(self, stream: Tensor) -> None:
+    def begin(self, trunk: Tensor) -> None:
         """The layer is given this part."""
-        self._parts.add(storage(stream))
+        self._parts.add(storage(trunk))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -156,19 +156,19 @@ class Call:
     maps: Maps
     _hooks: list[Any] = field(default_factory=list)
 
-    def record(self, stream: Argument, dim: int, own: int) -> tuple[Recording, Tensor, list[Tensor]]:
-        """Run it with a stream of `own` positions; also gives that, and its other tensors.
+    def record(self, trunk: Argument, dim: int, own: int) -> tuple[Recording, Tensor, list[Tensor]]:
+        """Run it with a trunk of `own` positions; also gives that, and its other tensors.
 
         Raises:
             NotBySequenceError: its split parts cannot be told from the rest, or it fails.
         """
         args, kwargs = pytree.tree_map(_anew, (self.args, self.kwargs))
-        whole = args[stream] if isinstance(stream, int) else kwargs[stream]
+        whole = args[trunk] if isinstance(trunk, int) else kwargs[trunk]
         part = torch.empty(
             (*whole.shape[:dim], own, *whole.shape[dim + 1 :]), dtype=whole.dtype, device="meta"
         ).requires_grad_(whole.requires_grad)
         others = [leaf for leaf in _tensors((args, kwargs)) if leaf is not whole]
-        args, kwargs = with_argument(stream, part, args, kwargs)
+        args, kwargs = with_argument(trunk, part, args, kwargs)
         recording = Recording(whole.shape[dim], own, dim)
         recording.begin(part)
         try:
@@ -176,9 +176,7 @@ class Call:
                 recording.result = self.layer(*args, **kwargs)
         except NotBySequenceError:
             raise
-        except (
-            Exception
-        ) as error:  # whatever code that takes its sizes from the stream does with a part of it
+        except Exception as error:  # whatever code that takes its sizes from the trunk does with a part of it
             text = str(error).strip().split("\n")[0]
             raise NotBySequenceError(
                 f"it fails on {own} of {whole.shape[dim]} positions: {type(error).__name__}: {text}"

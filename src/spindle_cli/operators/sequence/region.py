@@ -23,11 +23,11 @@ class SequenceRun:
     def begin(
         self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Before the layer: of its stream, this device's part."""
-        given = argument(self._split.stream, args, kwargs)
+        """Before the layer: of its trunk, this device's part."""
+        given = argument(self._split.trunk, args, kwargs)
         shared = given if isinstance(given, Shared) else self._part.cut(given)
         self._size = shared.length
-        return with_argument(self._split.stream, shared.tensor, args, kwargs)
+        return with_argument(self._split.trunk, shared.tensor, args, kwargs)
 
     def enter(
         self, places: tuple[Argument, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -42,7 +42,7 @@ class SequenceRun:
         """Behind a rowwise map: this device's part of the sum.
 
         Raises:
-            WorkloadError: it has not as many positions as the stream.
+            WorkloadError: it has not as many positions as the trunk.
         """
         shared = self._part.scatter_sum(summand)
         if shared.length != self._size:

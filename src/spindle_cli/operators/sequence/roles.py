@@ -41,7 +41,7 @@ class Roles:
         """Go through what a layer does.
 
         Args:
-            others: the layer's arguments beside the stream.
+            others: the layer's arguments beside the trunk.
             whole, split: storages of its parameters that all devices have whole, and have parts of.
 
         Raises:
@@ -60,7 +60,7 @@ class Roles:
             if isinstance(self.state_of(tensor), Batch) or not tensor.requires_grad:
                 continue
             if self._sources.get(storage(tensor), frozenset()) & {_GATHERED, _SPLIT}:
-                raise NotBySequenceError("beside its stream it gives what split parts of it have made")
+                raise NotBySequenceError("beside its trunk it gives what split parts of it have made")
             self._use_whole(tensor)
         if self.parts & self.whole:
             raise NotBySequenceError(
@@ -74,14 +74,14 @@ class Roles:
             is_part or any(isinstance(self.state_of(tensor), Batch) for tensor in tensors_in(entry.result))
         ):
             place = f" ({entry.place})" if entry.place else ""
-            raise NotBySequenceError(f"it draws random numbers for the stream{place}")
+            raise NotBySequenceError(f"it draws random numbers for the trunk{place}")
         sources: frozenset[Source] = frozenset().union(
             *(self._sources.get(storage(t), frozenset()) for t in given if t.is_floating_point())
         )
         if entry.grad and (is_part or _GATHERED in sources):
             if _OTHER in sources:
                 place = f" ({entry.place})" if entry.place else ""
-                raise NotBySequenceError(f"another trained argument is put together with the stream{place}")
+                raise NotBySequenceError(f"another trained argument is put together with the trunk{place}")
             self.parts.update(source for source in sources if isinstance(source, int))
             sources &= {_GATHERED, _SPLIT}
         for tensor in tensors_in(entry.result):

@@ -18,21 +18,21 @@ class SequenceSplit:
 
     Attributes:
         layer: the layer.
-        dim: the dimension of that stream along which positions lie.
-        stream: the layer's argument that is the stream.
+        dim: the dimension of that trunk along which positions lie.
+        trunk: the layer's argument that is the trunk.
         entries: by module, the arguments that are gathered before it is called: colwise maps, or what lies
             around them.
         alike: colwise maps that take what all devices have whole and alike.
         results: of what the layer gives, what is a part of the sequence.
         partial: parameters that each device uses for its own positions: gradients are to be summed.
-        taken: the op's argument (fields, then inputs) that goes into the layer alone, as its stream; None:
+        taken: the op's argument (fields, then inputs) that goes into the layer alone, as its trunk; None:
             something is done with it before.
         kept: of `results`, what the op hands on as it is, and nothing else looks at.
     """
 
     layer: str
     dim: int
-    stream: Argument
+    trunk: Argument
     entries: Mapping[str, tuple[Argument, ...]]
     alike: frozenset[str]
     results: tuple[Result, ...]

@@ -1,5 +1,5 @@
 """Tensor parallelism of an op run alone: its degrees on a cluster, what its devices sum, and which positions
-one of them has of the stream between its layers.
+one of them has of the trunk between its layers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def noting_sums(module: nn.Module, split: LayerSplit | None) -> Iterator[list[Te
 
 
 class OwnPositions:
-    """The first device's positions; `inputs`: the op's, of its stream these alone."""
+    """The first device's positions; `inputs`: the op's, of its trunk these alone."""
 
     def __init__(self, split: LayerSplit | None, group: TensorGroup, inputs: Sequence[Tensor]) -> None:
         """`split`: None, or without a sequence, leaves everything whole."""
@@ -67,10 +67,10 @@ class OwnPositions:
         if split is None or sequence is None or self._taken is None:
             return
         self._part = SequencePart(split.degree, sequence.dim, group)
-        stream = inputs[self._taken]
-        self._length = stream.shape[sequence.dim]
-        own = self._part.own(stream.detach())
-        self.inputs[self._taken] = own.requires_grad_(stream.requires_grad)
+        trunk = inputs[self._taken]
+        self._length = trunk.shape[sequence.dim]
+        own = self._part.own(trunk.detach())
+        self.inputs[self._taken] = own.requires_grad_(trunk.requires_grad)
 
     def given(self, arguments: Sequence[Any]) -> list[Any]:
         """What the op takes, from tensors like `inputs`."""
