@@ -177,6 +177,8 @@ TASKS = {
     "[task('a')], tp_vocabulary=True": "tp_vocabulary is True",
     "[task('a')], tp_vocabulary=1.5": "tp_vocabulary is 1.5",
     "[task('a')], tp_vocabulary='all'": "tp_vocabulary is 'all'",
+    "[task('a')], tp_sequence='long'": "tp_sequence is 'long', expected True or False",
+    "[task('a')], tp_sequence=None": "tp_sequence is None",
 }
 
 

@@ -80,6 +80,8 @@ def _check_splitting(workload: Workload, where: str) -> None:
             f"{where}: tp_vocabulary is {words!r}, expected a whole number of words, at least 1, or None",
             hint="Heads over at least so many words are split; with None, none is.",
         )
+    if not isinstance(workload.tp_sequence, bool):
+        raise WorkloadError(f"{where}: tp_sequence is {workload.tp_sequence!r}, expected True or False")
 
 
 def _is_module_class(item: Any) -> bool:
