@@ -58,9 +58,7 @@ class Part:
         self.edges = after + (0.0 if piece.recompute else before / piece.tp)
         if piece.recompute:
             inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / piece.dp
-            if before and after:
-                inner, handed = inner / piece.tp, handed / piece.tp
-            self.kept_inputs = max(inner, handed) + _RANDOM_STATE_BYTES
+            self.kept_inputs = max(inner, handed)
         taken = {name: size / piece.dp for size, name in slice_inputs(piece, by_name)}
         self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
         self.taken_at_once = sum(taken.values())
@@ -71,6 +69,12 @@ class Part:
             for use in uses:
                 size, trained, at = self.blocks.get(use.block, (0.0, 0.0, position))
                 self.blocks[use.block] = max(size, use.num_bytes), max(trained, use.trained_bytes), at
+
+    def kept_of(self, needs: OpNeeds) -> float:
+        """Of an op, from forward to backward."""
+        if not self.recompute:
+            return needs.kept
+        return self.kept_inputs / (self.tp if needs.joined else 1) + _RANDOM_STATE_BYTES
 
     def ops_from_last(self) -> Iterable[tuple[int, OpNeeds]]:
         """(position in the slice, what it needs) of each op, the last one first."""
@@ -201,7 +205,7 @@ class Iteration:
         part = self._setting.parts[role[0]]
         casts = 0.0
         for count, needs in part.needs:
-            kept = part.kept_inputs if part.recompute else needs.kept
+            kept = part.kept_of(needs)
             casts += count * needs.cast if part.recompute else 0.0
             self._kept += (count - 1) * kept
             self._see(needs.forward + casts, self._received)
@@ -224,7 +228,7 @@ class Iteration:
                 running = joined + max(needs.forward, needs.kept + running)
             buffers = self._received + self._retained + part.handed
             self._see(running, buffers + self._sums())
-            self._kept -= part.kept_inputs if part.recompute else needs.kept + joined
+            self._kept -= part.kept_of(needs) if part.recompute else needs.kept + joined
             self._end_op(part.uses[position], first_op + position)
         self._kept -= part.edges
         self._retained += part.taken_at_once
