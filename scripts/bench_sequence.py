@@ -112,7 +112,8 @@ def compare(asked: argparse.Namespace) -> list[str]:
     torch.manual_seed(0)
     items = [{"x": torch.zeros(asked.tokens, asked.width)}] * asked.samples
     task = Task("stack", Stack(asked), asked.samples, items)
-    graph = analyse(Workload("long", [task], operators=(LanguageLayer,), tp_plans=TP_PLANS))
+    layers = {"operators": (LanguageLayer,), "tp_plans": TP_PLANS}
+    graph = analyse(Workload("long", [task], tp_sequence=True, **layers))
     trunk = torch.randn(asked.samples, asked.tokens, asked.width, requires_grad=True)
     ways = [Way(graph, degree, trunk, shared=shared) for degree in asked.degrees for shared in (False, True)]
     for way in ways:

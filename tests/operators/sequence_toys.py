@@ -157,5 +157,6 @@ def workload_with(module: nn.Module, positions: int, **settings: Any) -> Workloa
     items = [{"words": torch.randint(WORDS, (positions,))} for _ in range(BATCH)]
     task = Task("task", module, BATCH, items)
     plans: dict[type[nn.Module], Any] = {**PLANS, **settings.pop("tp_plans", {})}
+    settings.setdefault("tp_sequence", True)
     held = tuple(cls for cls in plans if any(type(part) is cls for part in module.modules()))
     return Workload("toy", [task], operators=held, tp_plans=plans, tp_vocabulary=None, **settings)

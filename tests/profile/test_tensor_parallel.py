@@ -45,13 +45,7 @@ class Model(nn.Module):
 def workload(plan: dict[str, str] | None = None) -> Workload:
     items = [{"x": torch.zeros(TOKENS, WIDTH)} for _ in range(BATCH)]
     plans: dict[type[nn.Module], dict[str, str]] = TP_PLANS if plan is None else {EncoderLayer: plan}
-    return Workload(
-        "split",
-        [Task("task", Model(), BATCH, items)],
-        operators=(EncoderLayer,),
-        tp_plans=plans,
-        tp_sequence=False,
-    )
+    return Workload("split", [Task("task", Model(), BATCH, items)], operators=(EncoderLayer,), tp_plans=plans)
 
 
 @pytest.fixture(scope="module")

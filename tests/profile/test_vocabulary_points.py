@@ -58,11 +58,7 @@ class Model(nn.Module):
 def workload(tied: bool = False) -> Workload:
     items = [{"words": torch.arange(TOKENS) + index} for index in range(BATCH)]
     return Workload(
-        "write",
-        [Task("task", Model(tied), BATCH, items)],
-        operators=(EncoderLayer,),
-        tp_plans=TP_PLANS,
-        tp_sequence=False,
+        "write", [Task("task", Model(tied), BATCH, items)], operators=(EncoderLayer,), tp_plans=TP_PLANS
     )
 
 

@@ -117,4 +117,5 @@ def build(frozen: bool = False, dropout: float = 0.0) -> Workload:
         operators=(Layer, Decoder),
         tp_plans={Layer: PLAN, Decoder: PLAN},
         tp_vocabulary=CLASSES,
+        tp_sequence=True,
     )

@@ -124,7 +124,7 @@ class Workload:
     contrastive: tuple[type[nn.Module], ...] = ()
     tp_plans: Mapping[type[nn.Module], Mapping[str, Any]] = field(default_factory=dict)
     tp_vocabulary: int | None = 1024
-    tp_sequence: bool = True
+    tp_sequence: bool = False
     evaluated: Sequence[Task | FlowTask] = ()
 
     @property
