@@ -1,10 +1,10 @@
 """The planner's benchmark: every workload x devices x strategy, and random workloads.
 
-    python scripts/bench_plan.py [--quick] [--only WORKLOAD ... [--devices N ...]]
+    python scripts/bench_plan.py [--quick] [--only WORKLOAD ... [--devices N ...] [--by STRATEGY ...]]
 
 Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers). `--quick` leaves out
 256 and 1,024 devices and writes nothing. `--only` plans these of the paper's workloads again, on so many
-devices, and keeps what was written of the others.
+devices, by these strategies, and keeps what was written of the others.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD")
     parser.add_argument("--devices", nargs="+", type=int, choices=DEVICES, default=DEVICES, metavar="N")
+    parser.add_argument("--by", nargs="+", choices=STRATEGIES, default=STRATEGIES, metavar="STRATEGY")
     arguments = parser.parse_args()
     devices = [n for n in DEVICES if n <= 64] if arguments.quick else list(DEVICES)
     if arguments.only:
-        rows = _replaced(_shown(paper_rows(arguments.devices, arguments.only)))
+        rows = _replaced(_shown(paper_rows(arguments.devices, arguments.only, arguments.by)))
     else:
         rows = [*_shown(paper_rows(devices)), *_shown(random_rows(devices))]
     _summarise(rows)
@@ -77,12 +78,16 @@ def _replaced(made: Iterable[Row]) -> list[Row]:
     return [new.get((row.workload, row.num_devices, row.strategy), row) for row in old]
 
 
-def paper_rows(devices: Sequence[int], workloads: Sequence[str] = WORKLOADS) -> Iterator[Row]:
-    """The paper's workloads by every strategy."""
+def paper_rows(
+    devices: Sequence[int],
+    workloads: Sequence[str] = WORKLOADS,
+    strategies: Sequence[StrategyName] = STRATEGIES,
+) -> Iterator[Row]:
+    """The paper's workloads by these strategies."""
     for workload in workloads:
         for num_devices in devices:
             path = profile_path(workload, num_devices)
-            for strategy in STRATEGIES:
+            for strategy in strategies:
                 yield plan_row(workload, num_devices, strategy, path)
 
 

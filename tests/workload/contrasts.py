@@ -139,7 +139,21 @@ def views_apart(m: Any, a: Tensor, b: Tensor) -> Tensor:
     return (of_view(m, a, b) + of_view(m, b, a)) / 2
 
 
+def supervised(m: Any, a: Tensor, b: Tensor) -> Tensor:
+    """SupCon of one view, as its authors' code has it: others with the same label are drawn near."""
+    z, label = normalize(a), (b.detach().sum(1) > 0).long().contiguous().view(-1, 1)
+    same = torch.eq(label, label.T).to(z.dtype)
+    logits = torch.div(z @ z.T, 0.5)
+    largest, _ = torch.max(logits, dim=1, keepdim=True)
+    logits = logits - largest.detach()
+    others = torch.scatter(torch.ones_like(same), 1, torch.arange(z.shape[0]).view(-1, 1), 0)
+    same = same * others
+    log_prob = logits - torch.log((torch.exp(logits) * others).sum(1, keepdim=True))
+    return -((same * log_prob).sum(1) / (same.sum(1) + 1e-6)).mean() * m.scale
+
+
 SPLIT: dict[str, Loss] = {
+    "supervised": supervised,
     "two views apart": views_apart,
     "clip": clip,
     "open_clip": open_clip,

@@ -53,6 +53,17 @@ def place(function: Callable[..., Any], line: int) -> str:
     return f"{Path(__file__).name}:{first + line}"
 
 
+def test_parameters_that_forward_goes_through() -> None:
+    def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
+        loss = functional.cross_entropy(self.second(self.block(x)).mean(1), label)
+        return loss + 0.1 * sum(parameter.pow(2).sum() for parameter in self.parameters())
+
+    message = of_forward(forward)
+    assert "computes with parameters that it goes through by .parameters()" in message
+    assert place(forward, 2) in message
+    assert "weight_decay" in message
+
+
 def test_control_flow_on_values() -> None:
     def forward(self: Net, x: Tensor, label: Tensor) -> Tensor:
         x = self.block(x)

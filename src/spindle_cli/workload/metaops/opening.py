@@ -45,10 +45,10 @@ def _is_last_better_opened(task: TaskGraph, samples: Mapping[str, Tensor]) -> bo
 
 
 def _gives_terms(task: TaskGraph, op: Op) -> bool:
-    """Whether an operator runs whole, and gives nothing but what the loss is made of for the whole batch."""
+    """Whether an operator runs whole, and gives single numbers that the loss alone is made of."""
     if not op.coupled or op.coupled_because is None or not op.outputs:
         return False
-    if any(task.values[name].batch_dim is not None for name in op.outputs):
+    if any(task.values[name].shape != () for name in op.outputs):
         return False
     given = set(op.outputs)
     return all(other.is_loss for other in task.ops if given & set(other.inputs))

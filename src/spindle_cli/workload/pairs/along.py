@@ -97,6 +97,19 @@ def _own_entry(call: Call) -> Judged:
     return Judged((Batch(0),), (tuple((dim, 0) for dim in state.cuts[:1]), (), ()))
 
 
+def _set_own(call: Call) -> Judged:
+    """scatter of a number to the column of each sample's own number (SupCon's mask of others)."""
+    operand, index = call["self"], call["index"]
+    state = operand.state
+    alone = isinstance(index, Operand) and index.ndim == 2 and index.state == Batch(0, numbered=1)
+    alone = alone and all(shape[1] == 1 for shape in index.shapes)
+    if not alone or operand.ndim != 2 or positive(call["dim"], 2) != 1 or isinstance(call["src"], Operand):
+        raise MixesError(_SOME)
+    if not isinstance(state, Pairs) or 0 not in state.cuts:
+        raise MixesError(BOTH_WAYS)
+    return Judged((replace(state, cuts=(0,)),), (((0, 0), (1, 1)), ((0, 0),)))
+
+
 def _log_sigmoid(call: Call) -> Judged:
     """Entry by entry; it gives something for its own backward pass as well."""
     state = call["self"].state
@@ -123,5 +136,6 @@ RULES: dict[str, Rule] = {
     "nll_loss_forward": _nll,
     "log_sigmoid_forward": _log_sigmoid,
     "index": _own_entry,
+    "scatter": _set_own,
     **dict.fromkeys(("diagonal", "diagonal_copy"), _diagonal),
 }

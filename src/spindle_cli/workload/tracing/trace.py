@@ -117,6 +117,19 @@ class OperatorTracer(fx.Tracer):
                 return "call_function", filled_by_sample, args, {}
         return kind, target, args, kwargs
 
+    def create_arg(self, a: Any) -> Any:
+        """An argument of a node; what was computed of parameters out of its sight would be a constant."""
+        if isinstance(a, Tensor) and a.grad_fn is not None and not self.is_looking():
+            raise refusal(
+                self._task.name,
+                "forward computes with parameters that it goes through by .parameters() or the like, which a "
+                "trace cannot follow: they would get no gradient from this",
+                place_of_caller(),
+                "Name them where they are used (self.layer.weight.square().sum()), use the optimizer's "
+                "weight_decay for a penalty, or put this into an operator.",
+            )
+        return super().create_arg(a)
+
     def is_looking(self) -> bool:
         """Whether modules are being run only to find out what is known."""
         return self._known is not None and self._known.looking
