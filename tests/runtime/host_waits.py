@@ -45,7 +45,7 @@ HOST_COUNTERS = str(Path(torch.__file__).parent / "optim")
 KNOWN = (
     Feed._load.__code__,
     Feed._counted.__code__,
-    TasksAtLengths.of.__code__,
+    TasksAtLengths._found.__code__,
     draw_seed.__code__,
     read_flags.__code__,
 )

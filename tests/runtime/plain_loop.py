@@ -8,11 +8,14 @@ import torch
 from torch import Tensor
 
 from helpers.analysed import analysed
+from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.update import make_optimizers, make_schedule, weights_at
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.reading import open_batches
+from spindle_cli.workload.graph import IGNORED_LABEL
 from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.types import FlowTask, Task
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class PlainTraining:
         self.parameters = ParameterTable.of(analysed(loaded.workload)).parameters
         self._dtype = dtype
         for task in self.tasks:
-            task.module.to(dtype)
+            root_of(task).to(dtype)
         self._optimizers = make_optimizers(loaded, self.parameters)
         self.optimizer = self._optimizers[0]  # the only one without optimizer groups
         made = [make_schedule(loaded.train, optimizer) for optimizer in self._optimizers]
@@ -61,14 +64,17 @@ class PlainTraining:
             task.name: count * sum(runs_at(self.train, task.name, before) for before in range(step))
             for task in due
         }
-        for task, index in ((task, first[task.name] + i) for task in due for i in range(count)):
-            batch = self._batches[task.name].rows(index, 0, task.batch_size)
-            batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}
-            result = task.module(**batch)
-            loss = result["loss"] if isinstance(result, dict) else result
-            loss = loss / (count if task.reduction == "mean" else 1)
-            (weights[task.name] * loss).backward()
-            losses[task.name] = losses.get(task.name, 0.0) + loss.item()
+        for task in due:
+            taken = [
+                self._batches[task.name].rows(first[task.name] + number, 0, task.batch_size)
+                for number in range(count)
+            ]
+            for batch, share in zip(taken, shares_of(task, taken), strict=True):
+                batch = {name: t.to(self._dtype) if t.is_floating_point() else t for name, t in batch.items()}
+                result = run_flow(task, batch) if isinstance(task, FlowTask) else task.module(**batch)
+                loss = share * (result["loss"] if isinstance(result, dict) else result)
+                (weights[task.name] * loss).backward()
+                losses[task.name] = losses.get(task.name, 0.0) + loss.item()
         gradients = {name: p.grad.clone() for name, p in self.parameters.items() if p.grad is not None}
         if self.train.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.train.clip_norm)
@@ -89,9 +95,19 @@ class PlainTraining:
         named = [
             (f"{task.name}.{name}", buffer)
             for task in self.tasks
-            for name, buffer in task.module.named_buffers()
+            for name, buffer in root_of(task).named_buffers()
         ]
         return {name: buffer.detach().clone() for name, buffer in named}
+
+
+def shares_of(task: Task | FlowTask, batches: list[dict[str, Tensor]]) -> list[float]:
+    """What the loss of each of a step's batches counts: of a mean over labels by how many are not ignored."""
+    if task.reduction == "sum":
+        return [1.0] * len(batches)
+    if any("labels" not in batch for batch in batches):
+        return [1 / len(batches)] * len(batches)
+    counts = [int((batch["labels"] != IGNORED_LABEL).sum()) for batch in batches]
+    return [count / sum(counts) for count in counts]
 
 
 def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:

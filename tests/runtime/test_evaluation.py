@@ -72,7 +72,7 @@ def _plainly(task: Task, steps: int) -> Evaluation:
             items = [dataset[index] for index in range(first, min(first + task.batch_size, len(dataset)))]
             batch = {
                 name: field.double() if field.is_floating_point() else field
-                for name, field in default_collate(items).items()
+                for name, field in (task.collate or default_collate)(items).items()
             }
             out: Any = task.module(**batch)
             out = out if isinstance(out, dict) else {"loss": out}
@@ -168,6 +168,37 @@ def test_data_that_another_process_reads_are_evaluated_as_plain_torch(
     unwatched = run_case(UNWATCHED, tmp_path / "unwatched")
     if streams:  # else the loaders of training are others, too
         same_training(request.run_dir, unwatched.run_dir, 1)
+
+
+MIXED = {"toys": "length_mix_toys", "has_lengths": True, "train": EVERY_TWO}
+
+
+@pytest.mark.parametrize(
+    ("streams", "percentile", "train"),
+    [(False, 100, EVERY_TWO), (True, 1, EVERY_TWO), (False, 50, READ_APART)],
+    ids=["by index", "streams", "read apart"],
+)
+def test_batches_of_other_lengths_are_evaluated_as_plain_torch(
+    world: None, tmp_path: Path, streams: bool, percentile: float, train: dict[str, Any]
+) -> None:
+    """Longer and shorter ones than what is planned for, and a last smaller one."""
+    args = {"tasks": ["write", "match"], "held_out": 15, "streams": streams}
+    case = Case("mixed", (0,), args=args, percentile=percentile, **{**MIXED, "train": train})
+    request = run_case(case, tmp_path / "mixed")
+    lines = [line for line in read_evaluations(request.run_dir) if line.step == 3]
+    expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 3, 1)
+    assert {line.task for line in lines} == expected.keys()
+    for line in lines:
+        check_equal(line, expected[line.task])
+
+
+def test_results_whose_size_follows_the_length_are_refused_before_training(
+    world: None, tmp_path: Path
+) -> None:
+    args = {"tasks": ["write"], "held_out": 8, "ragged": True}
+    with pytest.raises(WorkloadError, match="task 'write': metrics are given one tensor with 'ends'"):
+        run_case(Case("ragged", (0,), args=args, **MIXED), tmp_path / "ragged")
+    assert not list(read_metrics(tmp_path / "ragged"))
 
 
 @pytest.mark.parametrize("streams", [False, True])

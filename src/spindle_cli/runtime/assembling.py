@@ -279,7 +279,7 @@ def make_executors(
             stopwatch,
             model.train,
             number,
-            at_lengths.of,
+            partial(at_lengths.of, number),
         )
         for number, part in enumerate(model.steps)
     ]

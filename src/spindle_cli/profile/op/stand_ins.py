@@ -18,7 +18,7 @@ from spindle_cli.workload.building.load import LoadedWorkload
 from spindle_cli.workload.data.lengths import find_lengths
 from spindle_cli.workload.file import naming_the_file
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
-from spindle_cli.workload.sampling.sets import require_one_length, sets_of
+from spindle_cli.workload.sampling.sets import sets_of
 from spindle_cli.workload.sampling.turns import turns_of
 from spindle_cli.workload.settings.lengths import Looking, TaskLengths
 from spindle_cli.workload.training.precision import convert_module, in_dtype, number_format
@@ -55,7 +55,6 @@ def load_analysed(source: str, folder: Path, lengths: Looking | Mapping[str, Tas
         with naming_the_file(source):
             sets_of(turns_of(loaded.train, loaded.workload.tasks))
         lengths = find_lengths(loaded.workload, loaded.train.seed, lengths)
-        require_one_length(loaded.train, lengths)
     graph = analyse(loaded.workload, lengths=lengths)
     shortest: dict[str, TaskGraph] = {}
     if looks and lengths:

@@ -17,6 +17,7 @@ from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.rows import Samples
+from spindle_cli.runtime.evaluating.at_lengths import EvaluatedAtLengths
 from spindle_cli.runtime.evaluating.data import counts_of, fields_of, load
 from spindle_cli.runtime.evaluating.gathering import Results
 from spindle_cli.runtime.evaluating.measures import measured
@@ -25,7 +26,7 @@ from spindle_cli.runtime.evaluating.untouched import untouched
 from spindle_cli.runtime.loading.passes import NodePasses
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.workload.data.kind import is_stream
-from spindle_cli.workload.evaluated.in_order import InOrder, Pass, StreamInOrder, require_fields
+from spindle_cli.workload.evaluated.in_order import InOrder, Pass, ReadBatch, StreamInOrder, require_fields
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.losses.shares import share_of_samples
 from spindle_cli.workload.training.item_draws import generators_kept
@@ -63,6 +64,7 @@ class Evaluator:
             model, source, rank, device, communicators, timeout_s, computing=self._computing
         )
         self._prepared: dict[str, Prepared] = {}
+        self._at_lengths = EvaluatedAtLengths(self._preparing)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -81,7 +83,9 @@ class Evaluator:
                 first = self._data(self._task(name), None).first()
                 if first is None:
                     raise _empty(name)
-                require_fields(name, fields, fields, first.rows(0, 1, tuple(fields)))
+                if each.slices or not each.graph.varying:
+                    wanted = self._fitted(each, first).graph.fields
+                    require_fields(name, wanted, fields, first.rows(0, 1, tuple(fields)))
 
     def close(self) -> None:
         """Take no more data; whoever reads them ends."""
@@ -95,12 +99,14 @@ class Evaluator:
         return [task.root for task in (*graph.tasks.values(), *graph.evaluations.values())]
 
     def _data(self, task: Any, dataset: Any) -> Pass:
-        """`dataset`: None: the task's own."""
+        """Of a task that is prepared. `dataset`: None: the task's own."""
         if dataset is None and task.name in self._passes:
             return self._passes[task.name]
         taken = dataclasses.replace(task, dataset=task.eval_dataset if dataset is None else dataset)
-        kind = StreamInOrder if is_stream(taken) else InOrder
-        return kind(taken, self._model.train.seed)
+        if is_stream(taken):
+            return StreamInOrder(taken, self._model.train.seed)
+        varies = bool(self._prepared[task.name].graph.varying)
+        return InOrder(taken, self._model.train.seed, varies=varies)
 
     def evaluate(self, name: str, dataset: Any, step: int) -> Evaluation:
         """Evaluate a task, after so many steps, whose parameters are in place; collective.
@@ -157,11 +163,12 @@ class Evaluator:
         for read in data.batches():
             size = read.size
             _require_full(graph, size)
-            loaded = load(prepared, read)
-            counts = counts_of(prepared, loaded, size, self._device)
+            fitted = self._fitted(prepared, read)
+            loaded = load(fitted, read)
+            counts = counts_of(fitted, loaded, size, self._device)
             arguments = partial(_loss_arguments, size, counts)
-            fields = fields_of(prepared, loaded, self._device, self._model.dtype)
-            batch = prepared.passes.run(size, fields, arguments)
+            fields = fields_of(fitted, loaded, self._device, self._model.dtype)
+            batch = fitted.passes.run(size, fields, arguments)
             if batch.loss is not None:
                 total += batch.loss * (size if is_mean else 1)
             results.gather(batch, size)
@@ -171,6 +178,12 @@ class Evaluator:
         dist.all_reduce(total)
         loss = total.item() / (num_samples if is_mean else 1)
         return num_samples, loss, results.whole() if self._rank == 0 else None
+
+    def _fitted(self, prepared: Prepared, batch: ReadBatch) -> Prepared:
+        """A task at the length of a batch; who runs none of it needs not know which that is."""
+        if not (prepared.graph.varying and prepared.slices):
+            return prepared
+        return self._at_lengths.of(prepared, batch.shapes())
 
     def _prepare(self, name: str) -> Prepared:
         """Outside of `untouched`, which would put back buffers that are moved to the device or converted."""

@@ -27,24 +27,14 @@ from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.evaluated.trace import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter
+from spindle_cli.workload.metaops.constants import hand_constants_on
 from spindle_cli.workload.training.precision import in_dtype
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A task as it is evaluated: its graph, and this rank's passes of it."""
-
-    graph: TaskGraph
-    wiring: Wiring
-    slices: dict[int, LocalSlice]
-    passes: Passes
-    counter: LossCounter | None
-
-
-@dataclass(frozen=True)
-class _Route:
+class Route:
     """What a task's passes follow: the program of a plan, the part of it that an evaluation runs, the graph
-    that belongs to it, and what its messages go over.
+    that belongs to it, and what its messages go over. `traced`: the task in its own numbers.
     """
 
     program: Program
@@ -52,6 +42,19 @@ class _Route:
     graph: WorkloadGraph
     splits: PlanSplits | None
     communicators: Communicators
+    traced: TaskGraph
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A task as it is evaluated: its graph, and this rank's passes of it, along a route."""
+
+    graph: TaskGraph
+    wiring: Wiring
+    slices: dict[int, LocalSlice]
+    passes: Passes
+    counter: LossCounter | None
+    route: Route
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,26 @@ class Preparing:
             WorkloadError: it cannot be traced in eval mode, or its plan cannot evaluate it.
         """
         route = self._trained(name) if name in self.model.graph.tasks else self._only_evaluated(name)
+        return self._along(route, name)
+
+    def at_length(self, planned: Prepared, found: TaskGraph) -> Prepared:
+        """A task at another length, by the same route; of this rank alone.
+
+        Args:
+            planned: at the planned length.
+            found: at the other one, over the modules of another build.
+        """
+        name, root = planned.graph.task.name, planned.graph.root
+        handed_on = hand_constants_on(found, root)
+        try:
+            task = replace(found, task=planned.graph.task, root=root, varying=planned.graph.varying)
+            graph = replace(planned.route.graph, tasks={**planned.route.graph.tasks, name: task})
+            return self._along(replace(planned.route, graph=self._in_dtype(graph)), name)
+        finally:  # its modules have what they take
+            for constant in handed_on:
+                delattr(root, constant)
+
+    def _along(self, route: Route, name: str) -> Prepared:
         wiring = wire(route.graph, route.program)
         slices = {
             wired.index: self.model.ops.evaluated(wired, route.splits)
@@ -103,7 +126,7 @@ class Preparing:
         graph = route.graph.tasks[name]
         shares = graph.loss_shares
         counter = LossCounter(graph.root, shares) if shares.num_counts and slices else None
-        return Prepared(graph, wiring, slices, passes, counter)
+        return Prepared(graph, wiring, slices, passes, counter, route)
 
     def _gathered(self, local: LocalSlice, communicators: Communicators) -> GatheredLoss:
         layout = local.wired.layout
@@ -111,7 +134,7 @@ class Preparing:
         group.join(communicators.inside(layout, layout.share_of[self.rank]))
         return GatheredLoss(local.runnable[-1], local.wired, group)
 
-    def _trained(self, name: str) -> _Route:
+    def _trained(self, name: str) -> Route:
         """Of a task that is trained: where it is."""
         model = self.model
         traced = model.graph.evaluations.get(name) or analyse_evaluation(self.source, model.graph, name)
@@ -119,9 +142,9 @@ class Preparing:
         slices = [each for each in wire(graph, model.program).slices if each.task.task.name == name]
         forward = forward_only(model.program, name, {each.index for each in slices if gathers(each)})
         prove_forward(forward, model.program, name)
-        return _Route(model.program, forward, graph, None, self.communicators)
+        return Route(model.program, forward, graph, None, self.communicators, traced)
 
-    def _only_evaluated(self, name: str) -> _Route:
+    def _only_evaluated(self, name: str) -> Route:
         """Of a task that is only evaluated: by a plan of its own."""
         part, graph = self.model.evaluated[name], self.model.graph.only_evaluated(name)
         uses = {(metaop.name, op): () for metaop in part.plan.metaops for op in range(metaop.num_ops)}
@@ -132,7 +155,7 @@ class Preparing:
         used = {action.communicator for actions in forward.actions.values() for action in actions}
         own = Communicators((each for each in program.communicators if each.index in used), self.timeout_s)
         own.meet([forward], self.rank, self.device)
-        return _Route(program, forward, self._in_dtype(graph), part.splits, own)
+        return Route(program, forward, self._in_dtype(graph), part.splits, own, graph.tasks[name])
 
     def _in_dtype(self, graph: WorkloadGraph) -> WorkloadGraph:
         return graph if self.model.dtype is None else in_dtype(graph, self.model.dtype)

@@ -38,9 +38,11 @@ class NodeBatches:
         child: int | None,
         shapes: Mapping[str, SampleShape] | None = None,
     ) -> None:
-        """`child`: the process, if it is this one's own. `shapes`: of one sample, as `Batches` has them."""
+        """`child`: the process, if it is this one's own. `shapes`: of one sample, as `Batches` has them; None:
+        whoever takes the rows looks at them.
+        """
         self._task = task
-        self._shapes = SampleShapes(task, shapes)
+        self._shapes = None if shapes is None else SampleShapes(task, shapes)
         self._child = child
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._connection.connect(address)
@@ -107,7 +109,8 @@ class NodeBatches:
             self._error = Failure(**document["failure"]).raised()
             raise self._error
         self._held = step, PackedBatch.from_json(descriptor, document["fields"])
-        self._shapes.require({field.name: field.shape[1:] for field in self._held[1].fields})
+        if self._shapes is not None:
+            self._shapes.require({field.name: field.shape[1:] for field in self._held[1].fields})
         self.state = document["state"]
 
     def _lost(self) -> SpindleError:

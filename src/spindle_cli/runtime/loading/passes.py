@@ -24,6 +24,10 @@ class NodeBatch:
         """Samples [first, last); of the named fields those that there are."""
         return self.batches.rows(self.number, first, last, fields)
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of one sample of each field."""
+        return self.batches.shapes(self.number)
+
 
 class NodePasses:
     """Passes over a task's data. The process reads on meanwhile: a pass begins with what is there."""

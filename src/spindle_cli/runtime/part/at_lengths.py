@@ -32,16 +32,27 @@ _KEPT = 64
 
 @dataclass(frozen=True)
 class LocalTask:
-    """A task at one length, on one rank.
+    """A task at one length, as one program of this rank runs it.
 
     Attributes:
         slices: that this rank runs, by index in the program.
         edges: all of the task's, by producer and consumer.
-        counter: of what its loss counts, where this rank holds it.
     """
 
     slices: dict[int, LocalSlice]
     edges: dict[tuple[int, int], WiredEdge]
+
+
+@dataclass(frozen=True)
+class _AtLength:
+    """A task at one length, on one rank.
+
+    Attributes:
+        parts: for each of the rank's programs.
+        counter: of what its loss counts, where this rank holds it.
+    """
+
+    parts: tuple[LocalTask, ...]
     counter: LossCounter | None
 
 
@@ -57,7 +68,7 @@ class TasksAtLengths:
         """
         self._model = model
         self._source = source
-        self._made: dict[str, OrderedDict[tuple[tuple[str, Shape], ...], LocalTask]] = {}
+        self._made: dict[str, OrderedDict[tuple[tuple[str, Shape], ...], _AtLength]] = {}
         self._tracer: LengthTracer | None = None
         self.seconds = 0.0
         running = {local.wired.task.task.name for local in model.slices.values()}
@@ -65,12 +76,15 @@ class TasksAtLengths:
             name for name, task in model.graph.tasks.items() if task.varying and name in running
         )
 
-    def of(self, name: str, shapes: Shapes) -> LocalTask:
-        """A task for batches with these shapes of one sample, by field.
+    def of(self, part: int, name: str, shapes: Shapes) -> LocalTask:
+        """A task for batches with these shapes of one sample, by field, in one of the rank's programs.
 
         Raises:
             WorkloadError: it cannot be run at this length.
         """
+        return self._found(name, shapes).parts[part]
+
+    def _found(self, name: str, shapes: Shapes) -> _AtLength:
         task = self._model.graph.tasks[name]
         varying = {field: tuple(shapes[field]) for field in task.varying}
         key = tuple(varying.items())
@@ -89,18 +103,15 @@ class TasksAtLengths:
 
     def counters(self, shapes: Mapping[str, Shapes]) -> dict[str, LossCounter | None]:
         """What counts for the losses of a batch, by task; raises what `of` raises."""
-        return {name: self.of(name, each).counter for name, each in shapes.items()}
+        return {name: self._found(name, each).counter for name, each in shapes.items()}
 
-    def _planned(self, name: str) -> LocalTask:
-        model = self._model
-        counter = self._counter(model.graph.tasks[name], {}, name)
-        return LocalTask(self._slices(name), _edges(model.wiring, name), counter)
+    def _planned(self, name: str) -> _AtLength:
+        parts = tuple(
+            LocalTask(_slices_of(part.slices, name), _edges(part.wiring, name)) for part in self._model.steps
+        )
+        return _AtLength(parts, self._counter(self._model.graph.tasks[name], {}, name))
 
-    def _slices(self, name: str) -> dict[int, LocalSlice]:
-        slices = self._model.slices.items()
-        return {index: local for index, local in slices if local.wired.task.task.name == name}
-
-    def _at(self, name: str, shapes: Shapes) -> LocalTask:
+    def _at(self, name: str, shapes: Shapes) -> _AtLength:
         model = self._model
         with generators_kept():
             if self._tracer is None:
@@ -111,14 +122,22 @@ class TasksAtLengths:
         constants = self._constants(found)
         task = found.over(model.graph.tasks[name])
         graph = replace(model.graph, tasks={**model.graph.tasks, name: task})
-        wiring = wire(graph if model.dtype is None else in_dtype(graph, model.dtype), model.program)
-        slices = {
-            index: model.ops.at_length(local, wiring.slices[index], found.abstract, constants)
-            for index, local in self._slices(name).items()
-        }
+        graph = graph if model.dtype is None else in_dtype(graph, model.dtype)
+        made: dict[int, LocalSlice] = {}  # by index in `plan.every_slice`, as programs share them
+        parts = []
+        for part in model.steps:
+            wiring = wire(graph, part.program)
+            slices = {}
+            for index in _slices_of(part.slices, name):
+                wired, place = wiring.slices[index], part.places[index]
+                if place not in made:
+                    there = replace(wired, index=place)
+                    made[place] = model.ops.at_length(model.slices[place], there, found.abstract, constants)
+                slices[index] = replace(made[place], wired=wired)
+            parts.append(LocalTask(slices, _edges(wiring, name)))
         counter = self._counter(task, constants, name)
         found.forget()
-        return LocalTask(slices, _edges(wiring, name), counter)
+        return _AtLength(tuple(parts), counter)
 
     def _constants(self, found: TaskAtLength) -> dict[str, Tensor]:
         """On the device, in the numbers of the run."""
@@ -129,10 +148,14 @@ class TasksAtLengths:
 
     def _counter(self, task: TaskGraph, constants: Mapping[str, Tensor], name: str) -> LossCounter | None:
         shares = task.loss_shares
-        own = self._slices(name).values()
+        own = _slices_of(self._model.slices, name).values()
         if shares.counts is None or not any(speaks_for_loss(local) for local in own):
             return None
         return LossCounter(module_over(shares.counts, constants, task.root), shares)
+
+
+def _slices_of(slices: Mapping[int, LocalSlice], name: str) -> dict[int, LocalSlice]:
+    return {index: local for index, local in slices.items() if local.wired.task.task.name == name}
 
 
 def _edges(wiring: Wiring, name: str) -> dict[tuple[int, int], WiredEdge]:

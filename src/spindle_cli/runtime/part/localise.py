@@ -39,7 +39,7 @@ from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling.schedule import Schedule
-from spindle_cli.workload.sampling.sets import require_one_length, sets_of
+from spindle_cli.workload.sampling.sets import sets_of
 from spindle_cli.workload.sampling.turns import Turns, turns_of
 from spindle_cli.workload.training.precision import in_dtype, number_format
 
@@ -47,13 +47,14 @@ from spindle_cli.workload.training.precision import in_dtype, number_format
 @dataclass(frozen=True)
 class StepPart:
     """What steps run that run the same tasks. `program`, `wiring`: of all ranks. `slices`: of this rank, by
-    index in the program.
+    index in the program. `places`: of all of the program's slices, their indices in `plan.every_slice`.
     """
 
     tasks: tuple[str, ...]
     program: Program
     wiring: Wiring
     slices: dict[int, LocalSlice]
+    places: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,6 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
 
 def _turns(request: RunRequest, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Turns:
     """Which tasks run at which step; raises InputError where the plan has nothing for some."""
-    require_one_length(train, [name for name, task in graph.tasks.items() if task.varying])
     turns = turns_of(train, graph.workload.tasks)
     require_planned(plan, sets_of(turns), str(request.plan))
     return turns
@@ -201,7 +201,7 @@ def _step_parts(
             for wired, place in zip(wirings[member].slices, places, strict=True)
             if place in slices
         }
-        parts.append(StepPart(each.tasks, programs.all[member], wirings[member], own))
+        parts.append(StepPart(each.tasks, programs.all[member], wirings[member], own, places))
     return tuple(parts)
 
 

@@ -65,7 +65,7 @@ class LengthTracer:
         task = next(task for task in self._workload.tasks if task.name == name)
         with generators_kept():
             found = analyse_task(task, self._workload, self._finder, shapes=shapes, like=planned)
-        _require_same_ops(planned, found, shapes)
+        require_same_ops(planned, found, shapes)
         return TaskAtLength(found, constants_of(found))
 
 
@@ -100,8 +100,12 @@ def _found(target: str, holders: tuple[nn.Module, ...]) -> Any:
     raise AttributeError(f"nothing has {target}")
 
 
-def _require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str, Shape]) -> None:
-    """Raises WorkloadError: the plan does not fit the task at this length."""
+def require_same_ops(planned: TaskGraph, found: TaskGraph, shapes: Mapping[str, Shape]) -> None:
+    """Refuse what the plan does not fit.
+
+    Raises:
+        WorkloadError: the task has other ops or values at this length.
+    """
     what = _difference(planned, found)
     if what is not None:
         shown = ", ".join(f"{name} of {shape}" for name, shape in shapes.items())

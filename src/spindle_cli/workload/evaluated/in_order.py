@@ -27,6 +27,9 @@ class ReadBatch(Protocol):
     def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
         """Samples [first, last), collated; of the named fields those that there are."""
 
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of one sample of each field, of tasks whose batches have several lengths."""
+
 
 class Pass(Protocol):
     """A task's data for an evaluation."""
@@ -39,18 +42,22 @@ class Pass(Protocol):
 
 
 class InOrder:
-    """A map-style dataset, batch by batch in its order, of which only the rows that are asked for are read.
+    """A map-style dataset, batch by batch in its order; only the rows that are asked for are read, but where
+    `reads_whole`.
 
     What an item draws follows from the seed and its index, in every evaluation alike.
     """
 
-    def __init__(self, task: Task | FlowTask, seed: int) -> None:
-        """`task`: with the dataset that it is evaluated on as its own.
+    def __init__(self, task: Task | FlowTask, seed: int, *, varies: bool = False) -> None:
+        """`task`: with the dataset that it is evaluated on as its own. `varies`: samples may have other sizes
+        from batch to batch, so that all of a batch is read.
 
         Raises:
             WorkloadError: the dataset is not map-style.
         """
         self.task = task
+        # A collate may pad, or mix samples.
+        self.reads_whole = varies or task.collate is not None
         self._reads = SeededCalls(seed, task.name, "sample")
         self._collates = SeededCalls(seed, task.name, "batch")
         self.num_samples = num_samples(task)
@@ -80,7 +87,7 @@ class InOrder:
             WorkloadError: items cannot be collated.
             Exception: whatever the dataset raised, with a note of the samples.
         """
-        whole = self.task.collate is not None  # it may pad, or mix samples
+        whole = self.reads_whole
         begin = number * self.task.batch_size
         start, stop = (0, self.size(number)) if whole else (first, min(last, self.size(number)))
         with generators_kept():
@@ -144,8 +151,7 @@ def require_fields(
             raise WorkloadError(
                 f"task {task!r}: field {name!r} of the dataset to evaluate it on has shape {shape} and dtype "
                 f"{field.dtype} for a sample; it is trained on {spec.shape[1:]} and {spec.dtype}",
-                hint="Pad, crop or convert it to what the task is trained on; where its batches have several "
-                "lengths, to the one that is planned for, in the items of the dataset.",
+                hint="Pad, crop or convert it to what the task is trained on.",
             )
 
 
@@ -155,11 +161,24 @@ class _Numbered:
     def __init__(self, data: InOrder, number: int) -> None:
         self._data, self._number = data, number
         self.size = data.size(number)
+        self._whole: dict[str, Tensor] | None = None
 
     def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
         """See `ReadBatch`."""
-        found = self._data.rows(self._number, first, last)
+        if self._data.reads_whole:
+            found = {name: field[first:last] for name, field in self._read().items()}
+        else:
+            found = self._data.rows(self._number, first, last)
         return {name: found[name] for name in fields if name in found}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `ReadBatch`."""
+        return shapes_of(self._read())
+
+    def _read(self) -> dict[str, Tensor]:
+        if self._whole is None:
+            self._whole = self._data.rows(self._number, 0, self.size)
+        return self._whole
 
 
 class _Held:
@@ -172,3 +191,12 @@ class _Held:
     def rows(self, first: int, last: int, fields: Collection[str]) -> Mapping[str, Tensor]:
         """See `ReadBatch`."""
         return {name: self._batch[name][first:last] for name in fields if name in self._batch}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """See `ReadBatch`."""
+        return shapes_of(self._batch)
+
+
+def shapes_of(batch: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Of one sample of each field."""
+    return {name: tuple(field.shape[1:]) for name, field in batch.items()}

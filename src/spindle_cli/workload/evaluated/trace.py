@@ -59,17 +59,28 @@ def evaluated_on_its_own(task: Task | FlowTask) -> Task | FlowTask:
 def _traced(
     task: Task | FlowTask, workload: Workload, finder: Finder, trained: TaskGraph | None
 ) -> TaskGraph:
-    with _in_eval_mode(task):
+    with in_eval_mode(task):
         shapes = {field: trained.fields[field].shape[1:] for field in trained.varying} if trained else {}
         results = bool(task.metrics)
         found = analyse_task(task, workload, finder, keeps_results=results, shapes=shapes, like=trained)
-    if trained is not None:
-        _require_same_way(trained, found)
-    return found
+    if trained is None:
+        return replace(found, varying=_padded(task, found))
+    _require_same_way(trained, found)
+    return replace(found, varying=trained.varying)
+
+
+def _padded(task: Task | FlowTask, found: TaskGraph) -> dict[str, tuple[bool, ...]]:
+    """What may differ from batch to batch of a task that is only evaluated, of whose batches none was looked
+    at: all sizes that a collate of its own makes.
+    """
+    if task.collate is None:
+        return {}
+    return {name: (True,) * len(spec.shape[1:]) for name, spec in found.fields.items() if spec.shape[1:]}
 
 
 @contextmanager
-def _in_eval_mode(task: Task | FlowTask) -> Iterator[None]:
+def in_eval_mode(task: Task | FlowTask) -> Iterator[None]:
+    """Inside, a task's modules are in eval mode; afterwards in the modes of before."""
     root = root_of(task)
     modes = [(module, module.training) for module in root.modules()]
     try:

@@ -26,9 +26,9 @@ def constants_of(task: TaskGraph) -> dict[str, Tensor]:
     return {name: value for name in names if isinstance(value := getattr(task.root, name), Tensor)}
 
 
-def hand_constants_on(task: TaskGraph, root: nn.Module) -> None:
+def hand_constants_on(task: TaskGraph, root: nn.Module) -> tuple[str, ...]:
     """Let another build's root hold a task's constants, too, by names that nothing there has; the task's
-    graphs use these from now on.
+    graphs use these from now on. Returns the names.
     """
     renamed: dict[str, str] = {}
     for name, value in constants_of(task).items():
@@ -39,3 +39,4 @@ def hand_constants_on(task: TaskGraph, root: nn.Module) -> None:
             for node in graph.nodes:
                 if node.op == "get_attr":
                     node.target = renamed.get(str(node.target), node.target)
+    return tuple(renamed.values())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from math import lcm
 
 from spindle_cli.errors import WorkloadError
-from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.sampling.turns import KEY, Turns
 from spindle_cli.workload.settings.sampling import TaskShare
 
@@ -60,17 +58,3 @@ def sampled_sets(turns: Turns) -> tuple[TaskShare, ...]:
     """The same, or nothing where every step runs all tasks; raises what `sets_of` raises."""
     found = sets_of(turns)
     return () if [each.tasks for each in found] == [turns.names] else found
-
-
-def require_one_length(train: TrainSettings, varying: Collection[str]) -> None:
-    """Refuse to sample tasks where batches have several lengths. `varying`: the tasks whose batches do.
-
-    Raises:
-        WorkloadError: both are asked for.
-    """
-    if train.sampling is not None and varying:
-        raise WorkloadError(
-            f"{KEY}: the batches of task {min(varying)!r} have several lengths, which is not possible where "
-            "not every step runs all tasks",
-            hint="Pad its samples to one length, or run all tasks at every step.",
-        )
