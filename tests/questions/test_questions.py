@@ -13,10 +13,10 @@ from spindle_cli.errors import ExitCode, InputError, NoPlanError, UsageError
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import Device, MetaOpProfile, Profile, WorkloadRef
+from spindle_cli.profile.types import Device, MetaOpProfile, Profile, TaskShare, WorkloadRef
 from spindle_cli.questions.chain import Cause, critical_chain
 from spindle_cli.questions.clusters import with_devices
-from spindle_cli.questions.compare import compare
+from spindle_cli.questions.compare import compare, comparison_table
 from spindle_cli.questions.diff import change_lines, diff
 from spindle_cli.questions.edit import edited
 from spindle_cli.questions.explain import explain
@@ -207,3 +207,99 @@ def test_commands_print_one_json_document_each_and_end_as_promised(tmp_path: Pat
     assert run_spindle("diff", slow, fast, "--max-growth", 3).code == ExitCode.DONE
     assert run_spindle("compare", profile, "--cluster", cluster, "--batch", "big").code == ExitCode.USAGE
     assert Plan.read(fast).strategy == "spindle"
+
+
+# Three of four steps run a alone; the fourth runs both.
+SAMPLED = TWO_TASKS.model_copy(
+    update={
+        "task_sets": (
+            TaskShare(tasks=("big",), share=0.75),
+            TaskShare(tasks=("big", "small"), share=0.25),
+        )
+    }
+)
+
+
+def by_hand(plan: Plan, what: str) -> float:
+    """The mean of the steps, from the plans of the sets."""
+    shares = {("big",): 0.75, ("big", "small"): 0.25}
+    return sum(shares[tasks] * float(getattr(own.predicted, what)) for tasks, own in plan.set_plans.items())
+
+
+def test_compare_and_sweep_speak_of_the_mean_step_where_steps_run_sets_of_tasks() -> None:
+    plan = make_plan(SAMPLED, CLUSTER)
+    assert by_hand(plan, "iteration_s") < plan.predicted.iteration_s
+    comparison = compare(SAMPLED, CLUSTER)
+    row = comparison.strategies[0]
+    for what in ("iteration_s", "compute_s", "transfer_s", "gradient_sum_s", "optimizer_s"):
+        assert getattr(row, what) == pytest.approx(by_hand(plan, what))
+    bound_s = by_hand(plan, "lower_bound_s")
+    assert comparison.lower_bound_s == pytest.approx(bound_s)
+    assert row.over_bound == pytest.approx(by_hand(plan, "compute_s") / bound_s - 1)
+    needs = [own.predicted.peak_memory_bytes for own in plan.set_plans.values()]
+    assert row.peak_memory_bytes == max(max(each) for each in needs)
+    assert [each.share for each in comparison.task_sets] == [0.75, 0.25]
+    point = sweep(SAMPLED, CLUSTER, (4,)).points[0]
+    assert point.iteration_s == pytest.approx(by_hand(plan, "iteration_s"))
+    assert "75% big; 25% big, small" in str(comparison_table(comparison).title)
+
+
+def test_diff_judges_the_mean_step() -> None:
+    before, after = make_plan(TWO_TASKS, CLUSTER), make_plan(SAMPLED, CLUSTER)
+    found = diff(before, after, before_name="a", after_name="b")
+    assert found.iteration.before == before.predicted.iteration_s
+    assert found.iteration.after == pytest.approx(by_hand(after, "iteration_s"))
+    assert ("tasks of the steps", "all", "75% big; 25% big, small") in [
+        (change.what, change.before, change.after) for change in found.changes
+    ]
+
+
+def test_a_set_of_tasks_is_explained_by_its_own_plan_and_curves() -> None:
+    plan = make_plan(SAMPLED, CLUSTER)
+    found = explain(plan.set_plans["big",], SAMPLED, plan_name="p")
+    alone = explain(make_plan(WITHOUT_SMALL, CLUSTER), WITHOUT_SMALL, plan_name="p")
+    assert found.tasks == ("big",) and alone.tasks == ()
+    assert {link.metaop for link in found.chain} == {"big/layers"} == {each.metaop for each in found.reasons}
+    assert found.worth is not None and alone.worth is not None
+    assert found.worth.lower_bound_s == pytest.approx(alone.worth.lower_bound_s)
+
+
+WITHOUT_SMALL = edited(TWO_TASKS, ["small"], [])
+
+
+def test_without_a_task_its_steps_are_those_of_the_others() -> None:
+    three = SAMPLED.model_copy(
+        update={
+            "task_sets": (
+                TaskShare(tasks=("big",), share=0.5),
+                TaskShare(tasks=("big", "small"), share=0.3),
+                TaskShare(tasks=("small",), share=0.2),
+            )
+        }
+    )
+    assert edited(three, ["small"], []).task_sets == ()  # every step left runs all that is left
+    assert edited(SAMPLED, ["big"], []).task_sets == ()
+    more = profile_of(*TWO_TASKS.metaops, metaop_of("last/layers", 1, {1: 0.01})).model_copy(
+        update={
+            "task_sets": (
+                TaskShare(tasks=("big", "last"), share=0.5),
+                TaskShare(tasks=("small", "last"), share=0.3),
+                TaskShare(tasks=("small",), share=0.2),
+            )
+        }
+    )
+    left = edited(more, ["small"], []).task_sets
+    assert [each.tasks for each in left] == [("big", "last"), ("last",)]
+    assert [each.share for each in left] == pytest.approx([0.625, 0.375])
+    assert make_plan(edited(more, ["small"], []), CLUSTER).task_sets
+
+
+def test_the_command_explains_the_steps_that_take_most_of_the_time(tmp_path: Path) -> None:
+    write_plan(tmp_path / "plan.yaml", make_plan(SAMPLED, CLUSTER))
+    found = run_spindle("explain", str(tmp_path / "plan.yaml"))
+    assert ", of steps that run big\n" in found.out
+    assert "of the time of all steps; --tasks shows others: big; big,small" in found.err
+    other = run_spindle("explain", str(tmp_path / "plan.yaml"), "--tasks", "small,big")
+    assert "of steps that run big, small" in other.out
+    wrong = run_spindle("explain", str(tmp_path / "plan.yaml"), "--tasks", "small")
+    assert wrong.code == ExitCode.USAGE and "the plan has nothing for steps of just these" in wrong.err

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from spindle_cli.cli import output
-from spindle_cli.cli.options import JsonOption, PlanArgument
-from spindle_cli.cli.validity import CANNOT_DRAW, require_without
+from spindle_cli.cli.options import JsonOption, PlanArgument, TasksOption
+from spindle_cli.cli.validity import CANNOT_DRAW, require_without, steps_of
 
 
 def explain(
@@ -23,6 +23,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    tasks: TasksOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Explain what binds a plan, and what one more device is worth.
@@ -30,6 +31,9 @@ def explain(
     The critical chain comes from the plan itself. With the profile, the dual values of the linear program say
     what the number of devices holds up and what chains of MetaOps do; the program and the planner are run
     again for one device fewer and one more.
+
+    Where not every step runs all tasks, it is about the steps that take the most of the run's time, or
+    those of --tasks.
     """
     from spindle_cli.check.run import check_plan
     from spindle_cli.plan.file import read_plan, read_with_profile
@@ -40,7 +44,7 @@ def explain(
     if its_profile is not None:
         read = read.with_metaops_of(its_profile)
     require_without(CANNOT_DRAW, plan, check_plan(read))
-    explanation = ask(read, its_profile, plan_name=str(plan))
+    explanation = ask(steps_of(read, tasks), its_profile, plan_name=str(plan))
     output.report(
         as_json,
         explanation,

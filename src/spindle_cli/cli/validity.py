@@ -50,6 +50,24 @@ def of_tasks(plan: Plan, tasks: str | None) -> Plan:
     raise UsageError(f"--tasks {tasks}: the plan has nothing for steps of just these; it has {known}")
 
 
+def steps_of(plan: Plan, tasks: str | None) -> Plan:
+    """The plan of the steps that run just these tasks; if None, of the set of tasks whose steps take most of
+    the time of all, with a note that there are others.
+
+    Raises:
+        UsageError: no step runs just these.
+    """
+    if tasks is not None or not plan.task_sets:
+        return of_tasks(plan, tasks)
+    most = max(plan.task_sets, key=lambda each: each.share * each.predicted.iteration_s)
+    share = most.share * most.predicted.iteration_s / plan.mean_iteration_s
+    output.note(
+        f"of steps that run {', '.join(most.tasks)}, {share:.0%} of the time of all steps; --tasks shows "
+        f"others: {_listed(plan)}"
+    )
+    return plan.set_plans[most.tasks]
+
+
 def _listed(plan: Plan) -> str:
     return "; ".join(",".join(each.tasks) for each in plan.task_sets)
 

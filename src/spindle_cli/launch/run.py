@@ -34,6 +34,7 @@ from spindle_cli.launch.checks import (
 )
 from spindle_cli.launch.choose import choose_run_dir, is_free
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
+from spindle_cli.launch.evaluated_memory import Held, held_for_evaluations, require_room
 from spindle_cli.launch.owner import HeldError, Hold, run_of
 from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on
 from spindle_cli.launch.start_point import StartPoint, find_start
@@ -142,7 +143,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     """Whether this machine can run its part; what it does otherwise than planned, as lines for people.
 
     Raises:
-        InputError: devices, memory, disk or open files are missing.
+        InputError: devices, memory, disk or open files are missing; or memory for what is only evaluated.
         UsageError: node 0 cannot listen where the nodes are to meet.
     """
     launch = prepared.launch
@@ -156,7 +157,13 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
         *sampled_otherwise(prepared.plan, prepared.workload),
         *kept_by_device(prepared.workload),
         *stepped_by_each(prepared.plan, prepared.workload),
+        *require_room(prepared.plan, _held(prepared), str(prepared.launch.request.plan)),
     )
+
+
+def _held(prepared: Prepared) -> Held:
+    narrow = prepared.workload.train.precision == "bf16"
+    return held_for_evaluations(prepared.plan, prepared.workload.graph, 2 if narrow else None)
 
 
 def start_point(

@@ -218,9 +218,22 @@ class Plan(TrainedArtifact):
     @property
     def mean_iteration_s(self) -> float:
         """Predicted seconds of an iteration on average over the steps, by how many run each set of tasks."""
+        return self.of_steps.iteration_s
+
+    @cached_property
+    def of_steps(self) -> Predicted:
+        """What is predicted of the steps: where these run several sets of tasks, the mean of their seconds,
+        by how many run each, and the most memory that each device needs in any.
+        """
         if not self.task_sets:
-            return self.predicted.iteration_s
-        return sum(each.share * each.predicted.iteration_s for each in self.task_sets)
+            return self.predicted
+        mean = {
+            name: sum(each.share * getattr(each.predicted, name) for each in self.task_sets)
+            for name in Predicted.model_fields
+            if name.endswith("_s")
+        }
+        needs = zip(*(each.predicted.peak_memory_bytes for each in self.task_sets), strict=True)
+        return self.predicted.model_copy(update={**mean, "peak_memory_bytes": tuple(map(max, needs))})
 
     @property
     def turn(self) -> tuple[Joint, int] | None:

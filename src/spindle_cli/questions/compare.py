@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import Field
@@ -13,12 +14,13 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
 class StrategyOutcome(Model):
-    """One strategy's prediction; where nothing fits, `failure` says why and the figures are absent.
+    """One strategy's prediction (`Plan.of_steps`); where nothing fits, `failure` says why and the figures are
+    absent.
 
     `over_bound`: compute_s over lower_bound_s, less 1. `speedup`: sequential's iteration over this one's.
     """
@@ -39,7 +41,9 @@ class StrategyOutcome(Model):
 
 
 class Comparison(Artifact):
-    """The document of `spindle compare --json`."""
+    """The document of `spindle compare --json`. `task_sets`: where not every step runs all tasks, those that
+    seconds are the mean of, by their shares.
+    """
 
     KIND: ClassVar[str] = "comparison"
 
@@ -48,6 +52,7 @@ class Comparison(Artifact):
     cluster: str
     num_devices: int
     lower_bound_s: float | None
+    task_sets: tuple[TaskShare, ...] = ()
     strategies: tuple[StrategyOutcome, ...]
 
 
@@ -71,7 +76,8 @@ def compare(profile: Profile, cluster: Cluster) -> Comparison:
         workload=profile.workload.name,
         cluster=cluster.name,
         num_devices=cluster.num_devices,
-        lower_bound_s=next(iter(plans.values())).predicted.lower_bound_s,
+        lower_bound_s=next(iter(plans.values())).of_steps.lower_bound_s,
+        task_sets=profile.task_sets,
         strategies=tuple(
             outcome_of(plans[strategy], sequential)
             if strategy in plans
@@ -83,7 +89,7 @@ def compare(profile: Profile, cluster: Cluster) -> Comparison:
 
 def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
     """A plan's prediction as a row of a comparison."""
-    predicted = plan.predicted
+    predicted = plan.of_steps
     return StrategyOutcome(
         strategy=plan.strategy,
         iteration_s=predicted.iteration_s,
@@ -93,9 +99,9 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
         gradient_sum_s=predicted.gradient_sum_s,
         optimizer_s=predicted.optimizer_s,
         over_bound=predicted.compute_s / predicted.lower_bound_s - 1,
-        speedup=None if sequential is None else sequential.predicted.iteration_s / predicted.iteration_s,
+        speedup=None if sequential is None else sequential.of_steps.iteration_s / predicted.iteration_s,
         peak_memory_bytes=max(predicted.peak_memory_bytes),
-        num_slices=len(plan.slices),
+        num_slices=len(plan.every_slice),
         notes=plan.notes,
     )
 
@@ -103,7 +109,8 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
 def comparison_table(comparison: Comparison) -> Table:
     """A row for each strategy, in the contract's order."""
     table = Table(
-        title=f"{comparison.workload} on {comparison.cluster}: {counted(comparison.num_devices, 'device')}",
+        title=f"{comparison.workload} on {comparison.cluster}: {counted(comparison.num_devices, 'device')}"
+        + of_sets(comparison.task_sets),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -125,6 +132,14 @@ def comparison_table(comparison: Comparison) -> Table:
     for row in comparison.strategies:
         table.add_row(row.strategy, *_cells(row))
     return table
+
+
+def of_sets(task_sets: Sequence[TaskShare]) -> str:
+    """What figures are of, behind a title; nothing where every step runs all tasks."""
+    if not task_sets:
+        return ""
+    shown = "; ".join(f"{each.share:.0%} {', '.join(each.tasks)}" for each in task_sets)
+    return f"\nseconds: the mean of the steps, memory: the most in any ({shown})"
 
 
 def _cells(row: StrategyOutcome) -> tuple[str, ...]:

@@ -53,7 +53,9 @@ class Difference(Artifact):
 
 
 def diff(before: Plan, after: Plan, *, before_name: str, after_name: str) -> Difference:
-    """Compare two plans: predictions, origin, and the slices of each MetaOp."""
+    """Compare two plans: predictions (`Plan.of_steps`), origin, and the slices of each MetaOp, in the plans
+    of all tasks.
+    """
     return Difference(
         before=before_name,
         after=after_name,
@@ -67,7 +69,7 @@ def _figures(before: Plan, after: Plan) -> tuple[Figure, ...]:
     def figure(what: str, unit: Literal["s", "bytes"], old: float, new: float) -> Figure:
         return Figure(what=what, unit=unit, before=old, after=new, growth=new / old - 1 if old else None)
 
-    old, new = before.predicted, after.predicted
+    old, new = before.of_steps, after.of_steps
     return (
         figure("iteration", "s", old.iteration_s, new.iteration_s),
         figure("compute", "s", old.compute_s, new.compute_s),
@@ -92,10 +94,15 @@ def _origin_changes(before: Plan, after: Plan) -> list[Change]:
         ("workload fingerprint", before.workload.fingerprint, after.workload.fingerprint),
         ("profile", before.profile.sha256, after.profile.sha256),
         ("cluster", _cluster(before), _cluster(after)),
+        ("tasks of the steps", _sets(before), _sets(after)),
         ("waves", str(len(before.waves)), str(len(after.waves))),
         ("slices", str(len(before.slices)), str(len(after.slices))),
     )
     return [Change(what=what, before=old, after=new) for what, old, new in pairs if old != new]
+
+
+def _sets(plan: Plan) -> str:
+    return "; ".join(f"{each.share:.0%} {', '.join(each.tasks)}" for each in plan.task_sets) or "all"
 
 
 def _cluster(plan: Plan) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spindle_cli.errors import UsageError
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
 
 
 def edited(profile: Profile, without: Sequence[str], batches: Sequence[str]) -> Profile:
@@ -25,7 +25,8 @@ def edited(profile: Profile, without: Sequence[str], batches: Sequence[str]) -> 
 
 
 def without_task(profile: Profile, task: str) -> Profile:
-    """The profile without one task's MetaOps; what it shared with others stays with them.
+    """The profile without one task's MetaOps; what it shared with others stays with them. Steps that ran no
+    other task are left out.
 
     Raises:
         UsageError: there is no such task, or no other.
@@ -34,7 +35,21 @@ def without_task(profile: Profile, task: str) -> Profile:
     kept = tuple(metaop for metaop in profile.metaops if metaop.task != task)
     if not kept:
         raise UsageError(f"--without {task}: it is the only task of {profile.workload.name!r}")
-    return _with_metaops(profile, kept)
+    return _with_metaops(profile.model_copy(update={"task_sets": _sets_without(profile, task)}), kept)
+
+
+def _sets_without(profile: Profile, task: str) -> tuple[TaskShare, ...]:
+    """The sets of tasks that steps run, without one; none where every step then runs all that are left."""
+    shares: dict[tuple[str, ...], float] = {}
+    for each in profile.task_sets:
+        tasks = tuple(name for name in each.tasks if name != task)
+        if tasks:
+            shares[tasks] = shares.get(tasks, 0.0) + each.share
+    left = {metaop.task for metaop in profile.metaops} - {task}
+    if [set(tasks) for tasks in shares] == [left]:
+        return ()
+    total = sum(shares.values())
+    return tuple(TaskShare(tasks=tasks, share=share / total) for tasks, share in shares.items())
 
 
 def with_batch_size(profile: Profile, task: str, batch_size: int) -> Profile:

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 from spindle_cli.questions.chain import Link, critical_chain
@@ -24,7 +25,8 @@ class Idle(Model):
 class Explanation(Artifact):
     """The document of `spindle explain --json`.
 
-    `worth` and `reasons` need the profile's curves: None and empty without it.
+    `tasks`: where not every step runs all tasks, those of the steps that it is about. `worth` and `reasons`
+    need the profile's curves: None and empty without it.
     """
 
     KIND: ClassVar[str] = "explanation"
@@ -33,6 +35,7 @@ class Explanation(Artifact):
     plan: str
     strategy: str
     num_devices: int
+    tasks: tuple[str, ...] = ()
     iteration_s: float
     compute_s: float
     lower_bound_s: float
@@ -47,7 +50,8 @@ class Explanation(Artifact):
 
 
 def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanation:
-    """Explain a plan; with its profile also by the program's dual values.
+    """Explain a plan, or that of a set of its tasks (`Plan.set_plans`); with the profile also by the dual
+    values of the program.
 
     Raises:
         InputError: the profile is not the one that the plan was made from.
@@ -58,6 +62,9 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
             f"but the one given is {profile.sha256()[:19]}...",
             hint="Give the profile that the plan was made from, or plan again.",
         )
+    tasks = tuple(dict.fromkeys(metaop.task for metaop in plan.metaops)) if plan.turn is not None else ()
+    if profile is not None and tasks:
+        profile = of_tasks(profile, tasks)
     predicted = plan.predicted
     total_s = plan.cluster.num_devices * predicted.compute_s
     busy_s = sum(len(piece.devices) * (piece.end_s - piece.start_s) for piece in plan.slices)
@@ -65,6 +72,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         plan=plan_name,
         strategy=plan.strategy,
         num_devices=plan.cluster.num_devices,
+        tasks=tasks,
         iteration_s=predicted.iteration_s,
         compute_s=predicted.compute_s,
         lower_bound_s=predicted.lower_bound_s,

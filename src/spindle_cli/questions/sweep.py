@@ -15,8 +15,9 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import StrategyName
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.questions.clusters import with_devices
+from spindle_cli.questions.compare import of_sets
 from spindle_cli.units import format_bytes, format_seconds
 
 # A step to more devices is worth it while each added one brings this part of what those before brought.
@@ -43,6 +44,7 @@ class SweepPoint(Model):
 class Sweep(Artifact):
     """The document of `spindle sweep --json`.
 
+    `task_sets`: where not every step runs all tasks, those that seconds are the mean of, by their shares.
     `knee`: the last number of devices up to which each added device brings at least half the speed per device
     before it.
     """
@@ -54,6 +56,7 @@ class Sweep(Artifact):
     cluster: str
     strategy: StrategyName
     price_per_device_hour: float | None
+    task_sets: tuple[TaskShare, ...] = ()
     points: tuple[SweepPoint, ...]
     knee: int
 
@@ -98,7 +101,7 @@ def sweep(
     points: list[SweepPoint] = []
     for count in sorted(set(counts)):
         try:
-            predicted = make_plan(profile, with_devices(cluster, count), strategy).predicted
+            predicted = make_plan(profile, with_devices(cluster, count), strategy).of_steps
         except NoPlanError as error:  # too few devices are part of the answer
             points.append(SweepPoint(num_devices=count, failure=error.message))
             continue
@@ -124,6 +127,7 @@ def sweep(
         cluster=cluster.name,
         strategy=strategy,
         price_per_device_hour=price_per_device_hour,
+        task_sets=profile.task_sets,
         points=tuple(
             point
             if point.device_s is None
@@ -151,7 +155,8 @@ def find_knee(planned: Sequence[tuple[int, float]]) -> int:
 def sweep_table(result: Sweep) -> Table:
     """A row for each number of devices; the knee is marked."""
     table = Table(
-        title=f"{result.workload} on {result.cluster}, strategy {result.strategy}",
+        title=f"{result.workload} on {result.cluster}, strategy {result.strategy}"
+        + of_sets(result.task_sets),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,

@@ -38,7 +38,9 @@ def counted_losses(
         memo, lengths: see `analyse`.
     """
     graph = analyse(workload, memo, lengths)
-    tracer = LengthTracer(load_abstract(source, reads_initial=False).workload, graph) if lengths else None
+    tracer = None
+    if lengths:
+        tracer = LengthTracer(load_abstract(source, reads_initial=False).workload, graph, memo)
     return {
         name: CountedLoss(task, tracer if task.varying else None)
         for name, task in graph.tasks.items()

@@ -66,9 +66,13 @@ class ParameterTable:
         """Whether a parameter takes a gradient."""
         return self.parameters[name].requires_grad
 
+    def tensor(self, name: str) -> Tensor:
+        """A parameter or buffer."""
+        return self.parameters[name] if name in self.parameters else self.buffers[name]
+
     def num_bytes(self, name: str) -> int:
         """Bytes of a parameter or buffer."""
-        tensor = self.parameters[name] if name in self.parameters else self.buffers[name]
+        tensor = self.tensor(name)
         return tensor.numel() * tensor.element_size()
 
 

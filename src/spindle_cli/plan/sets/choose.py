@@ -55,7 +55,7 @@ class _Sets:
 
     @classmethod
     def of(cls, plan: Plan, profile: Profile, make: Planner) -> _Sets:
-        profiles = [_of_tasks(profile, each.tasks) for each in profile.task_sets]
+        profiles = [of_tasks(profile, each.tasks) for each in profile.task_sets]
         own = tuple(
             plan.slices if len(each.metaops) == len(profile.metaops) else make(each).slices
             for each in profiles
@@ -165,8 +165,8 @@ def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:
     )
 
 
-def _of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
-    """The profile of some tasks alone."""
+def of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
+    """The profile of some tasks alone, which every step runs."""
     fields = {name: getattr(profile, name) for name in profile.model_fields_set}
     metaops = tuple(metaop for metaop in profile.metaops if metaop.task in tasks)
     return Profile(**{**fields, "metaops": metaops, "task_sets": ()})

@@ -54,8 +54,8 @@ class EvaluatedAtLengths:
     def _at(self, planned: Prepared, shapes: Mapping[str, Shape]) -> Prepared:
         if self._tracer is None:
             with generators_kept():
-                source = self._preparing.source
-                self._tracer = EvaluationTracer(load_abstract(source, reads_initial=False).workload)
+                other = load_abstract(self._preparing.source, reads_initial=False).workload
+                self._tracer = EvaluationTracer(other, self._preparing.model.memo)
         return self._preparing.at_length(planned, self._tracer.at(planned.route.traced, shapes))
 
 

@@ -38,8 +38,8 @@ class NodeBatches:
         child: int | None,
         shapes: Mapping[str, SampleShape] | None = None,
     ) -> None:
-        """`child`: the process, if it is this one's own. `shapes`: of one sample, as `Batches` has them; None:
-        whoever takes the rows looks at them.
+        """`child`: the process, if it is this one's own. `shapes`: of one sample, as `Batches` has them;
+        None: whoever takes the rows looks at them.
         """
         self._task = task
         self._shapes = None if shapes is None else SampleShapes(task, shapes)

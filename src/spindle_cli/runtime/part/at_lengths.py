@@ -115,9 +115,8 @@ class TasksAtLengths:
         model = self._model
         with generators_kept():
             if self._tracer is None:
-                self._tracer = LengthTracer(
-                    load_abstract(self._source, reads_initial=False).workload, model.graph
-                )
+                other = load_abstract(self._source, reads_initial=False).workload
+                self._tracer = LengthTracer(other, model.graph, model.memo)
             found = self._tracer.at(name, shapes)
         constants = self._constants(found)
         task = found.over(model.graph.tasks[name])

@@ -75,6 +75,7 @@ class LocalModel:
         ops: what the slices are built by. `dtype`: of everything floating-point; None: that of the workload.
         groups: which optimizer settings each trained parameter has.
         evaluated: where the tasks run that are only evaluated, by name.
+        memo: what another process has found of the workload, if it was handed on.
     """
 
     graph: WorkloadGraph
@@ -92,6 +93,7 @@ class LocalModel:
     schedule: Schedule
     steps: tuple[StepPart, ...]
     sums: tuple[ParameterGroup, ...]
+    memo: AnalysisMemo | None = None
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -148,6 +150,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         schedule=Schedule(turns, train.accumulate),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
+        memo=memo,
     )
 
 

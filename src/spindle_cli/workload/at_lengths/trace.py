@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.graph import CONSTANT, Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.constants import constants_of
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.task import analyse_task
@@ -49,11 +50,13 @@ class TaskAtLength:
 class LengthTracer:
     """Traces tasks of a workload at other lengths."""
 
-    def __init__(self, workload: Workload, planned: WorkloadGraph) -> None:
-        """`workload`: another build of that which `planned` is the graph of; it is changed by nothing."""
+    def __init__(self, workload: Workload, planned: WorkloadGraph, memo: AnalysisMemo | None = None) -> None:
+        """`workload`: another build of that which `planned` is the graph of; it is changed by nothing.
+        `memo`: what was found of it.
+        """
         self._workload = workload
         self._planned = planned
-        self._finder = Finder()
+        self._finder = Finder(memo)
 
     def at(self, name: str, shapes: Mapping[str, Shape]) -> TaskAtLength:
         """A task for batches with these shapes of one sample, by field; of others the planned ones.

@@ -8,6 +8,7 @@ from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.at_lengths.trace import require_same_ops
 from spindle_cli.workload.evaluated.trace import evaluated_on_its_own, in_eval_mode
 from spindle_cli.workload.graph import TaskGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.finding import Finder
 from spindle_cli.workload.metaops.task import analyse_task
 from spindle_cli.workload.training.item_draws import generators_kept
@@ -17,10 +18,12 @@ from spindle_cli.workload.types import Workload
 class EvaluationTracer:
     """Traces tasks of a workload as they are evaluated at other lengths than the planned ones."""
 
-    def __init__(self, workload: Workload) -> None:
-        """`workload`: another build of that whose tasks are planned; it is changed by nothing."""
+    def __init__(self, workload: Workload, memo: AnalysisMemo | None = None) -> None:
+        """`workload`: another build of that whose tasks are planned; it is changed by nothing. `memo`: what
+        was found of it.
+        """
         self._workload = workload
-        self._finder = Finder()
+        self._finder = Finder(memo)
 
     def at(self, planned: TaskGraph, shapes: Mapping[str, tuple[int, ...]]) -> TaskGraph:
         """A task for batches with these shapes of one sample, by field, over the modules of this tracer's

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed import marks
 from spindle_cli.workload.fixed.marks import rows_for
 from spindle_cli.workload.memo import key_of, portable
@@ -45,7 +46,7 @@ class Independence:
     def __init__(self, observer: Observer) -> None:
         self.verdicts = Verdicts(observer)
         self._kinds = observer.kinds
-        self._known: dict[str, bool] = {}
+        self._calls: Findings[bool] = Findings(self._told)
 
     def mixes(self, node: fx.Node, root: nn.Module, shapes: Shapes) -> bool:
         """Whether a node's samples were seen to depend on each other."""
@@ -53,15 +54,13 @@ class Independence:
         if not holds_tensors or _is_made_of_sizes(node):
             return False  # row numbers are tried together with what uses them
         trial = _Trial(node, root, shapes)
-        key = trial.key(self._kinds)
-        if key not in self._known:
-            told = self._told(key)
-            self._known[key] = trial.differs() if told is None else told
-        return self._known[key]
+        return self._calls.of(
+            trial.keys(self._kinds), trial.module, trial.differs, lambda _: not trial.has_failed
+        )
 
     def tried(self) -> dict[str, bool]:
         """What was tried, for another process (see `AnalysisMemo`)."""
-        return portable(self._known, bool)
+        return portable(self._calls.known, bool)
 
     def _told(self, call: str) -> bool | None:
         """What another process has seen; None if it says nothing."""
@@ -77,12 +76,20 @@ class _Trial:
         self._root = root
         self._shapes = shapes
         self._module = root.get_submodule(str(node.target)) if node.op == "call_module" else None
+        self.has_failed = False
 
-    def key(self, kinds: Kinds) -> str:
-        """Equal for nodes that need one trial only."""
-        target = kinds.behaviour(self._module) if self._module is not None else name_of(self._node.target)
+    @property
+    def module(self) -> nn.Module | None:
+        """That the node calls, if it calls one."""
+        return self._module
+
+    def keys(self, kinds: Kinds) -> tuple[str, str]:
+        """Equal for nodes that need one trial only: without the numbers of layers, and with them."""
+        name = name_of(self._node.target)
+        targets = kinds.behaviours(self._module) if self._module is not None else (name, name)
         arguments = fx.node.map_aggregate((self._node.args, self._node.kwargs), self._describe)
-        return f"{target} {arguments!r}"
+        unnumbered, numbered = (f"{target} {arguments!r}" for target in targets)
+        return unnumbered, numbered
 
     def _describe(self, item: Any) -> Any:
         if not isinstance(item, fx.Node):
@@ -119,8 +126,8 @@ class _Trial:
                     return self._differs(whole_numbers)
                 except _NotTriedError:
                     return False
-                except Exception:  # noqa: S112 - stand-ins may be invalid for it (an index, a probability)
-                    continue
+                except Exception:  # stand-ins may be invalid for it (an index, a probability)
+                    self.has_failed = True
         return False
 
     def _differs(self, whole_numbers: bool) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.workload.building.layer_numbers import Findings as OfCalls
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.memo import FindingsRecord, key_of, portable
 from spindle_cli.workload.rules.states import WHOLE, Batch, Mixed, Reduced, State
@@ -33,13 +34,13 @@ class Verdicts:
     def __init__(self, observer: Observer) -> None:
         self.observer = observer
         self.kinds: Kinds = observer.kinds
-        self._known: dict[str, Findings] = {}
+        self._calls: OfCalls[Findings] = OfCalls(self._told)
 
     def of_module(
         self, module: nn.Module, inputs: Sequence[Inputs], states: Sequence[State], sizes: Sequence[int]
     ) -> Findings:
         """Findings of a call of a module."""
-        return self._find(self.kinds.behaviour(module), module, inputs, states, sizes, module)
+        return self._find(self.kinds.behaviours(module), module, inputs, states, sizes, module)
 
     def of_call(
         self,
@@ -50,11 +51,12 @@ class Verdicts:
         sizes: Sequence[int],
     ) -> Findings:
         """Findings of a call of a function or method in glue."""
-        return self._find(name_of(target), run, inputs, states, sizes, None)
+        name = name_of(target)
+        return self._find((name, name), run, inputs, states, sizes, None)
 
     def _find(
         self,
-        code: str,
+        codes: tuple[str, str],
         run: Callable[..., Any],
         inputs: Sequence[Inputs],
         states: Sequence[State],
@@ -62,18 +64,19 @@ class Verdicts:
         module: nn.Module | None,
     ) -> Findings:
         described = pytree.tree_map(_describe, (inputs[0], inputs[-2]))
-        key = f"{code} {described} {states} {sizes}"
-        if key not in self._known and (told := self._told(key)) is not None:
-            self._known[key] = told
-        if key not in self._known:
-            self._known[key] = examine(run, inputs, states, sizes, self.observer, module)
-        found = self._known[key]
+        unnumbered, numbered = (f"{code} {described} {states} {sizes}" for code in codes)
+        found = self._calls.of(
+            (unnumbered, numbered),
+            module,
+            lambda: examine(run, inputs, states, sizes, self.observer, module),
+            lambda found: found.results is not None,
+        )
         results = None if found.results is None else pytree.tree_map(again, found.results)
         return Findings(results, found.states, found.why_not)
 
     def findings(self) -> dict[str, FindingsRecord]:
         """What was found, for another process (see `AnalysisMemo`)."""
-        return portable(self._known, Findings.record)
+        return portable(self._calls.known, Findings.record)
 
     def _told(self, call: str) -> Findings | None:
         """What another process has found of a call; None if it says nothing."""

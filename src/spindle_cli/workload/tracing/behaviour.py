@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from spindle_cli.workload.building.layer_numbers import is_number
 from spindle_cli.workload.memo import HERE
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
@@ -27,15 +28,17 @@ _PLACE = "\x00"
 _HELD_ELSEWHERE = frozenset({"_parameters", "_buffers", "_modules", "training"})
 
 
-def behaviour_of(module: nn.Module) -> str:
+def behaviour_of(module: nn.Module, *, numbered: bool = True) -> str:
     """A digest that two modules share if their forwards do the same; it begins with `memo.HERE` where it says
-    so in this process alone.
+    so in this process alone. `numbered`: attributes that only say which layer it is count, too.
     """
     parts: list[str] = []
     for name, part in module.named_modules():
         parts.append(f"{name}: {type(part).__module__}.{type(part).__qualname__} {part.training}")
         parts += [
             f"{name}.{key} = {_text(value, _DEPTH)}"
+            if numbered or type(value) is not int or not is_number(key)
+            else f"{name}.{key} is a number"
             for key, value in sorted(part.__dict__.items())
             if key not in _HELD_ELSEWHERE
         ]

@@ -9,13 +9,12 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from spindle_cli.workload.building.layer_numbers import is_number
 from spindle_cli.workload.building.source import settled_module_name
 from spindle_cli.workload.tracing.behaviour import behaviour_of
 
 # Floats (dropout rates, epsilons) change no work; they may differ from layer to layer.
 _FLOAT = re.compile(r"\d+\.\d*(e[-+]?\d+)?|\d+e[-+]?\d+")
-# Attributes that only say which layer it is.
-_POSITION = re.compile(r"(^|_)(idx|index|id|number)$")
 
 
 class Kinds:
@@ -25,7 +24,7 @@ class Kinds:
         self._known: dict[
             int, tuple[nn.Module, str]
         ] = {}  # by id; holds the module, so that its id stays its own
-        self._behaviours: dict[int, tuple[nn.Module, str]] = {}
+        self._behaviours: dict[int, tuple[nn.Module, tuple[str, str]]] = {}
 
     def of(self, module: nn.Module) -> str:
         """A text that two layers share if they do the same work: see `layer_kind`."""
@@ -35,8 +34,13 @@ class Kinds:
 
     def behaviour(self, module: nn.Module) -> str:
         """A text that two layers share if they do the same: see `behaviour_of`."""
+        return self.behaviours(module)[1]
+
+    def behaviours(self, module: nn.Module) -> tuple[str, str]:
+        """The same without the numbers of layers; and with them."""
         if id(module) not in self._behaviours:
-            self._behaviours[id(module)] = (module, behaviour_of(module))
+            found = behaviour_of(module, numbered=False), behaviour_of(module)
+            self._behaviours[id(module)] = (module, found)
         return self._behaviours[id(module)][1]
 
 
@@ -58,7 +62,7 @@ def _settings(module: nn.Module) -> str:
     settings = {
         name: value
         for name, value in sorted(module.__dict__.items())
-        if isinstance(value, int | str | bool) and not name.startswith("_") and not _POSITION.search(name)
+        if isinstance(value, int | str | bool) and not name.startswith("_") and not is_number(name)
     }
     return repr(settings)
 

@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.building.layer_numbers import Findings
 from spindle_cli.workload.fixed.marks import describe, is_fixed, rows_for
 from spindle_cli.workload.fixed.refusal import ReadsValuesError, fields_behind
 from spindle_cli.workload.memo import AnalysisMemo, key_of, packed, portable, unpacked
@@ -50,7 +51,7 @@ class Observer:
         self.kinds = Kinds()
         # by id, with the tensor itself, so that its id stays its own
         self._fakes: dict[int, tuple[Tensor, Tensor]] = {}
-        self._known: dict[str, Any] = {}
+        self._calls: Findings[Any] = Findings(self._told)
 
     def observe(
         self, task: str, root: nn.Module, graph: fx.Graph, samples: Mapping[str, Tensor], batch_size: int
@@ -84,18 +85,20 @@ class Observer:
 
     def call(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """What a module gives, from memory if an equal one was given equal inputs."""
-        key = f"{self.kinds.behaviour(module)} {pytree.tree_map(_describe, (args, kwargs))}"
-        if key not in self._known and (told := self._told(key)) is not None:
-            self._known[key] = told
-        if key not in self._known:
-            given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
-            versions = [tensor._version for tensor in given]
-            norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
-            with norms, watching(module), swapped_tensors(module, self.fake), _failures_unlogged():
-                self._known[key] = module(*args, **kwargs)
-            if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
-                raise _ChangesItsInputError
-        return pytree.tree_map(again, self._known[key])
+        described = pytree.tree_map(_describe, (args, kwargs))
+        unnumbered, numbered = (f"{text} {described}" for text in self.kinds.behaviours(module))
+        found = self._calls.of((unnumbered, numbered), module, lambda: self._run(module, args, kwargs))
+        return pytree.tree_map(again, found)
+
+    def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, Tensor)]
+        versions = [tensor._version for tensor in given]
+        norms = by_fixed_statistics(module, is_whole=True)  # momentum=None reads a value
+        with norms, watching(module), swapped_tensors(module, self.fake), _failures_unlogged():
+            result = module(*args, **kwargs)
+        if not getattr(module, "inplace", False) and versions != [tensor._version for tensor in given]:
+            raise _ChangesItsInputError
+        return result
 
     def hands_through(self, module: nn.Module, args: Any, kwargs: Any) -> bool:
         """Whether a module gives tensors that lie in the memory of those that it is given."""
@@ -111,7 +114,7 @@ class Observer:
 
     def observed(self) -> dict[str, JsonValue]:
         """What was observed, for another process (see `AnalysisMemo`)."""
-        return portable(self._known, packed)
+        return portable(self._calls.known, packed)
 
     def _told(self, call: str) -> Any:
         """What another process says that a call gives; None if it says nothing."""
