@@ -8,7 +8,7 @@ from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.runtime.measuring.clocks import Offset
-from spindle_cli.runtime.measuring.timeline import LapRow, RankStep, make_timeline
+from spindle_cli.runtime.measuring.timeline import LapRow, Ran, RankStep, StepProgram, make_timeline
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Simulation
 
@@ -24,7 +24,9 @@ def simulated_timeline(
     devices = range(plan.cluster.num_devices)
     ranks = [_rank(simulation, device, ahead_s.get(device, 0.0), lengths) for device in devices]
     offsets = [Offset(ahead_s.get(device, 0.0), 1e-5 * (device > 0)) for device in devices]
-    return make_timeline(link(plan), ranks, offsets)
+    program = link(plan)
+    what = StepProgram(program, range(len(program.slices)))
+    return make_timeline(Ran(plan, lambda _: what, program.groups), ranks, offsets)
 
 
 def _rank(simulation: Simulation, device: int, ahead_s: float, lengths: Sequence[float]) -> list[RankStep]:

@@ -25,7 +25,6 @@ LENGTHS = (
     Case(
         "lengths-accumulated",
         (1, 2),
-        args={"tasks": ["score", "plain"]},
         train={**SGD, "accumulate": 2},
         **TOYS,
     ),

@@ -126,6 +126,4 @@ def build(
             task.eval_dataset = data(items[:held_out])
         every[0].metrics = {"ends": ends}
     chosen = [task for task in every if tasks is None or task.name in tasks]
-    return Workload(
-        "mixed", chosen, operators=(Layer,), tp_plans={Layer: PLAN}, tp_vocabulary=WORDS
-    )
+    return Workload("mixed", chosen, operators=(Layer,), tp_plans={Layer: PLAN}, tp_vocabulary=WORDS)

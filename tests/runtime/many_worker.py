@@ -25,9 +25,11 @@ from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
+from spindle_cli.workload.at_lengths import trace
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
+from spindle_cli.workload.metaops.finding import Finder
 
 
 def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> None:
@@ -71,6 +73,8 @@ def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     Training.step = step_without_host_waits
     localise.in_the_abstract = in_the_abstract
+    finder = Finder()  # what is found of layers at a length holds for all requests
+    trace.Finder = lambda _: finder
     environment = WorkerEnvironment.read()
     requests = requests_in(folder)
     device = torch.device("cpu")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from functools import cache
 
+import mixed_cases
 import split_toys
 from case_runs import ADAMW, Case
 from hand_plans import Placement
@@ -90,4 +91,7 @@ ON_FOUR = (
     *GONE_ON_ELSEWHERE,
     BY_CHANCE,
     BY_CHANCE_RECOMPUTED,
+    mixed_cases.MIXED,
+    mixed_cases.SAVED,
+    mixed_cases.GONE_ON,
 )

@@ -53,9 +53,7 @@ def test_what_has_no_room_is_refused_at_the_first_byte_beyond() -> None:
     plan = plan_on(1)
     room = plan.cluster.memory_bytes[1] - plan.predicted.peak_memory_bytes[1]
     assert require_room(plan, {"probe": (0, room, 0)}, "p.yaml")
-    with pytest.raises(
-        InputError, match=r"p.yaml: device 1 needs .* more for .* evaluated \(probe, other\)"
-    ):
+    with pytest.raises(InputError, match=r"p.yaml: device 1 needs .* more for .* evaluated \(probe, other\)"):
         require_room(plan, {"probe": (0, room - 1, 0), "other": (0, 2, 0)}, "p.yaml")
 
 

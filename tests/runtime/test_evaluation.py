@@ -14,6 +14,7 @@ import torch
 from alone import run_case, world_of_one
 from case_runs import ADAMW, Case, captured, run_cases
 from contrast_cases import COMPARED
+from mixed_cases import MATCH, TOYS, WRITE
 from safetensors.torch import load_file
 from split_cases import SPLIT
 from torch import Tensor
@@ -22,6 +23,8 @@ from torch.utils.data import default_collate
 from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
+from spindle_cli.verify import plain
+from spindle_cli.verify.comparing.evaluations import compare_evaluations
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.types import FlowTask, Task
 
@@ -123,6 +126,26 @@ def test_one_worker_evaluates_what_it_does_not_train(world: None, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("only", (0,), "only_evaluated_toys", train=EVERY_TWO, steps=1),
+        Case("mixed", (0,), args={"held_out": 5}, steps=1, **{**TOYS, "train": EVERY_TWO}),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_plain_run_of_a_verification_finds_the_same(world: None, tmp_path: Path, case: Case) -> None:
+    """All of its evaluations, with tasks in the explicit form and such as are only evaluated."""
+    request = run_case(case, tmp_path / "ours", no_randomness=True)
+    (tmp_path / "plain").mkdir()
+    places = {"run_dir": tmp_path / "plain", "capture_dir": tmp_path / "plain"}
+    plain.train(request.model_copy(update=places))
+    theirs = list(read_evaluations(tmp_path / "plain"))
+    check = compare_evaluations(read_evaluations(request.run_dir), theirs, 1e-11, metrics=True)
+    assert check.passed, check.failures
+    assert check.compared == sum(1 + len(each.metrics) for each in theirs) > 3
+
+
 def same_training(one: Path, other: Path, num_workers: int) -> None:
     for stage in ("final", "final-buffers"):
         for rank in range(num_workers):
@@ -170,26 +193,27 @@ def test_data_that_another_process_reads_are_evaluated_as_plain_torch(
         same_training(request.run_dir, unwatched.run_dir, 1)
 
 
-MIXED = {"toys": "length_mix_toys", "has_lengths": True, "train": EVERY_TWO}
+MIXED = {**TOYS, "train": EVERY_TWO}
 
 
 @pytest.mark.parametrize(
-    ("streams", "percentile", "train"),
-    [(False, 100, EVERY_TWO), (True, 1, EVERY_TWO), (False, 50, READ_APART)],
+    ("task", "streams", "percentile", "train"),
+    [
+        ("match", False, 100, EVERY_TWO),
+        ("write", True, 1, EVERY_TWO),
+        ("write", False, 50, READ_APART),
+    ],
     ids=["by index", "streams", "read apart"],
 )
 def test_batches_of_other_lengths_are_evaluated_as_plain_torch(
-    world: None, tmp_path: Path, streams: bool, percentile: float, train: dict[str, Any]
+    world: None, tmp_path: Path, task: str, streams: bool, percentile: float, train: dict[str, Any]
 ) -> None:
     """Longer and shorter ones than what is planned for, and a last smaller one."""
-    args = {"tasks": ["write", "match"], "held_out": 15, "streams": streams}
-    case = Case("mixed", (0,), args=args, percentile=percentile, **{**MIXED, "train": train})
+    args = {"tasks": [task], "held_out": 15, "streams": streams}
+    case = Case("mixed", (0,), args=args, percentile=percentile, steps=1, **{**MIXED, "train": train})
     request = run_case(case, tmp_path / "mixed")
-    lines = [line for line in read_evaluations(request.run_dir) if line.step == 3]
-    expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 3, 1)
-    assert {line.task for line in lines} == expected.keys()
-    for line in lines:
-        check_equal(line, expected[line.task])
+    (line,) = read_evaluations(request.run_dir)
+    check_equal(line, by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 1, 1)[task])
 
 
 def test_results_whose_size_follows_the_length_are_refused_before_training(
@@ -251,6 +275,7 @@ ON_FOUR = (
     Case("looked-at", COMPARED, "contrast_toys", "build_evaluated", {"looked_at": True}, train=EVERY_TWO),
     Case("only-evaluated", SCATTERED, "only_evaluated_toys", train=TRAIN),
     Case("only-evaluated-split", SPLIT, "only_evaluated_toys", "build_split", train=EVERY_TWO),
+    Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
 )
 
 
@@ -272,6 +297,7 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "contrasts",
         "looked-at",
         "streamed",
+        "lengths",
     ],
 )
 def test_four_workers_evaluate_as_plain_torch(four: Path, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import mixed_cases
 import pytest
 import torch
 from case_runs import STEPS, Case, captured, dtype_of
@@ -65,6 +66,24 @@ def check_split_against(plain: PlainRun, case: Case, folder: Path) -> None:
 @pytest.mark.parametrize("case", EXACT, ids=lambda case: case.name)
 def test_split_layers_train_the_model_of_a_plain_loop(case: Case, four_split_workers: Path) -> None:
     check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
+
+
+@pytest.mark.processes
+def test_batches_of_several_lengths_train_the_model_of_a_plain_loop(four_split_workers: Path) -> None:
+    """With all that a plan may do to them."""
+    case = mixed_cases.MIXED
+    check_split_against(plain_run(four_split_workers, case), case, four_split_workers / case.name)
+
+
+@pytest.mark.processes
+def test_sampled_steps_of_several_lengths_go_on_by_another_plan(four_split_workers: Path) -> None:
+    """Streams, layers that are split before and not behind, and a checkpoint between steps of a task."""
+    case = mixed_cases.GONE_ON
+    plain = plain_run(four_split_workers, case)
+    lines = list(read_metrics(four_split_workers / mixed_cases.SAVED.name))
+    assert [line.task_losses for line in lines] == [pytest.approx(each, rel=1e-10) for each in plain.losses]
+    for what, tensor, expectation in pairs(four_split_workers / case.name, "final", plain.final):
+        assert close(tensor, expectation, 1e-10), what
 
 
 @pytest.mark.processes

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
+from alone import run_case, world_of_one
+from case_runs import ADAMW, Case
 
 from helpers.plans import two_towers
 from helpers.timelines import simulated_timeline
+from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredTimeline
+from spindle_cli.launch.watching.trace import write_run_trace
+from spindle_cli.plan.types import Plan
+from spindle_cli.report.measured import measured_iteration
 from spindle_cli.runtime.measuring.clocks import offset_of
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.simulate.run import simulate
@@ -54,3 +62,32 @@ def test_a_stopwatch_keeps_its_last_steps() -> None:
     kept = stopwatch.steps[0]
     times = [stopwatch.clock_s(mark) for mark in (kept.begin, kept.laps[0].begin, kept.laps[0].end, kept.end)]
     assert times == sorted(times)
+
+
+def test_every_step_of_a_sampled_run_has_the_slices_of_its_own_tasks(tmp_path: Path) -> None:
+    """Steps 1 and 3 run both tasks by the plan of all, step 2 one by a plan of its own, which cuts its layers
+    in two.
+    """
+    alone = [
+        ("classify/layers", (0, 2), (0,)),
+        ("classify/layers", (2, 3), (0,)),
+        ("classify/head", (0, 1), (0,)),
+    ]
+    train = {**ADAMW, "sampling": {"every": {"pairs": 2}}}
+    sets = {"classify+pairs": None, "classify": alone}
+    case = Case("sampled", (0,), "eval_toys", args={"evaluates": False}, train=train, sets=sets)
+    with world_of_one():
+        request = run_case(case, tmp_path / "sampled", capture_dir=None)
+    plan = Plan.read(request.plan)
+    timeline = MeasuredTimeline.read(request.run_dir / TIMELINE_FILE)
+    found = [
+        [plan.every_slice[span.slice].label for span in step.devices[0] if span.kind == "forward"]
+        for step in timeline.steps
+    ]
+    assert found[0] == found[2] == [piece.label for piece in plan.slices]
+    assert found[1] == ["classify/layers[0:2]", "classify/layers[2:3]", "classify/head[0:1]"]
+    assert write_run_trace(tmp_path / "trace.json", plan, request.run_dir)
+    trace = (tmp_path / "trace.json").read_text()
+    assert "classify/layers[2:3] backward" in trace
+    drawn = measured_iteration(plan, request.run_dir)
+    assert drawn is not None and drawn.step in (1, 3)

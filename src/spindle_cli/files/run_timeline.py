@@ -31,7 +31,7 @@ class MeasuredSpan(Sparse):
         cause: of a wait, what is waited for; before a slice or one of its ops runs forward that may also be
             new values of its parameters.
         peer: of a transfer, the device that takes it.
-        group: of a sum or gather, which of the program's parameter groups.
+        group: of a sum or gather, which of the parameter groups of all programs.
         num_bytes: of transfers, sums and gathers; of transfers as the plan predicts them.
     """
 
@@ -76,7 +76,8 @@ class MeasuredTimeline(Artifact):
     """timeline.json. Seconds since rank 0 began the first of `steps`.
 
     Attributes:
-        plan_sha256: of the plan that was run; slices are its slices.
+        plan_sha256: of the plan that was run; slices are its slices, and behind them what plans for sets of
+            its tasks have besides (`Plan.every_slice`).
         clock_error_s: no device's times are further off rank 0's clock than this.
         steps: consecutive, the run's last.
     """

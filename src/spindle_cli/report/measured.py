@@ -17,7 +17,8 @@ _LAYERS = ("wait", "data", "sum", "gather", "transfer", "optimizer", "forward", 
 
 
 def measured_iteration(plan: Plan, run_dir: Path) -> MeasuredIteration | None:
-    """The kept step of median length; None where the run has left no timeline.
+    """The kept step of median length; None where the run has left no timeline. Where steps run sets of
+    tasks, those count whose slices are all of the plan of all tasks, which is what the report draws.
 
     Raises:
         InputError: the timeline is malformed, or of another plan's run.
@@ -26,17 +27,22 @@ def measured_iteration(plan: Plan, run_dir: Path) -> MeasuredIteration | None:
     if not path.exists():
         return None
     timeline = MeasuredTimeline.read(path)
-    timeline.require_of(plan.sha256(), len(plan.slices), plan.cluster.num_devices, where=path)
-    if not timeline.steps:
+    timeline.require_of(plan.sha256(), len(plan.every_slice), plan.cluster.num_devices, where=path)
+    steps = [step for step in timeline.steps if _is_drawn(step, len(plan.slices))]
+    if not steps:
         return None
-    usual_s = median(_length_s(step) for step in timeline.steps)
-    step = min(timeline.steps, key=lambda step: abs(_length_s(step) - usual_s))
+    usual_s = median(_length_s(step) for step in steps)
+    step = min(steps, key=lambda step: abs(_length_s(step) - usual_s))
     return MeasuredIteration(
         step=step.step,
         iteration_s=_length_s(step),
         clock_error_s=timeline.clock_error_s,
         happenings=_happenings(step),
     )
+
+
+def _is_drawn(step: MeasuredStep, num_slices: int) -> bool:
+    return all((span.slice or 0) < num_slices for spans in step.devices for span in spans)
 
 
 def _length_s(step: MeasuredStep) -> float:

@@ -7,7 +7,7 @@ from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.files.writing import write_text
 from spindle_cli.runtime.measuring.comparison import Measured, compare, gather_times
-from spindle_cli.runtime.measuring.timeline import gather_timeline
+from spindle_cli.runtime.measuring.timeline import Ran, StepProgram, gather_timeline
 from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.training import Training
 
@@ -36,19 +36,21 @@ def hand_in(training: Training) -> None:
     training.stopwatch.close()
     device = training.stopwatch.device
     program, run_dir = training.model.program, training.request.run_dir
-    # A timeline is of one program; where steps run several, there is none.
-    samples = bool(program.plan.task_sets)
-    timeline = None if samples else gather_timeline(training.stopwatch, program, device)
+    timeline = gather_timeline(training.stopwatch, _ran(training), device)
     times = gather_times(training.stopwatch.medians(), device)
     if training.log is not None:
         assert times is not None, "rank 0 has them"
         training.log.close()
-        if timeline is None:
-            (run_dir / TIMELINE_FILE).unlink(missing_ok=True)
-        else:
-            write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
+        assert timeline is not None, "rank 0 has it"
+        write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
         compared = compare(program.plan, _measured(training), times, training.clock.start_up())
         write_json(run_dir / PREDICTED_FILE, compared)
+
+
+def _ran(training: Training) -> Ran:
+    model = training.model
+    parts = {part.tasks: StepProgram(part.program, part.places) for part in model.steps}
+    return Ran(model.program.plan, lambda step: parts[model.schedule.of_step(step)], model.sums)
 
 
 def _measured(training: Training) -> list[Measured]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spindle_cli.files.run_files import read_metrics
+from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
+from spindle_cli.verify.comparing.evaluations import compare_evaluations
 from spindle_cli.verify.comparing.losses import compare_losses
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
@@ -70,6 +72,12 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         unused = find_unused(ours, plain)
         trained = _compare_trained(runs, ours, plain, [*names, *unused], with_rounding=with_rounding)
         buffers = compare_buffers(ours, plain, max(tolerance, trained.tolerance))
+        evaluations = compare_evaluations(
+            read_evaluations(runs.ours.run_dir),
+            list(read_evaluations(runs.plain.run_dir)),
+            max(tolerance, trained.tolerance),
+            metrics=dtype == "float64",
+        )
         checks = (
             compare_initial(ours, plain, unused),
             compare_losses(our_steps, plain_steps, tolerance),
@@ -77,6 +85,7 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
             *((compare_noise(ours, plain, names, floor),) if names else ()),
             *trained.checks,
             *((buffers,) if buffers.compared else ()),
+            *((evaluations,) if evaluations.compared else ()),
         )
     return VerifyReport(
         same=all(check.passed for check in checks),

@@ -8,7 +8,8 @@ follow.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
@@ -19,10 +20,12 @@ from torch import Tensor, nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.files.request import CaptureStage, RunRequest, capture_path
 from spindle_cli.files.run_files import METRICS_FILE, StepMetrics
+from spindle_cli.files.runs.evaluations import append_evaluation
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.parent_death import die_with_parent
 from spindle_cli.process.worker_session import worker_session
 from spindle_cli.verify.counted import CountedLoss, counted_losses
+from spindle_cli.verify.evaluated import evaluate_all
 from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
@@ -36,6 +39,7 @@ from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Lengths
 from spindle_cli.workload.training.no_randomness import computing_as_asked
+from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import FlowTask, Task, Workload
 
 
@@ -61,6 +65,8 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     if training.average is not None:
         write_tensors(request.capture_dir, "average", training.average.values(training.parameters))
     write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
+    if noise is None:
+        training.evaluate()
 
 
 class PlainTraining:
@@ -139,6 +145,27 @@ class PlainTraining:
         if self.average is not None:
             self.average.update(step + 1)
         return step_metrics(weights, step, losses, perf_counter() - began)
+
+    def evaluate(self) -> None:
+        """Leave an evaluation of every task that has a dataset for it, after the last step."""
+        request, arithmetic = self._request, self._arithmetic
+        asked = None if request.dtype is None else arithmetic.dtype
+        device, dtype = arithmetic.device, arithmetic.dtype
+        for task in self.workload.evaluated:
+            convert_module(root_of(task), device, dtype)
+
+        def fields(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {name: convert(field, device, dtype) for name, field in batch.items()}
+
+        @contextmanager
+        def computing() -> Iterator[None]:
+            autocast = torch.autocast(device.type, torch.bfloat16, enabled=arithmetic.autocast)
+            with computing_as_asked(asked, no_randomness=request.no_randomness), autocast:
+                yield
+
+        steps = request.steps or 0
+        for found in evaluate_all(self.workload, self._train.seed, steps, fields, computing):
+            append_evaluation(request.run_dir, found)
 
     def _backward(self, task: Task | FlowTask, weight: float) -> float:
         """Add a task's gradients, of its next batches; its loss."""

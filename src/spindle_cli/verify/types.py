@@ -48,6 +48,7 @@ What = Literal[
     "final parameters",
     "average of the weights",
     "buffers",
+    "evaluations",
 ]
 
 

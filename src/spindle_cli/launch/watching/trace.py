@@ -56,7 +56,7 @@ def write_run_trace(path: Path, plan: Plan, run_dir: Path) -> bool:
         device: f"device {device}, node {cluster.node_of[device]}" for device in range(cluster.num_devices)
     }
     measured = MeasuredTimeline.read(timeline)
-    measured.require_of(plan.sha256(), len(plan.slices), cluster.num_devices, where=timeline)
+    measured.require_of(plan.sha256(), len(plan.every_slice), cluster.num_devices, where=timeline)
     write_text(path, trace_text(names, tuple(trace_events(plan, measured))))
     return True
 
@@ -81,12 +81,12 @@ def _computes(
         details: Details = {"step": step.step}
         if span.kind in ("forward", "backward"):
             assert span.slice is not None, "a compute has its slice"
-            piece = plan.slices[span.slice]
+            piece = plan.every_slice[span.slice]
             name = f"{piece.label} {span.kind}"
             details = {**details, "task": plan.by_name[piece.metaop].task, "dp": piece.dp, "tp": piece.tp}
         elif span.kind == "wait":
             assert span.cause is not None, "a wait has its cause"
-            name = _WAITS[span.cause].format("" if span.slice is None else plan.slices[span.slice].label)
+            name = _WAITS[span.cause].format("" if span.slice is None else plan.every_slice[span.slice].label)
         else:
             name = "waits for data" if span.kind == "data" else "optimizer step"
         category = "wait" if span.kind == "data" else span.kind
@@ -101,7 +101,7 @@ def _transfers(
         assert span.slice is not None and span.peer is not None, "a transfer has a taker"
         lane = SENDS if layer == 0 else f"{SENDS} {layer + 1}"
         what = "gradient for" if span.is_gradient else "to"
-        name = f"{what} {plan.slices[span.slice].label} on device {span.peer}"
+        name = f"{what} {plan.every_slice[span.slice].label} on device {span.peer}"
         yield Bar(device, lane, name, "transfer", span.start_s, span.end_s, {"bytes": span.num_bytes})
         yield Arrow(next(numbers), "transfer", device, lane, span.start_s, span.peer, COMPUTE, span.end_s)
 

@@ -73,6 +73,7 @@ class GradientPool:
             *(piece for bucket in self._all() for piece in bucket.owned_ranges),
             *(OwnedRange(name, None, parameter) for name, parameter in own.items()),
         )
+        self._group_of = {bucket: index for index, found in self._buckets.items() for bucket in found}
         self._flags = {
             communicators.directory.of_sum(ranks): Flags(made, communicators.summing(ranks))
             for ranks, made in by_ranks.items()
@@ -86,7 +87,7 @@ class GradientPool:
         self._under_way: deque[AnyBucket] = deque()
 
     def watch_with(self, watch: Callable[[Passing, int, dist.Work], None]) -> None:
-        """Have `watch` called with every sum and gather that begins, and its group."""
+        """Have `watch` called with every sum and gather that begins, and its group among all."""
         self._watch = watch
 
     def turn_to(self, part: int) -> None:
@@ -192,7 +193,7 @@ class GradientPool:
 
     def _note(self, kind: Passing, bucket: AnyBucket, work: dist.Work) -> None:
         if self._watch is not None:
-            self._watch(kind, self._part.group_of[bucket], work)
+            self._watch(kind, self._group_of[bucket], work)
 
 
 class _Part:
@@ -217,8 +218,7 @@ class _Part:
             sharded = [bucket for bucket in buckets if isinstance(bucket, ShardedBucket)]
             for user in zip(group.slices, group.first_ops, strict=True):
                 self.users.setdefault(user, []).extend(sharded)
-        self.group_of = {bucket: group for group, found in self.buckets.items() for bucket in found}
-        self.summed = frozenset(self.group_of)
+        self.summed = frozenset(bucket for found in self.buckets.values() for bucket in found)
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

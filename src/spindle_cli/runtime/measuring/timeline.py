@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.run_timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.plan.types import Plan
 from spindle_cli.program.types import Program, Transfer
 from spindle_cli.runtime.measuring.clocks import Offset, clock_offsets
 from spindle_cli.runtime.measuring.gathering import gather_json
@@ -20,14 +22,37 @@ DECIMALS = 9
 _LEAST_WAIT_S = 10e-6
 
 
-def gather_timeline(stopwatch: Stopwatch, program: Program, device: torch.device) -> MeasuredTimeline | None:
+@dataclass(frozen=True)
+class StepProgram:
+    """What a step ran: `places`: of its slices, in `plan.every_slice`."""
+
+    program: Program
+    places: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What the steps of a run were.
+
+    Attributes:
+        plan: of all of them.
+        of_step: what a step ran, counted from 0.
+        groups: the parameter groups of all programs together.
+    """
+
+    plan: Plan
+    of_step: Callable[[int], StepProgram]
+    groups: Sequence[ParameterGroup]
+
+
+def gather_timeline(stopwatch: Stopwatch, ran: Ran, device: torch.device) -> MeasuredTimeline | None:
     """The steps that every rank's stopwatch has kept, on rank 0; None on the others. Collective."""
     offsets = clock_offsets(device)
     gathered = gather_json([_step_row(stopwatch, kept) for kept in stopwatch.steps], device)
     if gathered is None:
         return None
     assert offsets is not None
-    return make_timeline(program, [[RankStep.of(row) for row in rows] for rows in gathered], offsets)
+    return make_timeline(ran, [[RankStep.of(row) for row in rows] for rows in gathered], offsets)
 
 
 @dataclass(frozen=True)
@@ -71,7 +96,7 @@ def _lap_row(stopwatch: Stopwatch, lap: Lap) -> list[Any]:
 
 
 def make_timeline(
-    program: Program, ranks: Sequence[Sequence[RankStep]], offsets: Sequence[Offset]
+    ran: Ran, ranks: Sequence[Sequence[RankStep]], offsets: Sequence[Offset]
 ) -> MeasuredTimeline:
     """The ranks' steps (the same of each) on one clock, from the beginning of rank 0's first."""
     zero_s = ranks[0][0].start_s if ranks[0] else 0.0
@@ -82,14 +107,15 @@ def make_timeline(
         for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True)):
             for lap in own[position].laps:
                 taken_s.setdefault((device, lap.kind, lap.piece), lap.start_s + shift)
+        what = ran.of_step(first.step)
         devices = (
-            _Device(program, device, shift, taken_s).spans(own[position].laps)
+            _Device(ran, what, device, shift, taken_s).spans(own[position].laps)
             for device, (own, shift) in enumerate(zip(ranks, shifts, strict=True))
         )
         start_s, end_s = first.start_s + shifts[0], first.end_s + shifts[0]
         steps.append(MeasuredStep(step=first.step + 1, start_s=start_s, end_s=end_s, devices=tuple(devices)))
     return MeasuredTimeline(
-        plan_sha256=program.plan.sha256(),
+        plan_sha256=ran.plan.sha256(),
         clock_error_s=max(offset.error_s for offset in offsets),
         steps=tuple(steps),
     )
@@ -100,17 +126,19 @@ class _Device:
 
     def __init__(
         self,
-        program: Program,
+        ran: Ran,
+        what: StepProgram,
         device: int,
         shift_s: float,
         taken_s: Mapping[tuple[int, str, int | None], float],
     ) -> None:
-        self._program = program
+        self._groups = ran.groups
+        self._places = what.places
         self._shift_s = shift_s
         self._taken_s = taken_s
         self._sent: dict[int, Transfer] = {
             action.transfer.key: action.transfer
-            for action in program.actions[device]
+            for action in what.program.actions[device]
             if action.transfer is not None and action.transfer.source == device
         }
 
@@ -124,13 +152,13 @@ class _Device:
         end_s = round(lap.end_s + self._shift_s, DECIMALS)
         if lap.transfer is not None:
             return self._transfer(self._sent[lap.transfer], start_s)
-        num_bytes = 0 if lap.group is None else self._program.groups[lap.group].num_bytes
+        num_bytes = 0 if lap.group is None else self._groups[lap.group].num_bytes
         return MeasuredSpan.model_validate(
             {
                 "kind": lap.kind,
                 "start_s": start_s,
                 "end_s": end_s,
-                "slice": lap.piece,
+                "slice": None if lap.piece is None else self._places[lap.piece],
                 "cause": lap.cause,
                 "group": lap.group,
                 "num_bytes": num_bytes,
@@ -146,8 +174,8 @@ class _Device:
             kind="transfer",
             start_s=start_s,
             end_s=max(start_s, round(self._taken_s[transfer.destination, activity.value, taker], DECIMALS)),
-            slice=taker,
-            source_slice=source,
+            slice=self._places[taker],
+            source_slice=self._places[source],
             is_gradient=transfer.is_gradient,
             peer=transfer.destination,
             num_bytes=transfer.num_bytes,

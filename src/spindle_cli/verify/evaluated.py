@@ -1,0 +1,100 @@
+"""Evaluations in plain PyTorch: the user's modules in eval mode, called as they are on batch after batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spindle_cli.files.runs.evaluations import Evaluation
+from spindle_cli.verify.flow import root_of, run_flow
+from spindle_cli.workload.building.attributes import watching
+from spindle_cli.workload.data.kind import is_stream
+from spindle_cli.workload.evaluated.in_order import InOrder, stream_batches
+from spindle_cli.workload.types import FlowTask, Task, Workload
+
+Batch = dict[str, Tensor]
+
+
+def evaluate_all(
+    workload: Workload,
+    seed: int,
+    step: int,
+    fields: Callable[[Batch], Batch],
+    computing: Callable[[], AbstractContextManager[object]],
+) -> Iterator[Evaluation]:
+    """Every task that has a dataset for it, after so many steps.
+
+    Args:
+        seed: of the train settings, from which follows what is drawn.
+        fields: a batch where and in the numbers that the modules take it.
+        computing: what passes run in.
+    """
+    for task in workload.all_tasks:
+        if task.eval_dataset is not None:
+            with torch.no_grad(), _in_eval_mode(root_of(task)):
+                yield _evaluate(task, seed, step, fields, computing)
+
+
+@contextmanager
+def _in_eval_mode(root: nn.Module) -> Iterator[None]:
+    """Inside; what passes change in attributes and buffers is undone: no evaluation sees another."""
+    with watching(root):
+        buffers = [(buffer, buffer.clone()) for buffer in root.buffers()]
+        root.eval()
+        yield
+        for buffer, before in buffers:
+            buffer.copy_(before)
+
+
+def _evaluate(
+    task: Task | FlowTask,
+    seed: int,
+    step: int,
+    fields: Callable[[Batch], Batch],
+    computing: Callable[[], AbstractContextManager[object]],
+) -> Evaluation:
+    began, count, total = perf_counter(), 0, 0.0
+    results: dict[str, list[Tensor]] = {}
+    for batch in _batches(replace(task, dataset=task.eval_dataset), seed):
+        size = len(next(iter(batch.values())))
+        with computing():
+            given = fields(batch)
+            output: Any = run_flow(task, given) if isinstance(task, FlowTask) else task.module(**given)
+        loss, others = _parted(output)
+        total += float(loss) * (size if task.reduction == "mean" else 1)
+        count += size
+        for key, value in others.items():
+            if value.dim() > 0 and len(value) == size:
+                results.setdefault(key, []).append(value.cpu())
+    whole = {key: torch.cat(parts) for key, parts in results.items()} if task.metrics else {}
+    return Evaluation(
+        step=step,
+        task=task.name,
+        num_samples=count,
+        loss=total / (count if task.reduction == "mean" else 1),
+        metrics={name: float(metric(dict(whole))) for name, metric in task.metrics.items()},
+        seconds=perf_counter() - began,
+    )
+
+
+def _batches(task: Task | FlowTask, seed: int) -> Iterator[Batch]:
+    if is_stream(task):
+        yield from stream_batches(task, seed)
+        return
+    data = InOrder(task, seed)
+    for number in range(data.num_batches):
+        yield data.rows(number, 0, data.size(number))
+
+
+def _parted(output: Any) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """The loss, and what forward gives beside it."""
+    if not isinstance(output, Mapping):
+        return output, {}
+    others = {key: value for key, value in output.items() if key != "loss" and isinstance(value, Tensor)}
+    return output["loss"], others
