@@ -36,6 +36,7 @@ from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.sampling.schedule import Schedule
@@ -150,7 +151,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         schedule=Schedule(turns, train.accumulate),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
-        memo=memo,
+        memo=None if request.memo is None else AnalysisMemo.read(request.memo),
     )
 
 
