@@ -157,11 +157,11 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
         *sampled_otherwise(prepared.plan, prepared.workload),
         *kept_by_device(prepared.workload),
         *stepped_by_each(prepared.plan, prepared.workload),
-        *require_room(prepared.plan, _held(prepared), str(prepared.launch.request.plan)),
+        *require_room(prepared.plan, _only_evaluated(prepared), str(prepared.launch.request.plan)),
     )
 
 
-def _held(prepared: Prepared) -> Held:
+def _only_evaluated(prepared: Prepared) -> Held:
     narrow = prepared.workload.train.precision == "bf16"
     return held_for_evaluations(prepared.plan, prepared.workload.graph, 2 if narrow else None)
 

@@ -19,7 +19,8 @@ from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.settings.sampling import TaskShare, require_sound
+from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
+from spindle_cli.workload.settings.sampling import require_sound
 
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
