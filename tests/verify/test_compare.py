@@ -75,6 +75,22 @@ def test_initial_values_are_compared_bit_by_bit(tmp_path: Path) -> None:
     assert [failure.where for failure in check.failures] == ["rank 1"]
 
 
+def test_a_difference_whose_norm_is_too_small_for_a_number_is_one(tmp_path: Path) -> None:
+    plain = stages({"w": W.double()})
+    off = {**plain, "initial": {"w": torch.tensor([1.0] * 7 + [1e-200], dtype=torch.float64)}}
+    whole = {**plain, "initial": {"w": torch.tensor([1.0] * 7 + [2e-200], dtype=torch.float64)}}
+    with runs(tmp_path, [whole, off], whole) as (ours, theirs):
+        check = compare_initial(ours, theirs, ())
+    assert [failure.where for failure in check.failures] == ["rank 1"]
+
+
+def test_the_largest_failures_come_first(tmp_path: Path) -> None:
+    plan = stages({"near": W * 1.1, "far": W * 2, "none": W, "lost": W * math.nan})
+    with runs(tmp_path, [plan], stages(dict.fromkeys(("near", "far", "none", "lost"), W))) as (ours, theirs):
+        check, _ = compare_final(ours, theirs, (), 1e-5)
+    assert [failure.name for failure in check.failures] == ["lost", "far", "near"]
+
+
 def test_a_parameter_that_one_side_lacks_is_a_failure(tmp_path: Path) -> None:
     with runs(tmp_path, [stages({"w": W, "extra": W})], stages({"w": W, "lost": W})) as (plan, plain):
         check, _ = compare_final(plan, plain, find_unused(plan, plain), 1e-5)
@@ -287,3 +303,11 @@ def test_a_buffer_that_no_operator_uses_may_be_left_out_unless_plain_training_ch
     with runs(tmp_path, [stages({"w": W})], with_buffers(start, {**start, "seen": torch.tensor(1)})) as pair:
         check = compare_buffers(*pair, 1e-5)
     assert [(each.name, each.problem) for each in check.failures] == [("seen", "missing in the plan's run")]
+
+
+def test_a_buffer_that_plain_training_leaves_alone_is_compared_where_a_rank_holds_it(tmp_path: Path) -> None:
+    start = {"scale": torch.ones(2)}
+    changed = with_buffers(start, {"scale": torch.tensor([1.0, 2.0])})
+    with runs(tmp_path, [changed], with_buffers(start, start)) as pair:
+        check = compare_buffers(*pair, 1e-5)
+    assert [(each.name, each.where) for each in check.failures] == [("scale", "rank 0")]
