@@ -131,6 +131,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     dtype = dtype_of(request, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
     wirings = [wire(typed, program) for program in programs.all]
+    evaluated = evaluated_parts(plan, graph)  # before parameters that are not this rank's lose their shapes
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
     ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place)
     slices = ops.slices()
@@ -147,7 +148,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         ops=ops,
         dtype=dtype,
         groups=groups,
-        evaluated=evaluated_parts(plan, graph),
+        evaluated=evaluated,
         schedule=Schedule(turns, train.accumulate),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
