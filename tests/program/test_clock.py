@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.edges import execution_order, slice_edges
+from spindle_cli.account.edges import pass_order, slice_edges
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.clock import PassClock
@@ -14,7 +14,7 @@ from spindle_cli.program.types import Kind
 
 def clock_of(plan: Plan) -> PassClock:
     edges = slice_edges(plan)
-    return PassClock.of(plan, execution_order(plan, edges), edges)
+    return PassClock.of(plan, pass_order(plan, edges), edges)
 
 
 def pass_s(clock: PassClock, kind: Kind, piece: int) -> float:

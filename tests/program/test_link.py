@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.random_plans import plans
-from spindle_cli.account.edges import execution_order, slice_edges
+from spindle_cli.account.edges import pass_order, slice_edges
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import PassClock
@@ -60,7 +60,7 @@ def test_two_towers_have_the_edges_that_the_metagraph_asks_for() -> None:
     # slices: 0 vision[0:3], 1 text[0:3], 2 vision[3:4], 3 loss
     edges = slice_edges(plan)
     assert edges == (Edge(0, 2, inner=True), Edge(1, 3, inner=False), Edge(2, 3, inner=False))
-    assert execution_order(plan, edges) == (0, 1, 2, 3)
+    assert [piece for piece, _ in pass_order(plan, edges)] == [0, 1, 2, 3, 3, 2, 1, 0]
 
 
 def test_an_input_of_every_op_goes_to_every_slice() -> None:
@@ -82,7 +82,7 @@ def test_slices_that_start_together_run_producers_first() -> None:
     net = metaop_of("task/net", 2, {1: 1.0})
     late, early = slice_of(net, (1, 2), (0,), 0.0), slice_of(net, (0, 1), (1,), 0.0)
     plan = plan_of(profile_of(net), cluster_of(2), [[late], [early]])
-    assert execution_order(plan, slice_edges(plan)) == (1, 0)
+    assert [piece for piece, _ in pass_order(plan, slice_edges(plan))] == [1, 0, 0, 1]
 
 
 def test_a_receive_is_posted_one_compute_ahead() -> None:
@@ -146,7 +146,7 @@ def test_small_receives_are_posted_as_early_as_they_are_made() -> None:
 @given(plans())
 def test_no_two_passes_end_at_the_same_time(plan: Plan) -> None:
     edges = slice_edges(plan)
-    clock = PassClock.of(plan, execution_order(plan, edges), edges)
+    clock = PassClock.of(plan, pass_order(plan, edges), edges)
     ends = [end for _, end in clock.when.values()]
     assert len(set(ends)) == len(ends)
 

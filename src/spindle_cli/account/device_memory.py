@@ -15,7 +15,7 @@ from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.holdings import Block, Held, Holders
 from spindle_cli.account.iteration import Fullest, Iteration, Part, PassBytes, Role, Setting
 from spindle_cli.account.joint import beside
-from spindle_cli.account.types import Joint
+from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
@@ -138,7 +138,8 @@ def device_memory(
       device alone holds are made in the backward pass and given up after the update, or, with several batches
       in a step, kept between them.
     * What a slice receives, activations and gradients, has its place as soon as it may be sent: before the
-      first slice runs in that direction. It stays until the slice has run backward; the gradients of its
+      first slice runs in that direction; where the passes have an order of their own, while the pass before
+      runs. It stays until the slice has run backward; the gradients of its
       inputs to the iteration's end.
     * The fields of a task's batch that a device reads are there all the time, of the largest share that it
       has of the task.
@@ -203,6 +204,11 @@ def _needs(
         Part(piece, by_name, is_handed_on=crossings.is_handed_on(index))
         for index, piece in enumerate(in_order)
     ]
+    order = _own_order(in_order)
+    passes: list[list[Pass]] = [[] for _ in range(cluster.num_devices)]
+    for each in order or ():
+        for device in in_order[each.piece].devices:
+            passes[device].append(each)
     roles: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(in_order):
         received, returned = crossings.received_by(index), crossings.returned_to(index)
@@ -216,7 +222,10 @@ def _needs(
             held[device].append((index, position % piece.tp, 0.0, 0.0))
     due = {block for part in parts[: len(in_order)] for block in part.blocks}
     # Most devices do the same as others; each of these sets of roles is added up once.
-    of_device = [(tuple(own), tuple(only)) for own, only in zip(roles, held, strict=True)]
+    of_device = [
+        (tuple(own), tuple(only), None if order is None else tuple(ordered))
+        for own, only, ordered in zip(roles, held, passes, strict=True)
+    ]
     uses = ((index, block) for index, part in enumerate(parts) for block in part.blocks)
     setting = Setting(
         parts=parts,
@@ -228,6 +237,19 @@ def _needs(
     account = _Account(setting, cluster.is_cpu, optimizer, due)
     needs = {role: account.need(*role) for role in dict.fromkeys(of_device)}
     return [needs[role] for role in of_device]
+
+
+def _own_order(slices: Sequence[SliceShape]) -> list[Pass] | None:
+    """All passes by their starts, where slices, which are in order of start, say when they run backward."""
+    if all(piece.backward_start_s is None for piece in slices):
+        return None
+    starts: list[tuple[float, int, int]] = []
+    for index, piece in enumerate(slices):
+        starts.append((piece.start_s, 0, index))
+        # Of what takes no time and starts together, what is later forward comes first backward.
+        backward_s = piece.start_s if piece.backward_start_s is None else piece.backward_start_s
+        starts.append((backward_s, 1, -index))
+    return [Pass(abs(index), is_backward == 1) for _, is_backward, index in sorted(starts)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,11 +308,16 @@ class _Account:
     optimizer: OptimizerNumbers
     due: Set[Block]
 
-    def need(self, roles: Sequence[Role], held_only: Sequence[Role]) -> _Need:
+    def need(self, roles: Sequence[Role], held_only: Sequence[Role], passes: Sequence[Pass] | None) -> _Need:
         """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
-        those that it has in other plans, and holds parameters for.
+        those that it has in other plans, and holds parameters for. `passes`: in its own order, where that is
+        not all forward and then all backward in reverse.
         """
-        held = self._held(roles, held_only)
+        last_first = roles
+        if passes is not None:
+            place = {piece: number for number, (piece, is_backward) in enumerate(passes) if is_backward}
+            last_first = sorted(roles, key=lambda role: -place[role[0]])
+        held = self._held(last_first, held_only)
         sharded = self.optimizer.optimizer_state_sharded
         trained = sum(there.share * there.trained_bytes for there in held.values())
         updated = sum(there.updated_bytes(sharded=sharded) for there in held.values())
@@ -298,7 +325,8 @@ class _Account:
         wide = self.optimizer.gradient_bytes_per_param
         own = wide * sum(there.own_bytes for there in held.values())
         alone = wide * sum((there.share - there.summed) * there.trained_bytes for there in held.values())
-        iteration = Iteration(self.setting, roles, held, keeps_own=self.optimizer.accumulate > 1)
+        keeps_own = self.optimizer.accumulate > 1
+        iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
         return _Need(
             parameters=round(sum(there.share * there.num_bytes for there in held.values())),
             state=round(sum(there.state_bytes(usual, sharded=sharded) for there in held.values())),
@@ -309,6 +337,7 @@ class _Account:
         )
 
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[Block, Held]:
+        """`roles`: the last one that runs backward first."""
         held: dict[Block, Held] = {}
         num_ops = 0
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):

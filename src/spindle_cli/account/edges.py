@@ -1,4 +1,4 @@
-"""Which slice takes whose output, who holds which samples, and the one order in which all slices run."""
+"""Which slice takes whose output, who holds which samples, and the one order in which all passes run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.types import Edge, PlacedPlan
+from spindle_cli.account.types import Edge, Pass, PlacedPlan
 from spindle_cli.costs.memory import SliceShape, inner_bytes
 from spindle_cli.profile.types import MetaOp
 
@@ -61,25 +61,50 @@ def edge_bytes(producer: SliceShape, edge: Edge, by_name: Mapping[str, MetaOp]) 
     return inner_bytes(metaop) if edge.inner else metaop.output_bytes
 
 
-def execution_order(plan: PlacedPlan, edges: tuple[Edge, ...]) -> tuple[int, ...]:
-    """Indices of the slices, producers first, otherwise by start, then wave, then place in the wave.
+def pass_order(plan: PlacedPlan, edges: Sequence[Edge]) -> tuple[Pass, ...]:
+    """Every slice's forward and backward pass, each behind those that it takes from, otherwise by start, then
+    place in the plan. Where slices say nothing of their backward passes, all of them come in the end, in
+    reverse.
 
-    Every device runs its slices in this order, so that all devices agree on it without asking each other.
+    Every device runs its passes in this order, so that all devices agree on it without asking each other.
     """
-    consumers: dict[int, list[int]] = {}
-    missing = [0] * len(plan.slices)
-    for edge in edges:
-        consumers.setdefault(edge.producer, []).append(edge.consumer)
-        missing[edge.consumer] += 1
-    ready = [(piece.start_s, index) for index, piece in enumerate(plan.slices) if not missing[index]]
+    slices = plan.slices
+    if all(piece.backward_start_s is None for piece in slices):
+        forward = _sorted([piece.start_s for piece in slices], [(e.producer, e.consumer) for e in edges])
+        there = [Pass(index, is_backward=False) for index in forward]
+        return (*there, *(Pass(index, is_backward=True) for index in reversed(forward)))
+    count = len(slices)
+    starts = [piece.start_s for piece in slices]
+    starts += [
+        piece.start_s if piece.backward_start_s is None else piece.backward_start_s for piece in slices
+    ]
+    before = [(index, count + index) for index in range(count)]
+    before += [(edge.producer, edge.consumer) for edge in edges]
+    before += [(count + edge.consumer, count + edge.producer) for edge in edges]
+    return tuple(Pass(number % count, number >= count) for number in _sorted(starts, before))
+
+
+def backward_order(order: Sequence[Pass]) -> tuple[int, ...]:
+    """Indices of slices in the order in which they run backward."""
+    return tuple(piece for piece, is_backward in order if is_backward)
+
+
+def _sorted(starts: Sequence[float], before: Sequence[tuple[int, int]]) -> list[int]:
+    """0, 1, ... by their starts, of each pair in `before` the first before the second."""
+    followers: dict[int, list[int]] = {}
+    missing = [0] * len(starts)
+    for first, second in before:
+        followers.setdefault(first, []).append(second)
+        missing[second] += 1
+    ready = [(start, index) for index, start in enumerate(starts) if not missing[index]]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
         _, index = heapq.heappop(ready)
         order.append(index)
-        for consumer in consumers.get(index, ()):
-            missing[consumer] -= 1
-            if not missing[consumer]:
-                heapq.heappush(ready, (plan.slices[consumer].start_s, consumer))
-    assert len(order) == len(plan.slices), "the MetaGraph of a plan has no cycle, so its slices have none"
-    return tuple(order)
+        for follower in followers.get(index, ()):
+            missing[follower] -= 1
+            if not missing[follower]:
+                heapq.heappush(ready, (starts[follower], follower))
+    assert len(order) == len(starts), "the MetaGraph of a plan has no cycle, so its passes have none"
+    return order

@@ -76,6 +76,7 @@ def parameter_groups(
     summed together until it is worth a sum (`sum_bytes`).
 
     Args:
+        order: of all slices, the last one that runs backward first.
         gradient_bytes_per_param: bytes of gradients that are summed for each byte of parameters.
         run_in: where the slices are of several plans that run in turn, the plans that run each slice's task:
             only what the same plans add to is summed together.

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from spindle_cli.account.crossing import slice_inputs
 from spindle_cli.account.holdings import Block, BlockUse, Held, Holders, blocks_of
+from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
 from spindle_cli.profile.types import MetaOp
-from spindle_cli.units import MIB
+from spindle_cli.units import KIB, MIB
 
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
 # sharded; the runtime lets further sums wait. A single sum may be larger.
@@ -19,6 +20,9 @@ _RANDOM_STATE_BYTES = 5056
 
 # Index of a slice, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
+
+# What is received for a pass is posted while the one before it runs, so much earlier (program/transfers.py).
+EARLY_BYTES = 64 * KIB
 
 
 class Part:
@@ -136,11 +140,21 @@ class Iteration:
     """One device's iteration, op by op."""
 
     def __init__(
-        self, setting: Setting, roles: Sequence[Role], held: Mapping[Block, Held], *, keeps_own: bool
+        self,
+        setting: Setting,
+        roles: Sequence[Role],
+        passes: Sequence[Pass] | None,
+        held: Mapping[Block, Held],
+        *,
+        keeps_own: bool,
     ) -> None:
-        """`keeps_own`: gradients that are not shared are there from the batch before."""
+        """`roles`: in the order in which the device runs them forward. `passes`: all in its order, by index
+        of the slice; None: all forward, then all backward in reverse. `keeps_own`: gradients that are not
+        shared are there from the batch before.
+        """
         self._setting = setting
         self._roles = roles
+        self._passes = passes
         self._held = held
         self._keeps_own = keeps_own
         self._made: set[Block] = set(held) if keeps_own else set()
@@ -148,7 +162,7 @@ class Iteration:
         self._width = setting.gradient_width
         self._gradients = self._width * sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
         self._fields = self._loaded()
-        self._received = sum(received for *_, received, _ in roles)
+        self._received = 0.0
         self._kept = self._retained = 0.0
         self._summing = 0.0
         self._sums_at_most = 0.0
@@ -160,28 +174,61 @@ class Iteration:
         """Pass by pass, the optimizer's update last; `own`: gradients that are not shared, `update`: what the
         update takes.
         """
-        passes: list[PassBytes] = []
-        for role in self._roles:
-            self._forward(role)
-            passes.append(self._end_pass(role[0], is_backward=False))
-        self._received += sum(returned for *_, returned in self._roles)
-        # What other plans' slices alone hold is summed whenever the others are ready.
-        self._summing = sum(
-            self._width * there.summed * there.trained_bytes
-            for there in self._held.values()
-            if there.first_use < 0 and there.is_due
-        )
-        first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
-        for role in reversed(self._roles):
-            first_op -= len(self._setting.parts[role[0]].uses)
-            self._backward(role, first_op)
-            passes.append(self._end_pass(role[0], is_backward=True))
+        passes = self._mirrored() if self._passes is None else self._in_order(self._passes)
         self._fullest.see(own, self._fields, self._retained + self._sums())
         self._fullest.see(own, self._fields, update)
         left = Fullest()
         left.see(own if self._keeps_own else 0.0, 0.0, 0.0)
         passes.append(PassBytes(None, is_backward=False, fullest=self._fullest, after=left))
         return passes
+
+    def _mirrored(self) -> list[PassBytes]:
+        """All slices forward, then backward in reverse. What a slice receives has its place before the first
+        one runs in that direction.
+        """
+        passes: list[PassBytes] = []
+        self._received = sum(received for *_, received, _ in self._roles)
+        for role in self._roles:
+            self._forward(role)
+            passes.append(self._end_pass(role[0], is_backward=False))
+        self._received += sum(returned for *_, returned in self._roles)
+        self._sum_of_others()
+        first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
+        for role in reversed(self._roles):
+            first_op -= len(self._setting.parts[role[0]].uses)
+            self._backward(role, first_op)
+            passes.append(self._end_pass(role[0], is_backward=True))
+        return passes
+
+    def _in_order(self, order: Sequence[Pass]) -> list[PassBytes]:
+        """The passes in an order of their own. What one receives has its place while the one before it runs;
+        what is small, from the start.
+        """
+        passes: list[PassBytes] = []
+        role_of = {role[0]: role for role in self._roles}
+        first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
+        taken = [role_of[piece][3 if is_backward else 2] for piece, is_backward in order]
+        self._received = sum(size for size in taken if size <= EARLY_BYTES)
+        waiting = [size if size > EARLY_BYTES else 0.0 for size in (*taken, 0.0)]
+        self._received += waiting[0]
+        self._sum_of_others()
+        for number, (piece, is_backward) in enumerate(order):
+            self._received += waiting[number + 1]
+            if is_backward:
+                first_op -= len(self._setting.parts[piece].uses)
+                self._backward(role_of[piece], first_op)
+            else:
+                self._forward(role_of[piece])
+            passes.append(self._end_pass(piece, is_backward=is_backward))
+        return passes
+
+    def _sum_of_others(self) -> None:
+        """What other plans' slices alone hold is summed whenever the others are ready."""
+        self._summing = sum(
+            self._width * there.summed * there.trained_bytes
+            for there in self._held.values()
+            if there.first_use < 0 and there.is_due
+        )
 
     def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
         after = Fullest()

@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from spindle_cli.account.collectives import collectives_of_step
-from spindle_cli.account.edges import edge_bytes, execution_order, slice_edges, slice_layouts
+from spindle_cli.account.edges import backward_order, edge_bytes, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.rows import Layout, crossing
@@ -166,7 +166,7 @@ def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Tra
         parameters: the trained parameters of each op; without them, what the plan says.
     """
     layouts, edges = slice_layouts(plan), slice_edges(plan)
-    order = execution_order(plan, edges)
+    order = backward_order(pass_order(plan, edges))[::-1]
     return Traffic(
         plan=plan,
         layouts=layouts,
@@ -179,7 +179,7 @@ def traffic_of(plan: PlacedPlan, parameters: ParameterUses | None = None) -> Tra
 
 def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tuple[ParameterGroup, ...]:
     """The parameters that a plan's step sums together, over all that hold them in any of the plans that it
-    runs in turn with.
+    runs in turn with. `order`: of its slices, the last one that runs backward first.
     """
     width = plan.gradient_bytes_per_param
     if plan.joint is None:

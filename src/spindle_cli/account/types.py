@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
@@ -72,6 +72,13 @@ class Purpose(StrEnum):
     SUMS = "sums"  # of gradients, with their flags and gathers
     TENSOR = "tensor parallelism"
     STATISTICS = "batch statistics"  # what the shares of an op sum or gather: batch norms, contrastive losses
+
+
+class Pass(NamedTuple):
+    """A slice's forward or backward pass; `piece`: index into the plan's slices."""
+
+    piece: int
+    is_backward: bool
 
 
 @dataclass(frozen=True)

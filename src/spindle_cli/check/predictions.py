@@ -13,7 +13,7 @@ from spindle_cli.units import format_bytes
 def times(plan: Plan) -> Iterator[Violation]:
     """compute_s is the end of the schedule, iteration_s is not less, lower_bound_s is not more."""
     predicted = plan.predicted
-    end_s = max(piece.end_s for piece in plan.slices)
+    end_s = max(piece.last_s for piece in plan.slices)
     slack = RELATIVE_SLACK * end_s
     if abs(predicted.compute_s - end_s) > slack:
         yield Violation(

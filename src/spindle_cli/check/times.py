@@ -12,27 +12,33 @@ from spindle_cli.plan.types import Plan, Slice, Wave
 
 
 def durations(plan: Plan) -> Iterator[Violation]:
-    """A slice lasts at least ops x (forward_s + backward_s) of its curve point.
+    """A slice lasts at least ops x (forward_s + backward_s) of its curve point; where it has times for each
+    pass, each at least its own part.
 
-    A slice with recomputation runs its forward pass twice.
+    A slice with recomputation runs its forward pass twice, the second time before it runs backward.
     """
     for wave, piece in located(plan):
         point = curve_point(plan.by_name[piece.metaop], piece)
         if point is None:
             continue  # reported as an allocation
         forward_s, backward_s = point
-        needed_s = piece.num_ops * (forward_s * (2 if piece.recompute else 1) + backward_s)
-        if piece.end_s - piece.start_s < needed_s - slack_s(piece):
-            yield Violation(
-                rule="duration",
-                where=place_of(wave, piece),
-                value=f"lasts {exact_s(piece.end_s - piece.start_s)}",
-                expected=f"at least {exact_s(needed_s)} for {piece.num_ops} ops on its curve",
-            )
+        again_s = forward_s if piece.recompute else 0.0
+        if piece.backward_s is None:
+            needed = [("lasts", forward_s + again_s + backward_s)]
+        else:
+            needed = [("forward lasts", forward_s), ("backward lasts", again_s + backward_s)]
+        for (what, op_s), (start_s, end_s) in zip(needed, piece.times_s, strict=True):
+            if end_s - start_s < piece.num_ops * op_s - slack_s(piece):
+                yield Violation(
+                    rule="duration",
+                    where=place_of(wave, piece),
+                    value=f"{what} {exact_s(end_s - start_s)}",
+                    expected=f"at least {exact_s(piece.num_ops * op_s)} for {piece.num_ops} ops on its curve",
+                )
 
 
 def order_of_slices(plan: Plan) -> Iterator[Violation]:
-    """A MetaOp's slices run one after another, in the order of their ops."""
+    """A MetaOp's slices run one after another, in the order of their ops, and backward in reverse."""
     pieces: dict[str, list[tuple[int, Slice]]] = defaultdict(list)
     for wave, piece in located(plan):
         pieces[piece.metaop].append((wave, piece))
@@ -46,15 +52,44 @@ def order_of_slices(plan: Plan) -> Iterator[Violation]:
                     value=f"starts at {exact_s(later.start_s)}",
                     expected=f"not before {earlier.label} has ended at {exact_s(earlier.end_s)}",
                 )
+        for (wave, earlier), (_, later) in pairwise(parts):
+            yield from _backward_behind(wave, earlier, later)
+
+
+def backward_behind_forward(plan: Plan) -> Iterator[Violation]:
+    """A slice's backward pass starts when its forward pass has ended."""
+    for wave, piece in located(plan):
+        if piece.backward_s is not None and piece.backward_s[0] < piece.end_s - slack_s(piece):
+            yield Violation(
+                rule="backward",
+                where=place_of(wave, piece),
+                value=f"starts backward at {exact_s(piece.backward_s[0])}",
+                expected=f"not before its forward pass has ended at {exact_s(piece.end_s)}",
+            )
+
+
+def _backward_behind(wave: int, piece: Slice, taker: Slice) -> Iterator[Violation]:
+    """`piece` starts backward when `taker`, which takes its output, is through backward."""
+    if piece.backward_s is None or taker.backward_s is None:
+        return
+    start_s, ended_s = piece.backward_s[0], taker.backward_s[1]
+    if start_s < ended_s - slack_s(piece, taker):
+        yield Violation(
+            rule="backward",
+            where=place_of(wave, piece),
+            value=f"starts backward at {exact_s(start_s)}",
+            expected=f"not before {taker.label}, which takes its output, is through at {exact_s(ended_s)}",
+        )
 
 
 def producers_first(plan: Plan) -> Iterator[Violation]:
-    """A MetaOp starts when all its inputs have ended."""
+    """A MetaOp starts when all its inputs have ended; backward the inputs when it has."""
     last: dict[str, Slice] = {}
     first: dict[str, tuple[int, Slice]] = {}
+    wave_of: dict[str, int] = {}
     for wave, piece in located(plan):
         if piece.metaop not in last or piece.end_s > last[piece.metaop].end_s:
-            last[piece.metaop] = piece
+            last[piece.metaop], wave_of[piece.metaop] = piece, wave
         if piece.metaop not in first or piece.start_s < first[piece.metaop][1].start_s:
             first[piece.metaop] = (wave, piece)
     for metaop in plan.metaops:
@@ -70,31 +105,32 @@ def producers_first(plan: Plan) -> Iterator[Violation]:
                     value=f"starts at {exact_s(piece.start_s)}",
                     expected=f"not before its input {producer} has ended at {exact_s(ended.end_s)}",
                 )
+            yield from _backward_behind(wave_of[producer], ended, piece)
 
 
 def one_slice_a_device(plan: Plan) -> Iterator[Violation]:
-    """No device runs two slices at once."""
+    """No device runs two slices, or two passes, at once."""
     busy: dict[int, list[tuple[float, float, int, Slice]]] = defaultdict(list)
     for wave, piece in located(plan):
         for device in set(piece.devices):
-            busy[device].append((piece.start_s, piece.end_s, wave, piece))
-    # One violation for each pair of slices, with all the devices that they collide on.
-    collisions: dict[tuple[str, str], tuple[Slice, Slice, list[int]]] = {}
+            busy[device].extend((start_s, end_s, wave, piece) for start_s, end_s in piece.times_s)
+    # One violation for each pair of slices' passes, with all the devices that they collide on.
+    collisions: dict[tuple[str, str, float, float], list[int]] = {}
     for device in sorted(busy):
         running_end_s, running = 0.0, None
         for start_s, end_s, wave, piece in sorted(busy[device], key=lambda entry: entry[:3]):
             if running is not None and start_s < running_end_s - slack_s(piece, running):
-                key = (place_of(wave, piece), running.label)
-                collisions.setdefault(key, (piece, running, []))[2].append(device)
+                key = (place_of(wave, piece), running.label, start_s, running_end_s)
+                collisions.setdefault(key, []).append(device)
             if running is None or end_s > running_end_s:
                 running_end_s, running = end_s, piece
-    for (where, _), (piece, running, devices) in collisions.items():
+    for (where, label, start_s, ended_s), devices in collisions.items():
         yield Violation(
             rule="device-busy",
             where=where,
             devices=tuple(devices),
-            value=f"starts at {exact_s(piece.start_s)}",
-            expected=f"not before {running.label} on the same device has ended at {exact_s(running.end_s)}",
+            value=f"starts at {exact_s(start_s)}",
+            expected=f"not before {label} on the same device has ended at {exact_s(ended_s)}",
         )
 
 

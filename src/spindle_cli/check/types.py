@@ -46,10 +46,9 @@ def slack_s(*pieces: Slice) -> float:
     """Seconds by which times of these slices may differ and still count as equal: by the shortest of them, as
     one that is stretched says nothing of the others.
     """
-    shortest = min((piece.end_s - piece.start_s for piece in pieces), default=0.0)
-    return RELATIVE_SLACK * max(shortest, 0.0) + _ROUNDING * max(
-        (piece.end_s for piece in pieces), default=0.0
-    )
+    times = [each for piece in pieces for each in piece.times_s]
+    shortest = min((end_s - start_s for start_s, end_s in times), default=0.0)
+    return RELATIVE_SLACK * max(shortest, 0.0) + _ROUNDING * max((end_s for _, end_s in times), default=0.0)
 
 
 def place_of(wave: int, piece: Slice) -> str:

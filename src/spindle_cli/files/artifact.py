@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -58,12 +58,12 @@ class Artifact(Model):
     """Base of everything that is a file of its own."""
 
     KIND: ClassVar[str]
-    MAJOR: ClassVar[int] = 1
+    MAJORS: ClassVar[tuple[int, ...]] = (1,)
 
     @classmethod
-    def schema_name(cls) -> str:
-        """The value of the file's `schema` key, e.g. 'spindle.plan/1'."""
-        return f"spindle.{cls.KIND}/{cls.MAJOR}"
+    def schema_names(cls) -> tuple[str, ...]:
+        """What a file's `schema` key may be, e.g. 'spindle.plan/1'."""
+        return tuple(f"spindle.{cls.KIND}/{major}" for major in cls.MAJORS)
 
     @classmethod
     def read(cls, path: Path) -> Self:
@@ -81,7 +81,7 @@ class Artifact(Model):
         Raises:
             InputError: of another kind or version, or with a wrong value.
         """
-        check_schema(data, cls.schema_name(), where=where)
+        check_schema(data, cls.schema_names(), where=where)
         return validate(cls, data, where=where)
 
     def sha256(self) -> str:
@@ -135,8 +135,11 @@ def _read_bytes(path: Path) -> bytes:
     return content
 
 
-def check_schema(data: Any, expected: str, *, where: str) -> None:
+def check_schema(data: Any, known: Sequence[str], *, where: str) -> None:
     """Refuse data whose `schema` key is missing, of another kind, or of a major version that we do not know.
+
+    Args:
+        known: the values that are read.
 
     Raises:
         InputError: naming what was found and what was expected.
@@ -144,11 +147,12 @@ def check_schema(data: Any, expected: str, *, where: str) -> None:
     if not isinstance(data, dict):
         raise InputError(f"{where}: expected a mapping with the key 'schema', found {_kind(data)}")
     found = data.get("schema")
-    if found == expected:
+    if found in known:
         return
+    expected = " or ".join(known)
     if found is None:
         raise InputError(f"{where}: the key 'schema' is missing", hint=f"Expected schema: {expected}")
-    kind = expected.rsplit("/", 1)[0]
+    kind = known[0].rsplit("/", 1)[0]
     if isinstance(found, str) and found.rsplit("/", 1)[0] == kind:
         version = found.rsplit("/", 1)[-1]
         raise InputError(
@@ -156,7 +160,7 @@ def check_schema(data: Any, expected: str, *, where: str) -> None:
             hint="Upgrade spindle, or make the file again with this version.",
         )
     raise InputError(
-        f"{where}: schema: found {shown(found)}, expected {expected!r}", hint="Is this the right file?"
+        f"{where}: schema: found {shown(found)}, expected '{expected}'", hint="Is this the right file?"
     )
 
 

@@ -127,7 +127,9 @@ def make_plan_file(
     notes: tuple[str, ...] = (),
 ) -> Plan:
     """The plan, validated as a whole."""
+    apart = any(piece.backward_s is not None for piece in slices)
     return Plan(
+        schema_="spindle.plan/2" if apart else "spindle.plan/1",
         strategy=strategy,
         workload=problem.profile.workload,
         profile=profile_ref(problem.profile),

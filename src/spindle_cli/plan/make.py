@@ -23,6 +23,7 @@ from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
+from spindle_cli.plan.search.passes_apart import with_passes_apart
 from spindle_cli.plan.search.spread import spread_out
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.strategies.component_lanes import component_lanes
@@ -84,6 +85,7 @@ def plan_of_all(profile: Profile, cluster: Cluster, strategy: StrategyName, effo
             notes.append(note)
     assert best is not None, "one of them is"
     require_above(bound.lower_bound_s, best)
+    best = with_passes_apart(problem, best)
     name = best.strategy
     if name != strategy:
         notes.append(f"No better plan was found than {name}'s, so this is it.")
@@ -133,7 +135,7 @@ def best_judged(
             found.append(best_of(problem, drafts, with_care=effort != NO_SEARCH))
             if number == 1 and not any(found[-1]):
                 break  # nothing of a whole search fits: a longer one will not help
-    all_fit = all(judged is not None for each in found for judged in each)
+    all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
         found.append([judge(problem, draft) for draft in component_lanes(problem)])
     spread = [spread_out(problem, best) for each in found if (best := _least(each)) is not None]

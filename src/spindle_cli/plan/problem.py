@@ -101,6 +101,18 @@ class Problem:
         """By MetaOp, the nodes whose last op makes its inputs."""
         return {node.metaop.name: node.inputs for node in self.nodes if node.continues is None}
 
+    @property
+    def orders_passes(self) -> bool:
+        """Whether plans may give forward and backward passes an order of their own: those of sets of tasks,
+        of which some are what another one leaves, all run forward and then backward in reverse.
+        """
+        return not self.profile.task_sets
+
+    @cached_property
+    def part_of(self) -> dict[str, int]:
+        """By MetaOp, a number that is the same for those that hang together: most often a task's."""
+        return parts_of(self.profile.metaops)
+
     @cached_property
     def uses(self) -> ParameterUses:
         """The trained parameters of every op."""
@@ -227,3 +239,17 @@ def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
     backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
+
+
+def parts_of(metaops: Sequence[MetaOp]) -> dict[str, int]:
+    """A number for each MetaOp, the same for those that hang together."""
+    part_of = {metaop.name: number for number, metaop in enumerate(metaops)}
+    members = {number: [name] for name, number in part_of.items()}
+    for metaop in metaops:
+        for name in metaop.inputs:
+            kept, joined = part_of[name], part_of[metaop.name]
+            if kept != joined:
+                moved = members.pop(joined)
+                members[kept] += moved
+                part_of.update(dict.fromkeys(moved, kept))
+    return part_of

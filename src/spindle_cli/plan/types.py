@@ -81,8 +81,9 @@ def format_devices(devices: tuple[int, ...]) -> list[int | str]:
 class Slice(Model):
     """Consecutive ops [first, last) of one MetaOp on a list of devices.
 
-    From start to end it runs forward and backward together. Each consecutive `tp` devices of the list hold
-    one batch share; the dp shares go in the order of the list.
+    From `start_s` to `end_s` it runs forward and backward together; where it says when it runs backward
+    (version 2), forward alone. Each consecutive `tp` devices of the list hold one batch share; the dp shares
+    go in the order of the list.
     """
 
     metaop: str
@@ -92,6 +93,8 @@ class Slice(Model):
     tp: Devices = 1
     start_s: Seconds
     end_s: Seconds
+    backward_start_s: Seconds | None = None
+    backward_end_s: Seconds | None = None
     recompute: bool = False  # activations are recomputed in the backward pass instead of kept
 
     @field_validator("devices", mode="before")
@@ -102,6 +105,35 @@ class Slice(Model):
     @field_serializer("devices")
     def _format_devices(self, devices: tuple[int, ...]) -> list[int | str]:
         return format_devices(devices)
+
+    @model_validator(mode="after")
+    def _backward_whole_or_not(self) -> Slice:
+        if (self.backward_start_s is None) != (self.backward_end_s is None):
+            raise ValueError(f"{self.label}: backward_start_s and backward_end_s: expected both or neither")
+        return self
+
+    @property
+    def backward_s(self) -> tuple[float, float] | None:
+        """Start and end of the backward pass; None where forward and backward are planned together."""
+        if self.backward_start_s is None or self.backward_end_s is None:
+            return None
+        return self.backward_start_s, self.backward_end_s
+
+    @property
+    def times_s(self) -> tuple[tuple[float, float], ...]:
+        """Start and end of each stretch in which its devices run it: one, or that of each pass."""
+        backward = self.backward_s
+        return ((self.start_s, self.end_s),) if backward is None else ((self.start_s, self.end_s), backward)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that it occupies each of its devices, both passes."""
+        return sum(end_s - start_s for start_s, end_s in self.times_s)
+
+    @property
+    def last_s(self) -> float:
+        """When its devices are through with it."""
+        return max(end_s for _, end_s in self.times_s)
 
     @property
     def num_ops(self) -> int:
@@ -165,7 +197,10 @@ class Plan(TrainedArtifact):
 
     KIND: ClassVar[str] = "plan"
 
-    schema_: Annotated[Literal["spindle.plan/1"], Field(alias="schema")] = "spindle.plan/1"
+    MAJORS: ClassVar[tuple[int, ...]] = (1, 2)
+
+    # 2: slices say when they run forward and when backward
+    schema_: Annotated[Literal["spindle.plan/1", "spindle.plan/2"], Field(alias="schema")] = "spindle.plan/1"
     strategy: StrategyName
     workload: WorkloadRef
     profile: ProfileRef
@@ -189,6 +224,16 @@ class Plan(TrainedArtifact):
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Plan:
         check_metagraph(self.metaops)
+        return self
+
+    @model_validator(mode="after")
+    def _version_says_what_times_are_of(self) -> Plan:
+        of_sets = (piece for each in self.task_sets for wave in each.waves for piece in wave.slices)
+        for piece in (*self.slices, *of_sets):
+            if (piece.backward_s is not None) != (self.schema_ == "spindle.plan/2"):
+                is_first = self.schema_ == "spindle.plan/1"
+                expected = "none in version 1" if is_first else "one for every slice of version 2"
+                raise ValueError(f"slice {piece.label}: backward_start_s: expected {expected}")
         return self
 
     @model_validator(mode="after")

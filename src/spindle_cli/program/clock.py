@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.types import Edge
+from spindle_cli.account.types import Edge, Pass
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind
 
@@ -31,8 +31,8 @@ class PassClock:
     forward_ended: int
 
     @classmethod
-    def of(cls, plan: Plan, order: Sequence[int], edges: Iterable[Edge]) -> PassClock:
-        """`order`: of all slices forward; backward is the reverse."""
+    def of(cls, plan: Plan, order: Sequence[Pass], edges: Iterable[Edge]) -> PassClock:
+        """`order`: of all passes."""
         producers: dict[int, list[int]] = {}
         consumers: dict[int, list[int]] = {}
         for edge in edges:
@@ -41,14 +41,13 @@ class PassClock:
         when: dict[Compute, Interval] = {}
         free = [0] * plan.cluster.num_devices
         durations = [_durations_ns(plan, piece) for piece in plan.slices]
-        passes = [(Kind.FORWARD, index, producers) for index in order]
-        passes += [(Kind.BACKWARD, index, consumers) for index in reversed(order)]
-        for number, (kind, index, before) in enumerate(passes):
+        for number, (index, is_backward) in enumerate(order):
+            kind, before = (Kind.BACKWARD, consumers) if is_backward else (Kind.FORWARD, producers)
             devices = plan.slices[index].devices
             ready = max((when[kind, other][1] for other in before.get(index, ())), default=0)
             start = max(ready, *(free[device] for device in devices))
-            length = durations[index][kind is Kind.BACKWARD] * len(passes)
-            end = start + length + (number - start) % len(passes)
+            length = durations[index][is_backward] * len(order)
+            end = start + length + (number - start) % len(order)
             when[kind, index] = start, end
             for device in devices:
                 free[device] = end
@@ -65,9 +64,12 @@ class PassClock:
 
 
 def _durations_ns(plan: Plan, piece: Slice) -> Interval:
-    """Of a slice's forward and backward pass: its planned length in the proportion of its curve's point; one
-    to two where the plan has no curve.
+    """Of a slice's forward and backward pass: as planned; where the plan has one length for both, in the
+    proportion of the curve's point, or one to two where it has no curve.
     """
+    if piece.backward_start_s is not None and piece.backward_end_s is not None:
+        passes_s = piece.end_s - piece.start_s, piece.backward_end_s - piece.backward_start_s
+        return max(1, round(passes_s[0] * 1e9)), max(1, round(passes_s[1] * 1e9))
     forward, backward = 1.0, 2.0
     for point in plan.by_name[piece.metaop].curve:
         if (point.dp, point.tp) == (piece.dp, piece.tp) and point.forward_s + point.backward_s > 0:

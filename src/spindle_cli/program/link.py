@@ -1,6 +1,6 @@
 """Derive every device's program from a plan.
 
-1. edges: which slice takes whose output; one order of all slices           (account/edges.py)
+1. edges: which slice takes whose output; one order of all passes           (account/edges.py)
 2. clock: when each pass would run                                           (clock.py)
 3. transfers: the chunks that cross devices, forward and back, in one order  (transfers.py)
 4. groups: parameters summed together, in the order they are complete        (account/groups.py)
@@ -18,12 +18,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from spindle_cli.account.edges import execution_order, slice_edges, slice_layouts
+from spindle_cli.account.edges import backward_order, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.traffic import uses_of
-from spindle_cli.account.types import Edge, ParameterGroup
+from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
@@ -88,10 +88,11 @@ def link_sets(
     return Programs(whole, dict(zip(sets, of_sets, strict=True)), together)
 
 
-def _groups_of_all(plan: Plan, order: Sequence[int], uses: ParameterUses) -> tuple[ParameterGroup, ...]:
+def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tuple[ParameterGroup, ...]:
     width = plan.gradient_bytes_per_param
     if plan.joint is None:
-        return parameter_groups(plan.slices, order, uses, plan.cluster, width)
+        last_first = backward_order(order)[::-1]
+        return parameter_groups(plan.slices, last_first, uses, plan.cluster, width)
     return joint_groups(plan.joint, uses, plan.cluster, width)
 
 
@@ -102,7 +103,7 @@ class _Moving:
     plan: Plan
     layouts: tuple[Layout, ...]
     edges: tuple[Edge, ...]
-    order: tuple[int, ...]
+    order: tuple[Pass, ...]
     clock: PassClock
     computes: Mapping[int, Sequence[Compute]]
     transfers: Sequence[TimedTransfer]
@@ -110,7 +111,7 @@ class _Moving:
     @classmethod
     def of(cls, plan: Plan) -> _Moving:
         layouts, edges = slice_layouts(plan), slice_edges(plan)
-        order = execution_order(plan, edges)
+        order = pass_order(plan, edges)
         clock = PassClock.of(plan, order, edges)
         computes = _computes(plan, order)
         transfers = plan_transfers(plan, layouts, edges, clock, computes)
@@ -129,7 +130,9 @@ class _Moving:
             groups = groups_of_member(plan.joint, groups, plan.member)
         groups = _in_order(groups, self.clock)
         drafts = {
-            device: _Draft(device, own, plan.slices, self.layouts, self.clock, directory)
+            device: _Draft(
+                device, own, plan.slices, self.layouts, self.clock, directory, plan.joint is not None
+            )
             for device, own in self.computes.items()
         }
         for timed in self.transfers:
@@ -152,13 +155,12 @@ class _Moving:
         )
 
 
-def _computes(plan: Plan, order: Sequence[int]) -> dict[int, list[Compute]]:
+def _computes(plan: Plan, order: Sequence[Pass]) -> dict[int, list[Compute]]:
     """Each device's passes in the order in which it runs them."""
     computes: dict[int, list[Compute]] = {device: [] for device in range(plan.cluster.num_devices)}
-    for kind, indices in ((Kind.FORWARD, order), (Kind.BACKWARD, tuple(reversed(order)))):
-        for index in indices:
-            for device in plan.slices[index].devices:
-                computes[device].append((kind, index))
+    for index, is_backward in order:
+        for device in plan.slices[index].devices:
+            computes[device].append((Kind.BACKWARD if is_backward else Kind.FORWARD, index))
     return computes
 
 
@@ -202,7 +204,8 @@ class _Post(NamedTuple):
 class _Draft:
     """A device's program in the making: `write` merges its passes with its posts.
 
-    `completing`: the first op of each of its slices that completes a group with it.
+    `in_turn`: the plan is one of several that run in turn. `completing`: the first op of each of its slices
+    that completes a group with it.
     """
 
     device: int
@@ -211,6 +214,7 @@ class _Draft:
     layouts: Sequence[Layout]
     clock: PassClock
     directory: Directory
+    in_turn: bool
     posts: list[_Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
 
@@ -240,12 +244,13 @@ class _Draft:
             communicator = self.directory.of_sum(group.devices)
             action = Action(Kind.SUM, group=group.index, communicator=communicator)
             time = completion.time
-            if communicator == self.directory.of_all():
+            if self.in_turn and communicator == self.directory.of_all():
                 # Behind the losses: where steps run some of the tasks, it may be complete while devices that
                 # add nothing to it still run forward.
                 time = max(time, self.clock.forward_ended + 1)
             self.add(_Post(time, _SUMS, group.index, action))
-            self.completing[completion.piece, group.index] = -completion.minus_op
+            if time == completion.time:
+                self.completing[completion.piece, group.index] = -completion.minus_op
             flags = Action(Kind.FLAGS, communicator=communicator)
             last[communicator] = _Post(time, _FLAGS, communicator, flags)
         if settings.sharded:

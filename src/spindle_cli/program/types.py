@@ -12,7 +12,7 @@ from functools import cached_property
 
 from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.types import Edge, ParameterGroup, Purpose, Together
+from spindle_cli.account.types import Edge, ParameterGroup, Pass, Purpose, Together
 from spindle_cli.plan.types import Plan, Slice
 
 
@@ -120,7 +120,7 @@ class Program:
     Attributes:
         slices: `plan.slices`; everything else names slices by their index in it.
         layouts: who holds which samples, of each slice.
-        order: indices of the slices in the order in which they run forward; backward is the reverse.
+        order: of all passes; each device runs its own in it.
         edges: which slice takes whose output.
         groups: in the order of their sums.
         communicators: in the order in which all devices make them.
@@ -131,7 +131,7 @@ class Program:
     plan: Plan
     slices: tuple[Slice, ...]
     layouts: tuple[Layout, ...]
-    order: tuple[int, ...]
+    order: tuple[Pass, ...]
     edges: tuple[Edge, ...]
     groups: tuple[ParameterGroup, ...]
     communicators: tuple[Communicator, ...]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import StrEnum
+from typing import NamedTuple
 
 from spindle_cli.files.artifact import Model
 from spindle_cli.plan.types import Plan, Slice
@@ -17,12 +17,15 @@ class Cause(StrEnum):
 
     START = "start"  # nothing: it is the first
     INPUT = "input"  # the output of the slice before it
-    OPS = "ops"  # the ops before its own, of the same MetaOp
+    OPS = "ops"  # the ops before its own, of the same MetaOp; backward those behind them
+    GRADIENT = "gradient"  # backward: the gradient of its output, from the slice before it
+    FORWARD = "forward"  # backward: its own forward pass
     DEVICE = "device"  # a device that the slice before it occupies
 
 
 class Link(Model):
-    """One slice of the critical chain, and why it did not start earlier.
+    """One slice of the critical chain, or where the plan tells passes apart one pass, and why it did not start
+    earlier.
 
     `idle_s`: seconds between the end of what it waits for and its start.
     """
@@ -34,49 +37,65 @@ class Link(Model):
     end_s: float
     cause: Cause
     idle_s: float = 0.0
+    is_backward: bool = False
+
+
+class _Stretch(NamedTuple):
+    """A slice from a start to an end; the second stretch of a slice is its backward pass."""
+
+    piece: Slice
+    is_backward: bool
+    start_s: float
+    end_s: float
 
 
 def critical_chain(plan: Plan) -> tuple[Link, ...]:
     """From the first slice of the chain to the one that ends last."""
-    piece = max(plan.slices, key=lambda candidate: candidate.end_s)
+    stretches = [
+        _Stretch(piece, number == 1, start_s, end_s)
+        for piece in plan.slices
+        for number, (start_s, end_s) in enumerate(piece.times_s)
+    ]
+    tolerance_s = GAP_TOLERANCE * plan.predicted.compute_s
+    this = max(stretches, key=lambda candidate: candidate.end_s)
     links: list[Link] = []
     while True:
-        before = max(
-            _waited_for(plan, piece),
-            key=lambda item: (item[0].end_s, item[1] is not Cause.DEVICE),
-            default=None,
-        )
-        if before is None or piece.start_s <= GAP_TOLERANCE * plan.predicted.compute_s:
-            links.append(_link(piece, Cause.START, piece.start_s))
+        ended = [
+            other for other in stretches if other is not this and other.end_s <= this.start_s + tolerance_s
+        ]
+        causes = ((other, cause) for other in ended if (cause := _cause(plan, this, other)) is not None)
+        before = max(causes, key=lambda item: (item[0].end_s, item[1] is not Cause.DEVICE), default=None)
+        if before is None or this.start_s <= tolerance_s:
+            links.append(_link(this, Cause.START, this.start_s))
             return tuple(reversed(links))
-        gap_s = piece.start_s - before[0].end_s
-        idle_s = gap_s if gap_s > GAP_TOLERANCE * plan.predicted.compute_s else 0.0
-        links.append(_link(piece, before[1], idle_s))
-        piece = before[0]
+        gap_s = this.start_s - before[0].end_s
+        links.append(_link(this, before[1], gap_s if gap_s > tolerance_s else 0.0))
+        this = before[0]
 
 
-def _link(piece: Slice, cause: Cause, idle_s: float) -> Link:
+def _link(this: _Stretch, cause: Cause, idle_s: float) -> Link:
     return Link(
-        metaop=piece.metaop,
-        ops=piece.ops,
-        num_devices=len(piece.devices),
-        start_s=piece.start_s,
-        end_s=piece.end_s,
+        metaop=this.piece.metaop,
+        ops=this.piece.ops,
+        num_devices=len(this.piece.devices),
+        start_s=this.start_s,
+        end_s=this.end_s,
         cause=cause,
         idle_s=max(idle_s, 0.0),
+        is_backward=this.is_backward,
     )
 
 
-def _waited_for(plan: Plan, piece: Slice) -> Iterator[tuple[Slice, Cause]]:
-    """Every slice that must end before this one starts, with the reason."""
-    inputs = plan.by_name[piece.metaop].inputs
-    devices = set(piece.devices)
-    for other in plan.slices:
-        if other is piece or other.end_s > piece.start_s + GAP_TOLERANCE * plan.predicted.compute_s:
-            continue
-        if other.metaop in inputs:
-            yield other, Cause.INPUT
-        elif other.metaop == piece.metaop:
-            yield other, Cause.OPS
-        elif not devices.isdisjoint(other.devices):
-            yield other, Cause.DEVICE
+def _cause(plan: Plan, this: _Stretch, other: _Stretch) -> Cause | None:
+    """Why a stretch waits for another one that ends before it; None where it does not."""
+    piece, before = this.piece, other.piece
+    if this.is_backward and before is piece:
+        return Cause.FORWARD
+    if this.is_backward == other.is_backward:
+        if piece.metaop == before.metaop and (piece.ops > before.ops) != this.is_backward:
+            return Cause.OPS
+        if not this.is_backward and before.metaop in plan.by_name[piece.metaop].inputs:
+            return Cause.INPUT
+        if this.is_backward and piece.metaop in plan.by_name[before.metaop].inputs:
+            return Cause.GRADIENT
+    return None if set(piece.devices).isdisjoint(before.devices) else Cause.DEVICE

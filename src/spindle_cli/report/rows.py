@@ -45,19 +45,28 @@ def rows_by(plan: Plan, band_of: Mapping[str, str]) -> Rows:
 def _pack(slices: Sequence[Slice]) -> list[int]:
     """Offset of each slice: the lowest that is free while it runs, and its MetaOp's last one if that is."""
     offsets = [0] * len(slices)
-    running: list[int] = []
+    placed: list[int] = []
     last_of: dict[str, int] = defaultdict(int)
     for index in sorted(range(len(slices)), key=lambda i: (slices[i].start_s, -len(slices[i].devices), i)):
         piece = slices[index]
-        running = [other for other in running if slices[other].end_s > piece.start_s]
-        taken = sorted((offsets[other], offsets[other] + len(slices[other].devices)) for other in running)
+        beside = [other for other in placed if _overlap(slices[other], piece)]
+        taken = sorted((offsets[other], offsets[other] + len(slices[other].devices)) for other in beside)
         height = len(piece.devices)
         wanted = last_of[piece.metaop]
         is_free = all(end <= wanted or wanted + height <= start for start, end in taken)
         offsets[index] = wanted if is_free else _lowest_gap(taken, height)
         last_of[piece.metaop] = offsets[index]
-        running.append(index)
+        placed = [other for other in placed if slices[other].last_s > piece.start_s] + [index]
     return offsets
+
+
+def _overlap(one: Slice, other: Slice) -> bool:
+    """Whether any of their passes do."""
+    return any(
+        start_s < until_s and since_s < end_s
+        for start_s, end_s in one.times_s
+        for since_s, until_s in other.times_s
+    )
 
 
 def _lowest_gap(taken: Sequence[tuple[int, int]], height: int) -> int:

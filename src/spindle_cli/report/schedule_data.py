@@ -28,7 +28,7 @@ def metaop_views(plan: Plan, profile: Profile | None) -> tuple[MetaOpView, ...]:
     """MetaOps in the plan's order; curves and fits are the profile's where it is given."""
     device_s: dict[str, float] = defaultdict(float)
     for piece in plan.slices:
-        device_s[piece.metaop] += (piece.end_s - piece.start_s) * len(piece.devices)
+        device_s[piece.metaop] += piece.busy_s * len(piece.devices)
     index_of = {metaop.name: index for index, metaop in enumerate(plan.metaops)}
     component_of = components(plan)
     views = []
@@ -67,6 +67,7 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
             recompute=piece.recompute,
             start_s=piece.start_s,
             end_s=piece.end_s,
+            backward_s=piece.backward_s,
             task_row=by_task.row_of[index],
             component_row=by_component.row_of[index],
         )

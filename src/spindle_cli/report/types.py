@@ -47,7 +47,8 @@ class MetaOpView(Model):
 
 
 class SliceView(Model):
-    """A slice as planned.
+    """A slice as planned. `backward_s`: start and end of its backward pass, where the plan tells passes apart;
+    `start_s` and `end_s` are then of the forward pass.
 
     `task_row`, `component_row`: where it is drawn when the rows are tasks or components: as many rows as
     it has devices, from this one on.
@@ -63,6 +64,7 @@ class SliceView(Model):
     recompute: bool
     start_s: float
     end_s: float
+    backward_s: tuple[float, float] | None = None
     task_row: int
     component_row: int
 

@@ -19,6 +19,7 @@ class Row:
         devices: that it stands for, ascending.
         exact: all of them run exactly these slices; otherwise the cells show what most of them run.
         cells: index into `plan.slices` per column, None where the devices are idle.
+        backward: the columns in which what runs is a backward pass, where the plan tells passes apart.
         used: share of the schedule in which the devices are busy, their mean, 0 to 1.
     """
 
@@ -26,6 +27,7 @@ class Row:
     exact: bool
     cells: tuple[int | None, ...]
     used: float
+    backward: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ def length_s(plan: Plan) -> float:
     Starts count too, so that a plan that no check would pass can be drawn.
     """
     last_s = max(
-        max(wave.start_s, *(time_s for piece in wave.slices for time_s in (piece.start_s, piece.end_s)))
+        max(
+            wave.start_s,
+            *(time_s for piece in wave.slices for times_s in piece.times_s for time_s in times_s),
+        )
         for wave in plan.waves
     )
     return last_s if last_s > SHORTEST_S else 1.0
@@ -93,26 +98,32 @@ def _merge(alike: Sequence[Alike], max_rows: int, num_devices: int) -> list[list
 def _row(plan: Plan, groups: Sequence[Alike], columns: int, column_s: float) -> Row:
     devices = tuple(sorted(device for members, _ in groups for device in members))
     # Device-seconds of each slice in each column.
-    shares: list[dict[int, float]] = [defaultdict(float) for _ in range(columns)]
+    shares: list[dict[_Pass, float]] = [defaultdict(float) for _ in range(columns)]
     busy_s = 0.0
     for members, slices in groups:
         for index in slices:
             piece = plan.slices[index]
-            busy_s += len(members) * (piece.end_s - piece.start_s)
-            first = min(int(piece.start_s / column_s), columns - 1)
-            for column in range(first, min(int(piece.end_s / column_s) + 1, columns)):
-                overlap_s = min(piece.end_s, (column + 1) * column_s) - max(piece.start_s, column * column_s)
-                if overlap_s > 0:
-                    shares[column][index] += len(members) * overlap_s
-    cells = tuple(_winner(share, len(devices) * column_s) for share in shares)
+            busy_s += len(members) * piece.busy_s
+            for is_backward, (start_s, end_s) in enumerate(piece.times_s):
+                first = min(int(start_s / column_s), columns - 1)
+                for column in range(first, min(int(end_s / column_s) + 1, columns)):
+                    overlap_s = min(end_s, (column + 1) * column_s) - max(start_s, column * column_s)
+                    if overlap_s > 0:
+                        shares[column][index, is_backward] += len(members) * overlap_s
+    winners = [_winner(share, len(devices) * column_s) for share in shares]
     used = busy_s / (len(devices) * columns * column_s)
-    return Row(devices, len(groups) == 1, cells, used)
+    cells = tuple(None if winner is None else winner[0] for winner in winners)
+    backward = frozenset(column for column, winner in enumerate(winners) if winner is not None and winner[1])
+    return Row(devices, len(groups) == 1, cells, used, backward)
 
 
-def _winner(share: dict[int, float], cell_s: float) -> int | None:
+_Pass = tuple[int, int]  # a slice, and 1 for its backward pass where that is told apart
+
+
+def _winner(share: dict[_Pass, float], cell_s: float) -> _Pass | None:
     """The slice with most device-seconds of a cell of `cell_s`, if it has more than idleness."""
     if not share:
         return None
-    best = max(share, key=lambda index: (share[index], -index))
+    best = max(share, key=lambda each: (share[each], -each[0], -each[1]))
     idle_s = cell_s - sum(share.values())
     return best if share[best] >= idle_s else None

@@ -15,6 +15,7 @@ from spindle_cli.units import format_seconds
 
 IDLE = "·"
 BAR = "─"
+BACKWARD = "‹"  # ahead of the name of a slice's backward pass, where the plan tells passes apart
 USE_WIDTH = len(" 100%")
 MAX_LABEL = 24
 TICK_EVERY = 15  # columns, at least
@@ -87,7 +88,8 @@ def _wave_axis(plan: Plan, grid: Grid) -> str:
 
 def _bars(plan: Plan, row: Row, symbols: Symbols) -> Iterator[Text]:
     """Runs of equal cells: a bar that says its slice as far as it has room, or dots."""
-    for index, cells in groupby(row.cells):
+    told_apart = enumerate(row.cells)
+    for (index, is_backward), cells in groupby((cell, at in row.backward) for at, cell in told_apart):
         length = sum(1 for _ in cells)
         if index is None:
             yield Text(IDLE * length, style="dim")
@@ -95,6 +97,7 @@ def _bars(plan: Plan, row: Row, symbols: Symbols) -> Iterator[Text]:
         piece = plan.slices[index]
         letter = symbols.letter[piece.metaop]
         ops = f"[{piece.ops[0]}:{piece.ops[1]}]"
+        letter = BACKWARD + letter if is_backward and length > 1 else letter
         texts = (f"{letter} {symbols.short_name[piece.metaop]}{ops} ", f"{letter} {ops} ", letter)
         text = next((text for text in texts if len(text) <= length), letter)
         colour = symbols.colour[plan.by_name[piece.metaop].task]

@@ -91,7 +91,7 @@ def _device_use(plan: Plan) -> tuple[float, ...]:
     busy_s = [0.0] * plan.cluster.num_devices
     for piece in plan.slices:
         for device in piece.devices:
-            busy_s[device] += piece.end_s - piece.start_s
+            busy_s[device] += piece.busy_s
     whole_s = length_s(plan)
     return tuple(seconds / whole_s for seconds in busy_s)
 
@@ -112,9 +112,9 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
                 batch_size=metaop.batch_size if plan.metaops else None,
                 allocations=tuple(Allocation(num_ops=n, dp=dp, tp=tp) for (dp, tp), n in widest_first),
                 start_s=min((piece.start_s for piece in pieces), default=0.0),
-                end_s=max((piece.end_s for piece in pieces), default=0.0),
-                busy_s=sum(piece.end_s - piece.start_s for piece in pieces),
-                device_s=sum((piece.end_s - piece.start_s) * len(piece.devices) for piece in pieces),
+                end_s=max((piece.last_s for piece in pieces), default=0.0),
+                busy_s=sum(piece.busy_s for piece in pieces),
+                device_s=sum(piece.busy_s * len(piece.devices) for piece in pieces),
             )
         )
     return tuple(summaries)

@@ -147,8 +147,7 @@ class Engine:
                 together = (device.batch, device.first_together())
                 self._traffic.post(device.number, action.transfer, action.communicator, together)
             elif action.kind is Kind.SUM:
-                assert action.group in device.begun, "a SUM begins during the backward slice before it"
-                device.begun.remove(action.group)
+                self._come_to_sum(device, action)
             elif action.kind in (Kind.LOSSES, Kind.FLAGS):
                 device.open += 1
                 self._post(device, action)
@@ -159,6 +158,14 @@ class Engine:
             elif not self._end_step(device, action):
                 return
             self._next(device)
+
+    def _come_to_sum(self, device: _Device, action: Action) -> None:
+        assert action.group is not None, "a SUM has a group"
+        if action.group in device.begun:
+            device.begun.remove(action.group)
+        else:
+            device.open += 1
+            self._post(device, action)
 
     def _next(self, device: _Device) -> None:
         device.place += 1
@@ -253,10 +260,12 @@ class Engine:
             self._clock.at(now_s + length_s, partial(self._run_forward, device, piece, until, start_s))
 
     def _begin_sums(self, device: _Device, piece: int, length_s: float) -> None:
-        """Let the sums that follow a backward slice begin where the op that completes them is through."""
+        """Let the sums that follow a backward slice, up to the next pass, begin where the op that completes
+        them is through.
+        """
         first, last = self._program.slices[piece].ops
         for action in device.batches[device.batch][device.place + 1 :]:
-            if action.kind in (Kind.BACKWARD, Kind.STEP):
+            if action.kind in COMPUTES or action.kind is Kind.STEP:
                 return
             if action.kind is Kind.SUM:
                 assert action.group is not None and action.op is not None, "a SUM has a group and an op"

@@ -10,7 +10,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from spindle_cli.account.edges import pass_order
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.batch_sums import beyond_curve_s
@@ -26,7 +28,7 @@ _Busy = tuple[tuple[_Port, float], ...]
 
 @dataclass(frozen=True)
 class Times:
-    """Start and end of each slice in one pass, by index, and when each device is through with it."""
+    """Start and end of each slice's pass, by index, and when each device is through with all."""
 
     start_s: list[float]
     end_s: list[float]
@@ -35,7 +37,7 @@ class Times:
 
 @dataclass(frozen=True)
 class BothPasses:
-    """`forward_ended_s`: when the last device is through with its forward pass."""
+    """`forward_ended_s`: when the last forward pass has ended."""
 
     forward_ended_s: float
     backward: Times
@@ -43,7 +45,9 @@ class BothPasses:
 
 @dataclass(frozen=True)
 class _Move:
-    """An exchange, and the seconds that it keeps ports busy, out and in."""
+    """An exchange between two passes, and the seconds that it keeps ports busy, out and in. Passes are
+    numbered: the forward ones as their slices, behind them the backward ones.
+    """
 
     sender: int
     taker: int
@@ -58,9 +62,16 @@ class Passes:
         self._slices = slices
         self._num_devices = problem.num_devices
         seconds: dict[tuple[int, bool], float] = {}  # of a message, by bytes and whether inside a node
-        forward = [_move(exchange, problem.cluster, seconds) for exchange in traffic.activations]
-        backward = [_move(exchange, problem.cluster, seconds) for exchange in traffic.gradients]
-        self._moves = forward, backward
+        self._order = pass_order(traffic.plan, traffic.edges)
+        self._moves = [_move(exchange, problem.cluster, seconds) for exchange in traffic.activations]
+        self._moves += [
+            _move(exchange, problem.cluster, seconds, len(slices)) for exchange in traffic.gradients
+        ]
+        self._sent_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
+        self._taken_by: list[list[int]] = [[] for _ in range(2 * len(slices))]
+        for number, move in enumerate(self._moves):
+            self._sent_by[move.sender].append(number)
+            self._taken_by[move.taker].append(number)
         points = [problem.point_of(piece) for piece in slices]
         profile = problem.profile
         beyond = [beyond_curve_s(each, profile.by_name[each.metaop], problem.cluster) for each in slices]
@@ -83,61 +94,57 @@ class Passes:
         self._backward_s = [seconds * times for seconds, times in zip(backward_s, stretches, strict=True)]
 
     def run(self, not_before_s: Mapping[int, float]) -> BothPasses:
-        """Forward in order and backward in reverse.
+        """All passes in their order.
 
         Args:
             not_before_s: when slices may start their forward pass at the earliest.
         """
-        return self._both(self.forward_s, self._backward_s, not_before_s)
+        return self._run(self.forward_s, self._backward_s, not_before_s)
 
     def without_processor_s(self) -> float:
         """Seconds of both, were there other processors to communicate and to read samples."""
-        return max(self._both(*self._alone_s, {}).backward.free_s)
-
-    def _both(
-        self, forward_s: Sequence[float], backward_s: Sequence[float], not_before_s: Mapping[int, float]
-    ) -> BothPasses:
-        order = range(len(self._slices))
-        free_s = [0.0] * self._num_devices
-        forward = self._run(order, forward_s, self._moves[0], free_s, not_before_s)
-        ended_s = max(free_s)
-        return BothPasses(ended_s, self._run(order[::-1], backward_s, self._moves[1], forward.free_s, {}))
+        return max(self._run(*self._alone_s, {}).backward.free_s)
 
     def _run(
-        self,
-        order: Sequence[int],
-        seconds: Sequence[float],
-        moves: Sequence[_Move],
-        free_s: list[float],
-        not_before_s: Mapping[int, float],
-    ) -> Times:
-        sent_by: list[list[int]] = [[] for _ in self._slices]
-        taken_by: list[list[int]] = [[] for _ in self._slices]
-        for number, move in enumerate(moves):
-            sent_by[move.sender].append(number)
-            taken_by[move.taker].append(number)
-        start_s, end_s = [0.0] * len(self._slices), [0.0] * len(self._slices)
-        arrived_s = [0.0] * len(moves)
+        self, forward_s: Sequence[float], backward_s: Sequence[float], not_before_s: Mapping[int, float]
+    ) -> BothPasses:
+        count = len(self._slices)
+        free_s = [0.0] * self._num_devices
+        start_s, end_s = [0.0] * (2 * count), [0.0] * (2 * count)  # forward passes, then backward ones
+        arrived_s = [0.0] * len(self._moves)
         waiting: list[tuple[float, int]] = []  # heap of (computed at, move)
-        out_free: dict[_Port, float] = {}
-        in_free: dict[_Port, float] = {}
-        for index in order:
-            last_s = max((end_s[moves[number].sender] for number in taken_by[index]), default=-1.0)
+        ports = _Ports({}, {})
+        forward_ended_s = 0.0
+        for index, is_backward in self._order:
+            this = index + count * is_backward
+            last_s = max((end_s[self._moves[number].sender] for number in self._taken_by[this]), default=-1.0)
             while waiting and waiting[0][0] <= last_s:
                 computed_s, number = heapq.heappop(waiting)
-                arrived_s[number] = _arrive(moves[number], computed_s, out_free, in_free)
+                arrived_s[number] = _arrive(self._moves[number], computed_s, ports)
             ready_s = [free_s[device] for device in self._slices[index].devices]
-            ready_s += [arrived_s[number] for number in taken_by[index]]
-            start_s[index] = max(not_before_s.get(index, 0.0), *ready_s)
-            end_s[index] = start_s[index] + seconds[index]
+            ready_s += [arrived_s[number] for number in self._taken_by[this]]
+            earliest_s = 0.0 if is_backward else not_before_s.get(index, 0.0)
+            start_s[this] = max(earliest_s, *ready_s)
+            end_s[this] = start_s[this] + (backward_s if is_backward else forward_s)[index]
+            if not is_backward:
+                forward_ended_s = max(forward_ended_s, end_s[this])
             for device in self._slices[index].devices:
-                free_s[device] = end_s[index]
-            for number in sent_by[index]:
-                heapq.heappush(waiting, (end_s[index], number))
-        return Times(start_s, end_s, free_s)
+                free_s[device] = end_s[this]
+            for number in self._sent_by[this]:
+                heapq.heappush(waiting, (end_s[this], number))
+        return BothPasses(forward_ended_s, Times(start_s[count:], end_s[count:], free_s))
 
 
-def _move(exchange: Exchange, cluster: Cluster, seconds: dict[tuple[int, bool], float]) -> _Move:
+class _Ports(NamedTuple):
+    """When each port is free, out and in."""
+
+    out_s: dict[_Port, float]
+    in_s: dict[_Port, float]
+
+
+def _move(
+    exchange: Exchange, cluster: Cluster, seconds: dict[tuple[int, bool], float], offset: int = 0
+) -> _Move:
     node_of, card_of, links = cluster.node_of, cluster.card_of, cluster.links
     out_s: dict[_Port, float] = {}
     in_s: dict[_Port, float] = {}
@@ -150,15 +157,13 @@ def _move(exchange: Exchange, cluster: Cluster, seconds: dict[tuple[int, bool], 
         out, into = (source, destination) if inside else (card_of[source], card_of[destination])
         out_s[out] = out_s.get(out, 0.0) + taken_s
         in_s[into] = in_s.get(into, 0.0) + taken_s
-    return _Move(exchange.sender, exchange.taker, tuple(out_s.items()), tuple(in_s.items()))
+    return _Move(exchange.sender + offset, exchange.taker + offset, tuple(out_s.items()), tuple(in_s.items()))
 
 
-def _arrive(
-    move: _Move, computed_s: float, out_free: dict[_Port, float], in_free: dict[_Port, float]
-) -> float:
+def _arrive(move: _Move, computed_s: float, ports: _Ports) -> float:
     """When all of a move that can start at `computed_s` has arrived; its ports are busy meanwhile."""
     arrived_s = computed_s
-    for free_s, busy in ((out_free, move.out_s), (in_free, move.in_s)):
+    for free_s, busy in zip(ports, (move.out_s, move.in_s), strict=True):
         for port, seconds in busy:
             free_s[port] = max(computed_s, free_s.get(port, 0.0)) + seconds
             arrived_s = max(arrived_s, free_s[port])

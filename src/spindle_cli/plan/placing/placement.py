@@ -49,13 +49,19 @@ class DoesNotFitError(Exception):
         self.room = room
 
 
-def place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed:
+def place(
+    problem: Problem, draft: Draft, weights: PlacementWeights, *, one_part_at_once: bool = False
+) -> Placed:
     """Devices for every piece, in the order in which they hold its batch's shares.
+
+    Args:
+        one_part_at_once: devices are to run each part of the MetaGraph forward and backward before the next.
 
     Raises:
         DoesNotFitError: a piece finds no room on enough of the devices that are free when it can start.
     """
-    placing = _Placing(problem, draft, weights)
+    usage = Usage(problem.cluster.usable_bytes, one_part_at_once=one_part_at_once)
+    placing = _Placing(problem, draft, weights, usage)
     devices = tuple(placing.place(piece) for piece in draft.pieces)
     return Placed(draft, devices)
 
@@ -84,11 +90,11 @@ class _Rows:
 class _Placing:
     """A placement under way."""
 
-    def __init__(self, problem: Problem, draft: Draft, weights: PlacementWeights) -> None:
+    def __init__(self, problem: Problem, draft: Draft, weights: PlacementWeights, usage: Usage) -> None:
         self.problem = problem
         self.cluster: Cluster = problem.cluster
         self.weights = weights
-        self.usage = Usage(problem.cluster.usable_bytes)
+        self.usage = usage
         self.calendar = Calendar(problem, draft)
         self.outputs: dict[int, _Rows] = {}  # node -> its latest piece's output
         # Bytes that an inter-node link moves while a link inside a node moves one.

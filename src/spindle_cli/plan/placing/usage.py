@@ -23,17 +23,19 @@ class Footprint:
     """What a piece adds to each of its devices, in bytes.
 
     Attributes:
+        part: of the MetaGraph that the piece is of, which hangs together with no other.
         kept: activations and received inputs, until the piece's backward pass.
         passing: on top while it runs backward; only the largest piece's counts on a device.
         blocks: (identity, bytes with gradients and optimizer state) of each block of parameters; those that a
             device already holds add nothing.
     """
 
-    __slots__ = ("_shared", "blocks", "kept", "names", "parameter_bytes", "passing")
+    __slots__ = ("_shared", "blocks", "kept", "names", "parameter_bytes", "part", "passing")
 
     def __init__(self, problem: Problem, piece: UnplacedSlice) -> None:
         metaop = problem.nodes[piece.node].metaop
         point = piece.point
+        self.part = problem.part_of[metaop.name]
         taken = input_bytes(metaop, piece.first, problem.profile.by_name) / point.dp
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / point.dp
         ops = (piece.first, piece.last)
@@ -71,9 +73,15 @@ class Usage:
     counted once.
     """
 
-    def __init__(self, capacity_bytes: Sequence[int]) -> None:
+    def __init__(self, capacity_bytes: Sequence[int], *, one_part_at_once: bool = False) -> None:
+        """`one_part_at_once`: each part of the MetaGraph is run forward and backward before the next one, so
+        that of what they keep the fullest counts.
+        """
         self.capacity_bytes = capacity_bytes
+        self._one_part_at_once = one_part_at_once
         self._kept = [0.0] * len(capacity_bytes)
+        self._of_parts = [dict[int, float]() for _ in capacity_bytes]
+        self._fullest = [0.0] * len(capacity_bytes)
         self._passing = [0.0] * len(capacity_bytes)
         self._blocks: list[frozenset[Block]] = [frozenset()] * len(capacity_bytes)
 
@@ -83,7 +91,8 @@ class Usage:
 
     def after(self, device: int, footprint: Footprint) -> float:
         """Bytes on the device if it ran the piece too."""
-        added = footprint.kept + footprint.parameter_bytes - self.shared_bytes(device, footprint)
+        added = footprint.parameter_bytes - self.shared_bytes(device, footprint)
+        added += max(0.0, self._part_with(device, footprint) - self._fullest[device])
         return self._kept[device] + added + max(self._passing[device], footprint.passing)
 
     def fits(self, device: int, footprint: Footprint) -> bool:
@@ -95,9 +104,19 @@ class Usage:
         joined: dict[frozenset[Block], frozenset[Block]] = {}
         for device in devices:
             held = self._blocks[device]
-            added = footprint.kept + footprint.parameter_bytes - footprint.shared_bytes(held)
-            self._kept[device] += added
+            part = self._part_with(device, footprint)
+            added = footprint.parameter_bytes - footprint.shared_bytes(held)
+            self._kept[device] += added + max(0.0, part - self._fullest[device])
+            if self._one_part_at_once:
+                self._of_parts[device][footprint.part] = part
+                self._fullest[device] = max(self._fullest[device], part)
             self._passing[device] = max(self._passing[device], footprint.passing)
             if held not in joined:
                 joined[held] = held | footprint.names
             self._blocks[device] = joined[held]
+
+    def _part_with(self, device: int, footprint: Footprint) -> float:
+        """What the piece's part keeps with it, where only the fullest counts; else the piece alone."""
+        if not self._one_part_at_once:
+            return footprint.kept
+        return self._of_parts[device].get(footprint.part, 0.0) + footprint.kept

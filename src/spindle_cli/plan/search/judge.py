@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from spindle_cli.account.device_memory import DeviceMemory, device_memory, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.plan.assemble import exact_slices
+from spindle_cli.plan.ordering.orders import in_groups
+from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.placing.arrange import arrange
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS, DoesNotFitError, PlacementWeights, place
 from spindle_cli.plan.placing.predict import Prediction, predict
@@ -36,6 +38,11 @@ class Judged:
     memory: tuple[DeviceMemory, ...]
     prediction: Prediction
     after: tuple[int, ...] | None = None
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether forward and backward passes have an order of their own."""
+        return any(piece.backward_s is not None for piece in self.slices)
 
     def rank(self) -> tuple[float, float, int]:
         """Less is better: the iteration, then the schedule, then the number of slices."""
@@ -81,9 +88,8 @@ def best_placed(
     found: list[Judged] = []
     known: set[tuple[tuple[int, ...], ...]] = set()
     for weights in choices:
-        try:
-            placed = place(problem, draft, weights)
-        except DoesNotFitError:
+        placed = _place(problem, draft, weights)
+        if placed is None:
             continue
         if placed.devices in known:
             continue
@@ -98,14 +104,44 @@ def best_placed(
     return min(found, key=Judged.rank, default=None)
 
 
+def _place(problem: Problem, draft: Draft, weights: PlacementWeights) -> Placed | None:
+    """With room for everything at once, or where there is none for one part of the MetaGraph at a time."""
+    for one_part_at_once in (False, True) if problem.orders_passes else (False,):
+        try:
+            return place(problem, draft, weights, one_part_at_once=one_part_at_once)
+        except DoesNotFitError:
+            continue
+    return None
+
+
 def measure(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
 ) -> Judged | None:
     """Memory and prediction of a strategy's placed slices; None if a device's memory is too small.
 
+    Where all forward and then all backward does not fit, tasks are run in groups, each forward and then
+    backward, as large as they fit.
+
     Args:
         after: what the draft says of which slices wait for which.
     """
+    judged = measure_as_they_are(problem, strategy, slices, after)
+    if judged is not None or not problem.orders_passes:
+        return judged
+    found: Judged | None = None
+    for order in in_groups(problem, slices):
+        larger = measure_as_they_are(problem, strategy, timed(problem, slices, order), after)
+        if larger is None:
+            break  # a larger group holds more
+        if found is None or larger.rank() < found.rank():
+            found = larger
+    return found
+
+
+def measure_as_they_are(
+    problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
+) -> Judged | None:
+    """The same in the order of passes that the slices have."""
     memory = memory_of(problem, slices)
     if not _has_room(problem, memory):
         return None
@@ -116,7 +152,7 @@ def measure(
     if not _has_room(problem, memory):
         return None
     steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
-    prediction = predict(problem, slices, traffic, max(piece.end_s for piece in slices), steps_s)
+    prediction = predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
     return Judged(strategy, slices, memory, prediction, after)
 
 

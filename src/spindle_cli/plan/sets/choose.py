@@ -166,7 +166,8 @@ def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:
 
 
 def of_tasks(profile: Profile, tasks: Collection[str]) -> Profile:
-    """The profile of some tasks alone, which every step runs."""
+    """The profile of some tasks alone, and of steps that run just these."""
     fields = {name: getattr(profile, name) for name in profile.model_fields_set}
     metaops = tuple(metaop for metaop in profile.metaops if metaop.task in tasks)
-    return Profile(**{**fields, "metaops": metaops, "task_sets": ()})
+    just_these = TaskShare(tasks=tuple(tasks), share=1.0)
+    return Profile(**{**fields, "metaops": metaops, "task_sets": (just_these,)})

@@ -2,7 +2,7 @@
 
 Shares with `link` the types and the layouts only: edges, rows and orders are worked out here a second time.
 
-1. computes: every slice forward and backward once on each of its devices, then the step
+1. computes: every slice forward and backward once on each of its devices  (proof_passes.py), then the step
 2. sums: each has all its devices, in one order everywhere
 3. sources: nothing is sent or summed before it is computed
 4. communicators: everything goes over one that is made for it, in one order on all of its devices, and
@@ -13,12 +13,12 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
 
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.proof.proof_communicators import check_communicators
 from spindle_cli.program.proof.proof_moves import early_ops
+from spindle_cli.program.proof.proof_passes import check_passes
 from spindle_cli.program.proof.proof_rows import check_rows
 from spindle_cli.program.proof.proof_run import check_run
 from spindle_cli.program.types import COMPUTES, Action, Kind, Program
@@ -40,28 +40,14 @@ def prove(program: Program) -> None:
 
 
 def check_computes(program: Program) -> None:
-    """Each device runs its own slices once forward, then once backward in reverse, and ends with its one
-    STEP, just before it NORM if there is one, and behind it GATHERs alone.
+    """Each device runs its own slices once forward and once backward, and ends with its one STEP, just before
+    it NORM if there is one, and behind it GATHERs alone.
 
     Raises:
         ProgramError: naming the first device that does not.
     """
-    own: dict[int, set[int]] = {device: set() for device in program.actions}
-    for index, piece in enumerate(program.slices):
-        for device in piece.devices:
-            own[device].add(index)
+    check_passes(program)
     for device, actions in program.actions.items():
-        computes = [(step, action) for step, action in enumerate(actions) if action.kind in COMPUTES]
-        expected = [Kind.FORWARD] * len(own[device]) + [Kind.BACKWARD] * len(own[device])
-        for (step, action), kind in zip(computes, expected, strict=False):
-            if action.kind is not kind:
-                raise fault(program, f"device {device}: expected {kind} here", (device, step))
-        ran = [action.piece for _, action in computes]
-        forward, backward = ran[: len(own[device])], ran[len(own[device]) :]
-        if Counter(forward) != Counter(own[device]):
-            raise fault(program, f"device {device} does not run each of its slices forward once", (device, 0))
-        if backward != forward[::-1]:
-            raise fault(program, f"device {device}: backward does not mirror forward", (device, 0))
         steps = [step for step, action in enumerate(actions) if action.kind is Kind.STEP]
         last = max((step for step, action in enumerate(actions) if action.kind is not Kind.GATHER), default=0)
         if steps != [last]:

@@ -12,7 +12,7 @@ function allocationTable() {
     return [
       metaop.name, metaop.component, metaop.batch_size, metaop.num_ops,
       [...ops].map(([devices, count]) => `${count} on ${devices}`).join(', '),
-      seconds(Math.min(...pieces.map((piece) => piece.start_s))), seconds(Math.max(...pieces.map((piece) => piece.end_s))),
+      seconds(Math.min(...pieces.map((piece) => piece.start_s))), seconds(Math.max(...pieces.map((piece) => (piece.backward_s ? piece.backward_s[1] : piece.end_s)))),
       total > 0 ? percent(metaop.device_s / total, 1) : '–',
     ];
   });

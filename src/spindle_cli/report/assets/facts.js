@@ -9,7 +9,8 @@ function sliceFacts(piece) {
   const metaop = DATA.metaops[piece.metaop];
   const ops = piece.ops[1] - piece.ops[0];
   const point = metaop.curve.find((each) => each.dp === piece.dp && each.tp === piece.tp);
-  const length = piece.end_s - piece.start_s;
+  const [backward_start_s, backward_end_s] = piece.backward_s || [0, 0];
+  const length = piece.end_s - piece.start_s + backward_end_s - backward_start_s;
   return {
     title: sliceLabel(piece),
     facts: [
@@ -18,7 +19,8 @@ function sliceFacts(piece) {
       ['Ops', `${ops} of ${metaop.num_ops}, each ${seconds(length / ops)}`],
       ['Devices', `${piece.num_devices}: ${runsText(piece.runs)}`],
       ['Split', `batch ${metaop.batch_size} over dp ${piece.dp}${piece.tp > 1 ? `, layers over tp ${piece.tp}` : ''}`],
-      ['Time', `${seconds(piece.start_s)} to ${seconds(piece.end_s)}, ${seconds(length)}`],
+      [piece.backward_s ? 'Forward' : 'Time', `${seconds(piece.start_s)} to ${seconds(piece.end_s)}, ${seconds(piece.end_s - piece.start_s)}`],
+      piece.backward_s ? ['Backward', `${seconds(backward_start_s)} to ${seconds(backward_end_s)}, ${seconds(backward_end_s - backward_start_s)}`] : null,
       ['Wave', String(piece.wave)],
       point ? ['Curve', `${point.source}${point.spread === null ? '' : `, spread ${percent(point.spread)}`}`] : null,
       piece.recompute ? ['Memory', 'activations recomputed in the backward pass'] : null,

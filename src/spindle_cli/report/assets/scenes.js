@@ -4,16 +4,19 @@
 function plannedScene(rows, colouring) {
   const bands = { tasks: DATA.task_bands, components: DATA.component_bands }[rows];
   const first = { tasks: 'task_row', components: 'component_row' }[rows];
-  const items = DATA.slices.map((piece, index) => {
+  const items = DATA.slices.flatMap((piece, index) => {
     const category = colouring.of(piece);
     const ops = `[${piece.ops[0]}:${piece.ops[1]}]`;
     const metaop = DATA.metaops[piece.metaop];
-    return {
+    const item = {
       x0: piece.start_s, x1: piece.end_s, kind: 'slice', piece, slice: index, metaop: piece.metaop, category,
       rows: first ? [[piece[first], piece[first] + piece.num_devices]] : piece.runs.map(([from, to]) => [from, to + 1]),
       colour: colouring.entries.get(category).colour,
       labels: [`${metaop.name}${ops}`, `${metaop.short}${ops}`, metaop.short, ops],
     };
+    if (!piece.backward_s) return [item];
+    const [x0, x1] = piece.backward_s;
+    return [item, { ...item, x0, x1, labels: item.labels.map((label) => `‹${label}`) }];
   });
   const last = bands && bands[bands.length - 1];
   const bound = DATA.predicted.lower_bound_s;
@@ -21,7 +24,7 @@ function plannedScene(rows, colouring) {
     items, hasTraffic: false, nodeStarts: DATA.cluster.node_starts,
     bands: bands && bands.map((band) => ({ name: band.name, first: band.first_row, end: band.first_row + band.num_rows })),
     numRows: last ? last.first_row + last.num_rows : DATA.cluster.num_devices,
-    end_s: Math.max(...DATA.slices.map((piece) => piece.end_s), bound),
+    end_s: Math.max(...items.map((item) => item.x1), bound),
     waves: waveStarts(),
     marks: bound > 0 ? [{ at_s: bound, label: `lower bound ${seconds(bound)}` }] : [],
   };

@@ -1,0 +1,121 @@
+"""Orders of all passes that are worth a try for placed slices.
+
+* Tasks in groups: of each group all passes forward, then backward in reverse, then the next group's. With a
+  task to each, no device holds the activations of more than one at once; it is what training task after task
+  does.
+* As they come: each device always runs what can start first, of equals backward passes before forward ones,
+  or what has most to come behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.account.types import Pass
+from spindle_cli.plan.ordering.timed import takes
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.types import Slice
+
+
+def in_groups(problem: Problem, slices: Sequence[Slice]) -> Iterator[tuple[Pass, ...]]:
+    """Orders in which at most 1, 2, 4, ... parts of the MetaGraph that do not hang together are begun and not
+    ended; in order of the slices' start, which `slices` are in.
+    """
+    parts: dict[int, list[int]] = {}
+    for index, piece in enumerate(slices):
+        parts.setdefault(problem.part_of[piece.metaop], []).append(index)
+    size = 1
+    while size < len(parts):
+        in_order = list(parts.values())
+        order: list[Pass] = []
+        for first in range(0, len(in_order), size):
+            group = sorted(index for part in in_order[first : first + size] for index in part)
+            order += mirrored(group)
+        yield tuple(order)
+        size *= 2
+
+
+def mirrored(indices: Sequence[int]) -> list[Pass]:
+    """Slices, which are in order of start, all forward and then all backward in reverse."""
+    order = [Pass(index, is_backward=False) for index in indices]
+    return [*order, *(Pass(index, is_backward=True) for index in reversed(indices))]
+
+
+def as_they_come(problem: Problem, slices: Sequence[Slice], *, longest_first: bool) -> tuple[Pass, ...]:
+    """The order in which passes start if no device waits for one while it could run another.
+
+    Args:
+        longest_first: of passes that can start together, the one with most to come behind it goes first; else
+            a backward pass, which gives memory back.
+    """
+    passes = _Passes.of(problem, slices)
+    missing = {each: len(before) for each, before in passes.before.items()}
+    free_s = [0.0] * passes.num_kinds
+    ready_s = {each: 0.0 for each, count in missing.items() if not count}
+    order: list[Pass] = []
+    while ready_s:
+
+        def urgency(each: Pass) -> tuple[float, float, Pass]:
+            start_s = max(ready_s[each], *(free_s[kind] for kind in passes.kinds[each.piece]))
+            rest_s = passes.rest_s[each]
+            return start_s, -rest_s if longest_first else not each.is_backward, each
+
+        chosen = min(ready_s, key=urgency)
+        end_s = urgency(chosen)[0] + passes.seconds[chosen]
+        del ready_s[chosen]
+        order.append(chosen)
+        for kind in passes.kinds[chosen.piece]:
+            free_s[kind] = end_s
+        for follower in passes.followers[chosen]:
+            missing[follower] -= 1
+            passes.ended_s[follower] = max(passes.ended_s.get(follower, 0.0), end_s)
+            if not missing[follower]:
+                ready_s[follower] = passes.ended_s[follower]
+    return tuple(order)
+
+
+@dataclass(frozen=True)
+class _Passes:
+    """What there is to order.
+
+    Attributes:
+        kinds: of each slice, the kinds of devices that it runs on; those of a kind run the same slices.
+        rest_s: of each pass, the longest chain of passes that begins with it.
+        ended_s: of each pass, when those that it takes from have ended, as far as they have.
+    """
+
+    before: Mapping[Pass, Sequence[Pass]]
+    followers: Mapping[Pass, Sequence[Pass]]
+    seconds: Mapping[Pass, float]
+    rest_s: Mapping[Pass, float]
+    kinds: Sequence[Sequence[int]]
+    num_kinds: int
+    ended_s: dict[Pass, float]
+
+    @classmethod
+    def of(cls, problem: Problem, slices: Sequence[Slice]) -> _Passes:
+        before = takes(problem, slices)
+        followers: dict[Pass, list[Pass]] = {each: [] for each in before}
+        for each, others in before.items():
+            for other in others:
+                followers[other].append(each)
+        points = [problem.point_of(piece) for piece in slices]
+        seconds = {
+            each: slices[each.piece].num_ops
+            * (points[each.piece].backward_s if each.is_backward else points[each.piece].forward_s)
+            for each in before
+        }
+        rest_s: dict[Pass, float] = {}
+        for each in reversed(mirrored(range(len(slices)))):
+            rest_s[each] = seconds[each] + max((rest_s[other] for other in followers[each]), default=0.0)
+        runs: list[list[int]] = [[] for _ in range(problem.num_devices)]
+        for index, piece in enumerate(slices):
+            for device in piece.devices:
+                runs[device].append(index)
+        numbers = {own: kind for kind, own in enumerate(dict.fromkeys(map(tuple, runs)))}
+        kinds: list[list[int]] = [[] for _ in slices]
+        for own, kind in numbers.items():
+            for index in own:
+                kinds[index].append(kind)
+        return cls(before, followers, seconds, rest_s, kinds, len(numbers), {})

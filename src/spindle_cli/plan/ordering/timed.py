@@ -1,0 +1,64 @@
+"""Slices with times for each of their passes, in an order of all passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, floor, log10
+
+from spindle_cli.account.edges import edges_between
+from spindle_cli.account.types import Pass
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.types import Slice
+
+SIGNIFICANT_DIGITS = 10
+
+
+def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> tuple[Slice, ...]:
+    """The same slices, in order of start, each pass as early as its devices and what it takes allow.
+
+    Times are whole ticks of a decimal fraction of a second, durations rounded up with a tick on top, as in
+    `exact_slices`.
+
+    Args:
+        order: of both passes of all `slices`, by their indices; none before what it takes.
+    """
+    ticks_per_s: int = 10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(problem.serial_s)))
+    before = takes(problem, slices)
+    ended: dict[Pass, int] = {}
+    started: dict[Pass, int] = {}
+    free = [0] * problem.num_devices
+    for each in order:
+        piece = slices[each.piece]
+        point = problem.point_of(piece)
+        ready = max((ended[other] for other in before[each]), default=0)
+        start = max(ready, *(free[device] for device in piece.devices))
+        op_s = point.backward_s if each.is_backward else point.forward_s
+        end = start + ceil(piece.num_ops * op_s * ticks_per_s) + 1
+        started[each], ended[each] = start, end
+        for device in piece.devices:
+            free[device] = end
+    found = []
+    for index, piece in enumerate(slices):
+        forward, backward = Pass(index, is_backward=False), Pass(index, is_backward=True)
+        times = {
+            "start_s": started[forward] / ticks_per_s,
+            "end_s": ended[forward] / ticks_per_s,
+            "backward_start_s": started[backward] / ticks_per_s,
+            "backward_end_s": ended[backward] / ticks_per_s,
+        }
+        found.append((started[forward], piece.model_copy(update=times)))
+    found.sort(key=lambda item: item[0])
+    return tuple(piece for _, piece in found)
+
+
+def takes(problem: Problem, slices: Sequence[Slice]) -> dict[Pass, list[Pass]]:
+    """Of each pass, those that have to be through before it."""
+    before = {Pass(index, is_backward=False): list[Pass]() for index in range(len(slices))}
+    before |= {
+        Pass(index, is_backward=True): [Pass(index, is_backward=False)] for index in range(len(slices))
+    }
+    for edge in edges_between(slices, problem.profile.by_name):
+        producer, consumer = edge.producer, edge.consumer
+        before[Pass(consumer, is_backward=False)].append(Pass(producer, is_backward=False))
+        before[Pass(producer, is_backward=True)].append(Pass(consumer, is_backward=True))
+    return before

@@ -1,0 +1,34 @@
+"""Plans whose forward and backward passes are jobs of their own: other orders of the passes of placed slices,
+where they make the iteration shorter, or fit the devices' memory where all forward and then all backward does
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from spindle_cli.account.types import Pass
+from spindle_cli.plan.ordering.orders import as_they_come, in_groups
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+
+
+def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
+    """The same placed slices with the best order of their passes; as it was where none is better."""
+    if not problem.orders_passes:
+        return judged
+    orders = [
+        *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
+        *in_groups(problem, judged.slices),
+    ]
+    best = _best(problem, judged, orders)
+    return best if best is not None and best.rank() < judged.rank() else judged
+
+
+def _best(problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]]) -> Judged | None:
+    found = (
+        measure_as_they_are(problem, judged.strategy, timed(problem, judged.slices, order), judged.after)
+        for order in dict.fromkeys(map(tuple, orders))
+    )
+    return min((each for each in found if each is not None), key=Judged.rank, default=None)
