@@ -158,8 +158,10 @@ def _wave_data(wave: Wave) -> dict[str, Any]:
 
 
 def _slice_data(piece: Slice) -> dict[str, Any]:
-    """The contract's keys; `recompute` only where it is on."""
+    """The contract's keys; `recompute` only where it is on, and times of backward passes where there are any."""
     data = piece.model_dump(mode="json")
     if not piece.recompute:
         del data["recompute"]
+    if piece.backward_s is None:
+        del data["backward_start_s"], data["backward_end_s"]
     return data

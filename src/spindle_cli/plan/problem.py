@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.metagraph import producers_first
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOp, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
 SHORTEST_S = 1e-12

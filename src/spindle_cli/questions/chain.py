@@ -24,8 +24,8 @@ class Cause(StrEnum):
 
 
 class Link(Model):
-    """One slice of the critical chain, or where the plan tells passes apart one pass, and why it did not start
-    earlier.
+    """One slice of the critical chain, or where the plan tells passes apart one pass of it, and why it did
+    not start earlier.
 
     `idle_s`: seconds between the end of what it waits for and its start.
     """

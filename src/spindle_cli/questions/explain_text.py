@@ -14,6 +14,8 @@ _CAUSES = {
     Cause.START: "starts the chain",
     Cause.INPUT: "waits for its input",
     Cause.OPS: "continues its MetaOp",
+    Cause.GRADIENT: "waits for its gradient",
+    Cause.FORWARD: "follows its forward pass",
     Cause.DEVICE: "waits for devices",
 }
 
@@ -48,7 +50,7 @@ def chain_table(explanation: Explanation) -> Table:
 
 def _chain_cells(link: Link) -> tuple[str, ...]:
     return (
-        f"{link.metaop}[{link.ops[0]}:{link.ops[1]}]",
+        f"{link.metaop}[{link.ops[0]}:{link.ops[1]}]{' backward' if link.is_backward else ''}",
         str(link.num_devices),
         format_seconds(link.start_s),
         format_seconds(link.end_s),

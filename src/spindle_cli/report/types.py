@@ -47,8 +47,10 @@ class MetaOpView(Model):
 
 
 class SliceView(Model):
-    """A slice as planned. `backward_s`: start and end of its backward pass, where the plan tells passes apart;
-    `start_s` and `end_s` are then of the forward pass.
+    """A slice as planned.
+
+    `backward_s`: start and end of its backward pass, where the plan tells passes apart; `start_s` and `end_s`
+    are then of the forward pass.
 
     `task_row`, `component_row`: where it is drawn when the rows are tasks or components: as many rows as
     it has devices, from this one on.

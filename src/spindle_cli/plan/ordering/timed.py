@@ -53,10 +53,10 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
 
 def takes(problem: Problem, slices: Sequence[Slice]) -> dict[Pass, list[Pass]]:
     """Of each pass, those that have to be through before it."""
-    before = {Pass(index, is_backward=False): list[Pass]() for index in range(len(slices))}
-    before |= {
-        Pass(index, is_backward=True): [Pass(index, is_backward=False)] for index in range(len(slices))
-    }
+    before: dict[Pass, list[Pass]] = {}
+    for index in range(len(slices)):
+        forward = Pass(index, is_backward=False)
+        before[forward], before[Pass(index, is_backward=True)] = [], [forward]
     for edge in edges_between(slices, problem.profile.by_name):
         producer, consumer = edge.producer, edge.consumer
         before[Pass(consumer, is_backward=False)].append(Pass(producer, is_backward=False))

@@ -18,7 +18,7 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.sets.in_turn import InTurn, judge_in_turn
 from spindle_cli.plan.sets.restrict import as_early_as_possible, restricted
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import Profile, TaskShare
 
 # Makes the plan of a profile without sets.
 Planner = Callable[[Profile], Plan]
