@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from spindle_cli.account.edges import edges_between
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
@@ -62,11 +63,55 @@ def metagraphs(draw: st.DrawFn) -> tuple[PlanMetaOp, ...]:
 
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
-    """A plan that passes `check`, each slice a wave of its own."""
+    """A plan that passes `check`, each slice a wave of its own; of one task, all forward and then backward,
+    or of one or two with passes in any order.
+    """
     cluster = draw(clusters())
-    slices, metaops = draw(placed(cluster, draw(metagraphs())))
-    plan = plan_on(cluster, metaops, slices)
+    if draw(st.booleans()):
+        tasks = draw(st.sampled_from([("a",), ("a", "b")]))
+        metaops = tuple(_of_task(each, task) for task in tasks for each in draw(metagraphs()))
+        slices, metaops = draw(placed(cluster, metaops))
+        plan = plan_on(cluster, metaops, draw(passes_apart(cluster, metaops, slices)))
+    else:
+        slices, metaops = draw(placed(cluster, draw(metagraphs())))
+        plan = plan_on(cluster, metaops, slices)
     return plan.model_copy(update=draw(trainings()))
+
+
+@st.composite
+def passes_apart(
+    draw: st.DrawFn, cluster: Cluster, metaops: Sequence[PlanMetaOp], slices: Sequence[Slice]
+) -> list[Slice]:
+    """The same slices in order of start, their passes in any order that gives each what it takes."""
+    before = {(index, False): set[tuple[int, bool]]() for index in range(len(slices))}
+    before |= {(index, True): {(index, False)} for index in range(len(slices))}
+    for edge in edges_between(slices, {metaop.name: metaop for metaop in metaops}):
+        before[edge.consumer, False].add((edge.producer, False))
+        before[edge.producer, True].add((edge.consumer, True))
+    free_s = [0.0] * cluster.num_devices
+    times: dict[tuple[int, bool], tuple[float, float]] = {}
+    while len(times) < len(before):
+        ready = [each for each, others in before.items() if each not in times and others <= times.keys()]
+        chosen = draw(st.sampled_from(ready))
+        piece = slices[chosen[0]]
+        ended_s = [times[other][1] for other in before[chosen]]
+        start_s = max([*ended_s, *(free_s[device] for device in piece.devices)])
+        end_s = start_s + piece.num_ops * _OP_S * (0.75 if chosen[1] else 0.25)
+        times[chosen] = start_s, end_s
+        for device in piece.devices:
+            free_s[device] = end_s
+    found = [
+        piece.model_copy(
+            update={
+                "start_s": times[index, False][0],
+                "end_s": times[index, False][1],
+                "backward_start_s": times[index, True][0],
+                "backward_end_s": times[index, True][1],
+            }
+        )
+        for index, piece in enumerate(slices)
+    ]
+    return sorted(found, key=lambda piece: piece.start_s)
 
 
 @st.composite
@@ -201,8 +246,10 @@ def _curve(degrees: set[tuple[int, int]]) -> tuple[CurvePoint, ...]:
 
 def plan_on(cluster: Cluster, metaops: tuple[PlanMetaOp, ...], slices: list[Slice]) -> Plan:
     """A plan of these slices, each a wave of its own, that predicts nothing but its end."""
-    end_s = max(piece.end_s for piece in slices)
+    end_s = max(piece.last_s for piece in slices)
+    apart = any(piece.backward_s is not None for piece in slices)
     return Plan(
+        schema_="spindle.plan/2" if apart else "spindle.plan/1",
         strategy="spindle",
         workload=WorkloadRef(name="random", fingerprint="sha256:" + "0" * 64, source="tests:build"),
         profile=ProfileRef(sha256="sha256:" + "0" * 64),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from hand_plans import Placement, place, whole, with_sets
+from hand_plans import Placement, passes_apart, place, whole, with_sets
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -48,6 +48,7 @@ class Case:
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
     dtype: DtypeName | None = "float64"
     recompute: Sequence[str] = ()  # MetaOps
+    apart: int | None = None  # passes in any order, drawn by this seed
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
     steps: int = STEPS
@@ -80,6 +81,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
             for tasks, placed in case.sets.items()
         }
         plan = with_sets(plan, made)
+    if case.apart is not None:
+        plan = passes_apart(plan, case.apart)
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",

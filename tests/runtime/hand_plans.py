@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Collection, Mapping, Sequence
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.edges import slice_edges
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Wave
 from spindle_cli.profile.batch_sums import BatchSum
@@ -73,6 +75,43 @@ def with_sets(plan: Plan, sets: Mapping[tuple[str, ...], Plan | None]) -> Plan:
         for each, own in zip(made, whole.set_plans.values(), strict=True)
     ]
     return Plan(**{**fields, "predicted": _with_memory(whole), "task_sets": tuple(fitted)})
+
+
+def passes_apart(plan: Plan, seed: int) -> Plan:
+    """The same slices with their passes in any order that gives each what it takes."""
+    draw = random.Random(seed)
+    before = {(index, False): set[tuple[int, bool]]() for index in range(len(plan.slices))}
+    before |= {(index, True): {(index, False)} for index in range(len(plan.slices))}
+    for edge in slice_edges(plan):
+        before[edge.consumer, False].add((edge.producer, False))
+        before[edge.producer, True].add((edge.consumer, True))
+    free_s = [0.0] * plan.cluster.num_devices
+    times: dict[tuple[int, bool], tuple[float, float]] = {}
+    while len(times) < len(before):
+        ready = [each for each, others in before.items() if each not in times and others <= times.keys()]
+        chosen = draw.choice(ready)
+        piece = plan.slices[chosen[0]]
+        start_s = max([times[each][1] for each in before[chosen]] + [free_s[d] for d in piece.devices])
+        forward_s = 1.0 / 3 * piece.num_ops
+        again_s = forward_s if piece.recompute else 0.0
+        times[chosen] = start_s, start_s + (2 * forward_s + again_s if chosen[1] else forward_s)
+        free_s = [times[chosen][1] if d in piece.devices else free for d, free in enumerate(free_s)]
+    slices = []
+    for index, piece in enumerate(plan.slices):
+        (start_s, end_s), backward_s = times[index, False], times[index, True]
+        apart = {"backward_start_s": backward_s[0], "backward_end_s": backward_s[1]}
+        slices.append(piece.model_copy(update={"start_s": start_s, "end_s": end_s, **apart}))
+    slices.sort(key=lambda piece: piece.start_s)
+    waves = tuple(
+        Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
+        for index, piece in enumerate(slices)
+    )
+    end_s = max(piece.last_s for piece in slices)
+    predicted = plan.predicted.model_copy(update={"compute_s": end_s, "iteration_s": end_s})
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    made = {"schema_": "spindle.plan/2", "predicted": predicted, "waves": waves}
+    whole = Plan(**{**fields, **made})
+    return whole.model_copy(update={"predicted": _with_memory(whole)})
 
 
 def _with_memory(plan: Plan) -> Predicted:

@@ -158,7 +158,7 @@ def _wave_data(wave: Wave) -> dict[str, Any]:
 
 
 def _slice_data(piece: Slice) -> dict[str, Any]:
-    """The contract's keys; `recompute` only where it is on, and times of backward passes where there are any."""
+    """The contract's keys; `recompute` only where it is on, times of backward passes where there are any."""
     data = piece.model_dump(mode="json")
     if not piece.recompute:
         del data["recompute"]

@@ -128,11 +128,9 @@ class _Moving:
         plan = self.plan
         if plan.joint is not None:
             groups = groups_of_member(plan.joint, groups, plan.member)
-        groups = _in_order(groups, self.clock)
+        groups = _in_order(groups, self.clock, plan.cluster.num_devices)
         drafts = {
-            device: _Draft(
-                device, own, plan.slices, self.layouts, self.clock, directory, plan.joint is not None
-            )
+            device: _Draft(device, own, plan.slices, self.layouts, self.clock, directory)
             for device, own in self.computes.items()
         }
         for timed in self.transfers:
@@ -141,7 +139,7 @@ class _Moving:
         losses = Action(Kind.LOSSES, communicator=directory.of_all())
         for draft in drafts.values():
             draft.add(_Post(self.clock.forward_ended, _OTHERS, 0, losses))
-            draft.add_sums(groups, settings)
+            draft.add_sums(groups, settings, plan.cluster.num_devices)
         return Program(
             plan=plan,
             slices=plan.slices,
@@ -181,10 +179,23 @@ class _Completion(NamedTuple):
         )
 
 
-def _in_order(groups: Iterable[ParameterGroup], clock: PassClock) -> tuple[ParameterGroup, ...]:
-    """The groups by when they are complete, numbered anew."""
-    ordered = sorted(groups, key=lambda group: (_Completion.of(group, clock), group.index))
-    return tuple(replace(group, index=index) for index, group in enumerate(ordered))
+def _sum_time(group: ParameterGroup, clock: PassClock, num_devices: int) -> int:
+    """When a group is summed: as soon as it is complete. One over all devices comes behind the losses, whose
+    communicator it shares: it may be complete while some devices still run forward.
+    """
+    complete = _Completion.of(group, clock).time
+    return complete if len(group.devices) < num_devices else max(complete, clock.forward_ended + 1)
+
+
+def _in_order(
+    groups: Iterable[ParameterGroup], clock: PassClock, num_devices: int
+) -> tuple[ParameterGroup, ...]:
+    """The groups in the order of their sums, numbered anew."""
+
+    def when(group: ParameterGroup) -> tuple[int, _Completion, int]:
+        return _sum_time(group, clock, num_devices), _Completion.of(group, clock), group.index
+
+    return tuple(replace(group, index=index) for index, group in enumerate(sorted(groups, key=when)))
 
 
 # Of what has the same time, the sums come first: they may start while the pass that ends then still runs.
@@ -204,8 +215,7 @@ class _Post(NamedTuple):
 class _Draft:
     """A device's program in the making: `write` merges its passes with its posts.
 
-    `in_turn`: the plan is one of several that run in turn. `completing`: the first op of each of its slices
-    that completes a group with it.
+    `completing`: the first op of each of its slices that completes a group with it.
     """
 
     device: int
@@ -214,7 +224,6 @@ class _Draft:
     layouts: Sequence[Layout]
     clock: PassClock
     directory: Directory
-    in_turn: bool
     posts: list[_Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
 
@@ -232,7 +241,7 @@ class _Draft:
         action = Action(kind, transfer=transfer, communicator=self.directory.of_transfer(transfer))
         self.add(_Post(timed.time, _OTHERS, transfer.key + 1, action))
 
-    def add_sums(self, groups: Iterable[ParameterGroup], settings: StepSettings) -> None:
+    def add_sums(self, groups: Iterable[ParameterGroup], settings: StepSettings, num_devices: int) -> None:
         """Register the sums of the groups that this device shares with others, and behind the last one over
         each set of devices its flags.
         """
@@ -243,11 +252,7 @@ class _Draft:
             completion = _Completion.of(group, self.clock)
             communicator = self.directory.of_sum(group.devices)
             action = Action(Kind.SUM, group=group.index, communicator=communicator)
-            time = completion.time
-            if self.in_turn and communicator == self.directory.of_all():
-                # Behind the losses: where steps run some of the tasks, it may be complete while devices that
-                # add nothing to it still run forward.
-                time = max(time, self.clock.forward_ended + 1)
+            time = _sum_time(group, self.clock, num_devices)
             self.add(_Post(time, _SUMS, group.index, action))
             if time == completion.time:
                 self.completing[completion.piece, group.index] = -completion.minus_op
