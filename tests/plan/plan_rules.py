@@ -26,11 +26,38 @@ def broken_rules(plan: dict[str, Any], profile: dict[str, Any]) -> list[str]:
     return [
         *_allocations(slices, profile, num_devices),
         *_order(slices, profile),
+        *(_backward(slices, profile) if plan["schema"] == "spindle.plan/2" else ()),
         *_devices(slices),
         *groups_across_nodes(slices, node_of),
         *_waves(plan["waves"]),
         *_predictions(plan, slices, num_devices),
     ]
+
+
+def passes(piece: dict[str, Any]) -> list[tuple[float, float]]:
+    """Start and end of both passes together, or of each."""
+    found = [(piece["start_s"], piece["end_s"])]
+    if "backward_start_s" in piece:
+        found.append((piece["backward_start_s"], piece["backward_end_s"]))
+    return found
+
+
+def _backward(slices: list[dict[str, Any]], profile: dict[str, Any]) -> list[str]:
+    """Of version 2: behind the own forward pass, and behind the backward passes of all that consume it."""
+    wrong = []
+    consumers = defaultdict(list)
+    for metaop in profile["metaops"]:
+        for name in metaop["inputs"]:
+            consumers[name].append(metaop["name"])
+    for piece in slices:
+        if piece["backward_start_s"] < piece["end_s"]:
+            wrong.append(f"backward before forward: {piece}")
+        for other in slices:
+            follows = other["metaop"] == piece["metaop"] and other["ops"][0] >= piece["ops"][1]
+            takes = other["metaop"] in consumers[piece["metaop"]]
+            if (follows or takes) and piece["backward_start_s"] < other["backward_end_s"]:
+                wrong.append(f"backward of {piece} before that of {other}")
+    return wrong
 
 
 def _allocations(slices: list[dict[str, Any]], profile: dict[str, Any], num_devices: int) -> list[str]:
@@ -47,9 +74,11 @@ def _allocations(slices: list[dict[str, Any]], profile: dict[str, Any], num_devi
             wrong.append(f"allocation of {piece}")
             continue
         forward_s, backward_s = points[0]["forward_s"], points[0]["backward_s"]
-        op_s = forward_s * (2 if piece.get("recompute") else 1) + backward_s
-        if piece["end_s"] - piece["start_s"] < (piece["ops"][1] - piece["ops"][0]) * op_s:
-            wrong.append(f"length of {piece}")
+        backward_s += forward_s if piece.get("recompute") else 0.0
+        needed = [forward_s, backward_s] if "backward_start_s" in piece else [forward_s + backward_s]
+        for (start_s, end_s), op_s in zip(passes(piece), needed, strict=True):
+            if end_s - start_s < (piece["ops"][1] - piece["ops"][0]) * op_s:
+                wrong.append(f"length of {piece}")
     return wrong
 
 
@@ -76,7 +105,7 @@ def _devices(slices: list[dict[str, Any]]) -> list[str]:
     busy = defaultdict(list)
     for piece in slices:
         for device in numbers(piece["devices"]):
-            busy[device].append((piece["start_s"], piece["end_s"]))
+            busy[device] += passes(piece)
     return [
         f"device {device} runs two slices at {later[0]}"
         for device, spans in busy.items()
@@ -121,9 +150,10 @@ def _waves(waves: list[dict[str, Any]]) -> list[str]:
 def _predictions(plan: dict[str, Any], slices: list[dict[str, Any]], num_devices: int) -> list[str]:
     predicted = plan["predicted"]
     wrong = []
-    if predicted["compute_s"] != max(piece["end_s"] for piece in slices):
+    if predicted["compute_s"] != max(passes(piece)[-1][1] for piece in slices):
         wrong.append("compute_s is not the end of the schedule")
-    if not predicted["lower_bound_s"] <= predicted["compute_s"] <= predicted["iteration_s"]:
+    bound_s = predicted["lower_bound_s"] if plan["schema"] == "spindle.plan/1" else 0.0
+    if not bound_s <= predicted["compute_s"] <= predicted["iteration_s"]:
         wrong.append(f"predictions out of order: {predicted}")
     parts = sum(
         predicted[key] for key in ("compute_s", "transfer_s", "processor_s", "gradient_sum_s", "optimizer_s")

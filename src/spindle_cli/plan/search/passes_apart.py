@@ -13,9 +13,12 @@ from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
 
+# What saves less of the iteration than this is not worth telling passes apart.
+WORTH = 0.002
+
 
 def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
-    """The same placed slices with the best order of their passes; as it was where none is better."""
+    """The same placed slices with the best order of their passes; as it was where none gains `WORTH`."""
     if not problem.orders_passes:
         return judged
     orders = [
@@ -23,7 +26,8 @@ def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
         *in_groups(problem, judged.slices),
     ]
     best = _best(problem, judged, orders)
-    return best if best is not None and best.rank() < judged.rank() else judged
+    enough_s = (1 - WORTH) * judged.prediction.iteration_s
+    return best if best is not None and best.prediction.iteration_s < enough_s else judged
 
 
 def _best(problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]]) -> Judged | None:
