@@ -50,6 +50,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     found += structure.device_lists(whole)
     found += structure.tensor_parallel_groups(whole)
     found += schedule.order_of_slices(whole)
+    found += schedule.backward_behind_forward(whole)
     found += schedule.one_slice_a_device(whole)
     found += schedule.waves(whole)
     found += predictions.times(whole)

@@ -127,8 +127,10 @@ def _explain(program: Program, rank: int, action: Action) -> str:
         piece = program.slices[action.piece]
         first, last = program.layouts[action.piece].rows_of(rank)
         shard = f", shard {piece.devices.index(rank) % piece.tp} of {piece.tp}" if piece.tp > 1 else ""
-        way = "forward" if action.kind is Kind.FORWARD else "backward"
-        return f"{piece.label} {way}, samples {first}:{last}{shard}, planned {format_seconds(piece.start_s)}"
+        way, planned_s = "forward", piece.start_s
+        if action.kind is Kind.BACKWARD:
+            way, planned_s = "backward", piece.times_s[-1][0]
+        return f"{piece.label} {way}, samples {first}:{last}{shard}, planned {format_seconds(planned_s)}"
     if action.transfer is not None:
         transfer = action.transfer
         ends = (program.slices[transfer.producer].label, program.slices[transfer.consumer].label)

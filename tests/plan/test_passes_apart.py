@@ -1,0 +1,132 @@
+"""Forward and backward passes as jobs of their own: orders, their times, and what memory makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.types import Pass
+from spindle_cli.check.run import check_plan
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
+from spindle_cli.plan.ordering.timed import timed
+from spindle_cli.plan.problem import Problem, make_problem, parts_of
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import Profile, TaskShare
+from spindle_cli.units import MIB
+
+# Three tasks of a MetaOp each, whose ops take 1, 2 and 3 s on one device, a third of it forward.
+THREE = tuple(
+    metaop_of(f"{task}/net", 1, {1: seconds}) for task, seconds in zip("abc", (1, 2, 3), strict=True)
+)
+
+
+def on_one_device() -> tuple[Problem, list[Slice]]:
+    problem = make_problem(profile_of(*THREE), cluster_of(1))
+    starts = (0.0, 1.0, 3.0)
+    return problem, [slice_of(each, (0, 1), (0,), at) for each, at in zip(THREE, starts, strict=True)]
+
+
+def written(order: tuple[Pass, ...]) -> str:
+    return " ".join(f"{'B' if is_backward else 'F'}{piece}" for piece, is_backward in order)
+
+
+def test_tasks_go_one_by_one_or_in_groups_but_never_all_at_once() -> None:
+    assert [written(order) for order in in_groups(*on_one_device())] == [
+        "F0 B0 F1 B1 F2 B2",
+        "F0 F1 B1 B0 F2 B2",
+    ]
+
+
+def test_metaops_that_take_from_each_other_are_one_part() -> None:
+    a, b = metaop_of("t/a", 1, {1: 1.0}), metaop_of("t/b", 1, {1: 1.0})
+    c = metaop_of("t/c", 1, {1: 1.0}, inputs=("t/a", "t/b"))
+    alone = metaop_of("u/d", 1, {1: 1.0})
+    part_of = parts_of((a, b, alone, c))
+    assert part_of["t/a"] == part_of["t/b"] == part_of["t/c"] != part_of["u/d"]
+
+
+def test_as_they_come_a_device_never_waits_and_gives_memory_back_first() -> None:
+    """Two encoders on a device each, whose loss is on the second. While it runs, the first has nothing of
+    that task to do, and takes the other task.
+    """
+    left, right = metaop_of("t/left", 1, {1: 3.0}), metaop_of("t/right", 1, {1: 3.0})
+    loss = metaop_of("t/loss", 1, {1: 3.0}, inputs=("t/left", "t/right"))
+    other = metaop_of("u/net", 1, {1: 3.0})
+    problem = make_problem(profile_of(left, right, loss, other), cluster_of(2))
+    slices = [
+        slice_of(left, (0, 1), (0,), 0.0),
+        slice_of(right, (0, 1), (1,), 0.0),
+        slice_of(loss, (0, 1), (1,), 3.0),
+        slice_of(other, (0, 1), (0,), 3.0),
+    ]
+    # forward 1 s, backward 2 s: the loss is backward at 4; the other task is through at 4 on device 0.
+    found = written(as_they_come(problem, slices, longest_first=False))
+    assert found == "F0 F1 F2 F3 B2 B3 B0 B1"
+    longest = written(as_they_come(problem, slices, longest_first=True))
+    assert longest == "F0 F1 F2 F3 B2 B3 B0 B1"
+
+
+def test_of_passes_that_can_start_together_the_backward_one_or_the_longest_chain_goes_first() -> None:
+    problem, slices = on_one_device()
+    assert written(as_they_come(problem, slices, longest_first=False)) == "F0 B0 F1 B1 F2 B2"
+    # to come behind: 3 s of the third, 2 s of the second and of the third's backward pass, ...
+    assert written(as_they_come(problem, slices, longest_first=True)) == "F2 F1 B2 B1 F0 B0"
+
+
+def test_each_pass_is_as_early_as_its_devices_and_inputs_allow() -> None:
+    problem, slices = on_one_device()
+    apart = timed(problem, slices, next(in_groups(problem, slices)))
+    times = [time_s for piece in apart for each in piece.times_s for time_s in each]
+    expected = [0, 1 / 3, 1 / 3, 1, 1, 5 / 3, 5 / 3, 3, 3, 4, 4, 6]
+    assert times == pytest.approx(expected, abs=1e-6)
+    assert [piece.metaop for piece in apart] == ["a/net", "b/net", "c/net"]
+
+
+def test_devices_hold_one_task_s_activations_at_a_time() -> None:
+    """Each task keeps 40 MiB; all forward first, three are held at once."""
+    _, slices = on_one_device()
+    _, problem = short_of_memory(4.0)
+
+    def activations(pieces: list[Slice] | tuple[Slice, ...]) -> float:
+        (need,) = device_memory(problem.profile.metaops, pieces, problem.cluster, problem.profile)
+        return need.activation_bytes / MIB
+
+    one_by_one, in_pairs = (timed(problem, slices, order) for order in in_groups(problem, slices))
+    all_at_once = timed(problem, slices, mirrored(range(3)))
+    assert activations(all_at_once) == activations(slices)
+    step = activations(all_at_once) - activations(in_pairs)
+    assert step == pytest.approx(40)
+    assert activations(in_pairs) - activations(one_by_one) == pytest.approx(step)
+
+
+def short_of_memory(memory_gib: float) -> tuple[Profile, Problem]:
+    larger = {"activation_bytes_per_op": 40 * MIB}
+    metaops = tuple(each.model_copy(update=larger) for each in THREE)
+    profile = profile_of(*metaops)
+    return profile, make_problem(profile, cluster_of(1, memory_gib=memory_gib))
+
+
+def test_where_memory_is_short_tasks_run_one_by_one_and_nothing_is_recomputed() -> None:
+    """Three tasks of 40 MiB: all at once they do not fit 128 MiB, one at a time they do."""
+    profile, problem = short_of_memory(0.125)
+    plan = make_plan(profile, problem.cluster, "sequential")
+    assert plan.schema_ == "spindle.plan/2"
+    assert not any(piece.recompute for piece in plan.slices)
+    assert plan.predicted.compute_s == pytest.approx(6.0, rel=1e-6)
+    assert check_plan(plan, profile) == ()
+    roomy, problem = short_of_memory(4.0)
+    assert make_plan(roomy, problem.cluster, "sequential").schema_ == "spindle.plan/1"
+
+
+def test_plans_for_sets_of_tasks_keep_one_order_and_recompute() -> None:
+    profile, problem = short_of_memory(0.125)
+    sets = (TaskShare(tasks=("a",), share=0.5), TaskShare(tasks=("a", "b", "c"), share=0.5))
+    sampled = profile.model_copy(update={"task_sets": sets})
+    assert not replace(problem, profile=sampled).orders_passes
+    plan = make_plan(sampled, problem.cluster, "sequential")
+    assert plan.schema_ == "spindle.plan/1"
+    assert any(piece.recompute for piece in plan.slices)
