@@ -102,7 +102,7 @@ class Checkpoint(Artifact):
     """
 
     KIND: ClassVar[str] = "checkpoint"
-    MAJOR: ClassVar[int] = 3
+    MAJORS: ClassVar[tuple[int, ...]] = (3,)
 
     schema_: Annotated[Literal["spindle.checkpoint/3"], Field(alias="schema")] = "spindle.checkpoint/3"
     step: Annotated[int, Field(ge=1)]
