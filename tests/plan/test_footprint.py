@@ -150,6 +150,25 @@ def test_a_device_keeps_all_pieces_each_parameter_once_and_the_largest_of_what_p
     assert usage.after(1, second) / MIB == (18 + 16) + (16 + 8) + 18 + 12
 
 
+def test_of_parts_that_run_one_at_a_time_the_one_that_keeps_most_counts() -> None:
+    """Each op has 8 MiB of parameters with all that belongs to them, and keeps 8."""
+    net = metaop("a/m", 3, 2)
+    small, large = footprint(net, ops=(0, 1), devices=1), footprint(net, ops=(0, 3), devices=1)
+    small.part, large.part = 0, 1
+    usage = Usage([80 * MIB], one_part_at_once=True)
+    usage.add([0], large)
+    kept = large.kept + large.parameter_bytes
+    passing = max(small.passing, large.passing)
+    assert usage.after(0, small) == kept + passing
+    usage.add([0], small)
+    assert usage.after(0, small) == kept + passing
+    assert usage.after(0, large) == kept + large.kept + passing
+    assert small.kept < large.kept
+    for _ in range(3):
+        usage.add([0], small)
+    assert usage.after(0, small) == large.parameter_bytes + max(large.kept, 5 * small.kept) + passing
+
+
 def test_a_piece_fits_until_it_takes_a_byte_too_many() -> None:
     piece = footprint(metaop("a/m", 1, 2), ops=(0, 1), devices=1)
     needed = round(Usage([0]).after(0, piece))

@@ -180,3 +180,29 @@ def test_sums_inside_split_passes_that_wait_for_each_others_end_are_refused() ->
     assert not runs(crossed, Rules.ONE_ROOM)
     with pytest.raises(ProgramError, match="over different communicators in different orders"):
         prove(crossed)
+
+
+def test_a_sum_over_all_devices_that_is_complete_early_waits_for_the_losses() -> None:
+    """Of the first task, whose backward pass is ahead of the second one's forward pass: it may start inside
+    the pass that completes it no more, as the losses come first on their communicator.
+    """
+    first, second = (metaop_of(f"{name}/net", 2, {2: 0.75}, parameters=name) for name in "ab")
+    slices = [slice_of(each, (0, 2), (0, 1), 0.0) for each in (first, second)]
+    times = ((0.0, 0.5, 0.5, 1.5), (1.5, 2.0, 2.0, 3.0))
+    keys = ("start_s", "end_s", "backward_start_s", "backward_end_s")
+    apart = [
+        piece.model_copy(update=dict(zip(keys, own, strict=True)))
+        for piece, own in zip(slices, times, strict=True)
+    ]
+    plan = plan_of(profile_of(first, second), cluster_of(2), [(piece,) for piece in slices])
+    waves = tuple(
+        wave.model_copy(update={"slices": (piece,)}) for wave, piece in zip(plan.waves, apart, strict=True)
+    )
+    program = link(plan.model_copy(update={"schema_": "spindle.plan/2", "waves": waves}))
+    prove(program)
+    written = [(action.kind, action.piece, action.op) for action in program.actions[0]]
+    kinds = [kind for kind, _, _ in written]
+    assert kinds[:4] == [Kind.FORWARD, Kind.BACKWARD, Kind.FORWARD, Kind.LOSSES]
+    until = kinds.index(Kind.BACKWARD, 4)
+    sums = [op for kind, _, op in written[4:until] if kind is Kind.SUM]
+    assert sums and set(sums) == {0}

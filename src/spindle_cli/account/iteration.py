@@ -232,8 +232,7 @@ class Iteration:
 
     def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
         after = Fullest()
-        buffers = self._received + self._retained + self._sums()
-        after.see(self._gradients, self._kept + self._fields, buffers)
+        after.see(self._gradients, self._kept + self._fields, self._buffers())
         fullest, self._fullest = self._fullest, Fullest()
         return PassBytes(piece, is_backward, fullest, after)
 
@@ -255,13 +254,13 @@ class Iteration:
             kept = part.kept_of(needs)
             casts += count * needs.cast if part.recompute else 0.0
             self._kept += (count - 1) * kept
-            self._see(needs.forward + casts, self._received)
+            self._see(needs.forward + casts, self._buffers())
             self._kept += kept
         if not part.recompute:
             self._kept += sum(self._joined(part, uses) for uses in part.uses)
         if part.edges:
             self._kept += part.edges
-            self._see(0.0, self._received)
+            self._see(0.0, self._buffers())
 
     def _backward(self, role: Role, first_op: int) -> None:
         """`first_op`: of the slice, among all that the device runs."""
@@ -273,8 +272,7 @@ class Iteration:
             running = self._backward_bytes(needs, part.uses[position])
             if part.recompute:
                 running = joined + max(needs.forward, needs.kept + running)
-            buffers = self._received + self._retained + part.handed
-            self._see(running, buffers + self._sums())
+            self._see(running, self._buffers() + part.handed)
             self._kept -= part.kept_of(needs) if part.recompute else needs.kept + joined
             self._end_op(part.uses[position], first_op + position)
         self._kept -= part.edges
@@ -308,6 +306,10 @@ class Iteration:
             for use in uses
             if use.block[2] and len(self._setting.holders.of(use.block)) > part.tp
         )
+
+    def _buffers(self) -> float:
+        """What was received, what is on its way back, and what sums under way take."""
+        return self._received + self._retained + self._sums()
 
     def _sums(self) -> float:
         return min(self._summing, self._sums_at_most)

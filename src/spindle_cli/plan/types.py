@@ -228,8 +228,9 @@ class Plan(TrainedArtifact):
 
     @model_validator(mode="after")
     def _version_says_what_times_are_of(self) -> Plan:
-        of_sets = (piece for each in self.task_sets for wave in each.waves for piece in wave.slices)
-        for piece in (*self.slices, *of_sets):
+        # Not by `slices`, which is kept: a copy with other waves would keep it too.
+        waves = (*self.waves, *(wave for each in self.task_sets for wave in each.waves))
+        for piece in (piece for wave in waves for piece in wave.slices):
             if (piece.backward_s is not None) != (self.schema_ == "spindle.plan/2"):
                 is_first = self.schema_ == "spindle.plan/1"
                 expected = "none in version 1" if is_first else "one for every slice of version 2"

@@ -1,0 +1,94 @@
+"""What devices hold where passes have an order of their own, by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
+from spindle_cli.account.device_memory import memory_by_pass
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.units import KIB, MIB
+
+Times = tuple[float, float, float, float]
+
+
+def at(piece: Slice, times: Times) -> Slice:
+    keys = ("start_s", "end_s", "backward_start_s", "backward_end_s")
+    return piece.model_copy(update=dict(zip(keys, times, strict=True)))
+
+
+def handed_over(name: str, num_bytes: int) -> tuple[MetaOpProfile, MetaOpProfile]:
+    """A MetaOp that makes so many bytes, and one that takes them; neither keeps or has anything else."""
+    nothing = {"parameters": None, "param_bytes_per_op": 0, "activation_bytes_per_op": 0}
+    maker = metaop_of(f"{name}/maker", 1, {1: 1.0}, **nothing)
+    maker = maker.model_copy(update={"output_bytes": num_bytes})
+    taker = metaop_of(f"{name}/taker", 1, {1: 1.0}, inputs=(maker.name,), **nothing)
+    return maker, taker.model_copy(update={"output_bytes": 0})
+
+
+def held(order: str, num_bytes: int) -> list[tuple[int, int]]:
+    """MiB of device 1 in each of its passes, and after it: it takes what device 0 makes of two tasks.
+
+    `order`: of its passes, as 'F0 F1 B1 B0'.
+    """
+    pairs = [handed_over(name, num_bytes) for name in "ab"]
+    slices = []
+    for number, (maker, taker) in enumerate(pairs):
+        forward, backward = (4.0 + order.split().index(f"{way}{number}") for way in "FB")
+        makes = (float(number), number + 1.0, 20.0 - number, 21.0 - number)
+        slices.append(at(slice_of(maker, (0, 1), (0,), 0.0), makes))
+        takes = (forward, forward + 1, backward, backward + 1)
+        slices.append(at(slice_of(taker, (0, 1), (1,), 0.0), takes))
+    slices.sort(key=lambda piece: piece.start_s)
+    metaops = [metaop for pair in pairs for metaop in pair]
+    memory = memory_by_pass(metaops, slices, cluster_of(2), profile_of(*metaops))[1]
+    index = {f"{piece.metaop[0]}": number for number, piece in enumerate(slices) if piece.devices == (1,)}
+    found = [memory.passes[index["ab"[int(each[1])]], each[0] == "B"] for each in order.split()]
+    return [(round(full / 1.01 / MIB), round(after / 1.01 / MIB)) for full, after in found]
+
+
+def test_what_a_pass_takes_has_its_place_while_the_one_before_it_runs() -> None:
+    """100 MiB each; the gradient of what a pass took stays when the activation goes, to the step's end."""
+    assert held("F0 F1 B1 B0", 100 * MIB) == [(200, 200)] * 4
+    assert held("F0 B0 F1 B1", 100 * MIB) == [(100, 100), (200, 200), (200, 200), (200, 200)]
+    assert held("F0 F1 B0 B1", 100 * MIB) == [(200, 200)] * 4
+
+
+def test_what_is_small_has_its_place_from_the_start() -> None:
+    """Two activations of 64 KiB and a byte more: only the first is posted before the pass ahead of it."""
+
+    def first(num_bytes: int) -> float:
+        metaops = [metaop for name in "ab" for metaop in handed_over(name, num_bytes)]
+        times = [(0.0, 1.0, 20.0, 21.0), (4.0, 5.0, 5.0, 6.0), (1.0, 2.0, 19.0, 20.0), (7.0, 8.0, 8.0, 9.0)]
+        slices = [
+            at(slice_of(each, (0, 1), (0 if each.name.endswith("maker") else 1,), 0.0), own)
+            for each, own in zip(metaops, times, strict=True)
+        ]
+        slices.sort(key=lambda piece: piece.start_s)
+        memory = memory_by_pass(metaops, slices, cluster_of(2), profile_of(*metaops))[1]
+        index = next(n for n, piece in enumerate(slices) if piece.metaop == "a/taker")
+        return memory.passes[index, False][0] / 1.01
+
+    assert first(64 * KIB) == pytest.approx(2 * 64 * KIB, rel=1e-4)
+    assert first(64 * KIB + 16) == pytest.approx(64 * KIB + 16, rel=1e-4)
+
+
+def test_a_sum_takes_its_buffer_behind_the_last_backward_pass_that_adds_to_it() -> None:
+    """Two tasks with the same 1 MiB of parameters on two devices, whose optimizer state is shared by gloo."""
+    nothing = {"activation_bytes_per_op": 0, "parameters": "shared"}
+    metaops = [metaop_of(f"{name}/net", 1, {2: 1.0}, **nothing) for name in "ab"]
+    metaops = [each.model_copy(update={"output_bytes": 0}) for each in metaops]
+    profile = profile_of(*metaops).model_copy(update={"optimizer_state_sharded": True})
+    one_by_one = [
+        at(slice_of(each, (0, 1), (0, 1), 0.0), (at_s, at_s + 1, at_s + 1, at_s + 3))
+        for each, at_s in zip(metaops, (0.0, 3.0), strict=True)
+    ]
+    mirrored = [
+        at(one_by_one[0], (0.0, 1.0, 4.0, 6.0)),
+        at(one_by_one[1], (1.0, 2.0, 2.0, 4.0)),
+    ]
+    for slices, first in ((one_by_one, 0), (mirrored, 1)):
+        memory = memory_by_pass(metaops, slices, cluster_of(2), profile)[0]
+        before, behind = memory.passes[first, True][1], memory.passes[1 - first, True][1]
+        assert behind - before == pytest.approx(1.01 * MIB, rel=1e-3)
