@@ -14,6 +14,7 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem, make_problem, parts_of
+from spindle_cli.plan.search.judge import measure, measure_as_they_are
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.units import MIB
@@ -130,3 +131,31 @@ def test_plans_for_sets_of_tasks_keep_one_order_and_recompute() -> None:
     plan = make_plan(sampled, problem.cluster, "sequential")
     assert plan.schema_ == "spindle.plan/1"
     assert any(piece.recompute for piece in plan.slices)
+
+
+def test_of_groups_that_fit_the_fastest_is_taken() -> None:
+    """Two tasks cross two devices in opposite directions, each op 3 s and 40 MiB: one by one the second waits
+    for the first on both; two at once they fill each other's gaps. A third one, alone on a device, makes all
+    at once too much: 2 x 40 MiB and their gradients fit 160 MiB, 3 x 40 MiB do not.
+    """
+    larger = {"activation_bytes_per_op": 40 * MIB}
+    down, up, rest = (
+        tuple(
+            metaop_of(f"{task}/{part}", 1, {1: 3.0}, inputs=inputs, **larger)
+            for part, inputs in (("first", ()), ("second", (f"{task}/first",)))
+        )
+        for task in ("down", "up", "rest")
+    )
+    profile = profile_of(*down, *up, *rest)
+    problem = make_problem(profile, cluster_of(2, memory_gib=0.13))
+    placed = [(down[0], 0, 0.0), (up[0], 1, 0.0), (down[1], 1, 3.0), (up[1], 0, 3.0)]
+    placed += [(rest[0], 0, 6.0), (rest[1], 1, 9.0)]
+    slices = tuple(slice_of(each, (0, 1), (device,), at) for each, device, at in placed)
+    assert measure_as_they_are(problem, "spindle", slices) is None
+    one_by_one, in_pairs = (
+        measure_as_they_are(problem, "spindle", timed(problem, slices, order))
+        for order in in_groups(problem, slices)
+    )
+    found = measure(problem, "spindle", slices)
+    assert found is not None and one_by_one is not None and in_pairs is not None
+    assert found.rank() == in_pairs.rank() < one_by_one.rank()
