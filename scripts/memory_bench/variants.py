@@ -19,22 +19,30 @@ from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
-# Rooms that are tried, as shares of what a plan needs that recomputes nothing.
-_ROOMS = (0.6, 0.7, 0.8, 0.9)
+# Rooms that are tried, as shares of what a plan needs that has all it wants.
+_ROOMS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
 class Variant:
     """What is not as in the workload file and as the planner would have it.
 
-    `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`: devices have less
-    memory than the plan would take.
+    `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`, `in_groups`:
+    devices have less memory than the plan would take, so that ops are recomputed, or tasks run forward and
+    backward in groups.
     """
 
     name: str
     train: Mapping[str, object] = field(default_factory=dict)
     tp: int = 1
     recompute: bool = False
+    in_groups: bool = False
+
+    def is_of(self, plan: Plan) -> bool:
+        """Whether a plan is what a lack of memory should make of it."""
+        recomputes = any(piece.recompute for piece in plan.slices)
+        in_groups = any(piece.backward_s is not None for piece in plan.slices)
+        return (recomputes or not self.recompute) and (in_groups or not self.in_groups)
 
 
 _BF16, _AUTOCAST = {"precision": "bf16"}, {"precision": "bf16-autocast"}
@@ -54,6 +62,8 @@ VARIANTS = {
         Variant("tp 2, bf16, accumulate 2", {**_BF16, "accumulate": 2}, tp=2),
         Variant("tp 2, bf16-autocast", _AUTOCAST, tp=2),
         Variant("tp 2, recomputed", tp=2, recompute=True),
+        Variant("tasks in groups", in_groups=True),
+        Variant("tasks in groups, bf16, accumulate 2", {**_BF16, "accumulate": 2}, in_groups=True),
     )
 }
 
@@ -79,8 +89,9 @@ def plan_variant(
     profile = Profile.model_validate(split.model_dump(by_alias=True))
     write_json(folder / "profile.json", profile)
     plan = make_plan(profile, cluster, strategy)
-    if variant.recompute:
-        found = _recomputing(profile, cluster, strategy, max(plan.predicted.peak_memory_bytes))
+    if not variant.is_of(plan):
+        needed = max(plan.predicted.peak_memory_bytes)
+        found = _short_of_memory(variant, profile, cluster, strategy, needed)
         if found is None:
             return None
         plan = found
@@ -103,7 +114,9 @@ def _split(metaop: MetaOpProfile, tp: int) -> MetaOpProfile:
     return metaop.model_copy(update={"curve": curve}) if curve else metaop
 
 
-def _recomputing(profile: Profile, cluster: Cluster, strategy: StrategyName, needed: int) -> Plan | None:
+def _short_of_memory(
+    variant: Variant, profile: Profile, cluster: Cluster, strategy: StrategyName, needed: int
+) -> Plan | None:
     """A plan for devices with too little memory."""
     for room in _ROOMS:
         nodes = tuple(
@@ -114,6 +127,6 @@ def _recomputing(profile: Profile, cluster: Cluster, strategy: StrategyName, nee
             plan = make_plan(profile, small, strategy)
         except NoPlanError:
             continue
-        if any(piece.recompute for piece in plan.slices):
+        if variant.is_of(plan):
             return plan
     return None

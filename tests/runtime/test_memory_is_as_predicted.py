@@ -20,6 +20,7 @@ NAMES = (
     "whole optimizer state, loss in chunks",
     "tp 2, bf16, accumulate 2",
     "tp 2, recomputed",
+    "tasks in groups",
 )
 
 
