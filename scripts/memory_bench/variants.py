@@ -20,7 +20,7 @@ from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 # Rooms that are tried, as shares of what a plan needs that has all it wants.
-_ROOMS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+_ROOMS = (0.6, 0.7, 0.8, 0.9, 0.5, 0.4)
 
 
 @dataclass(frozen=True)
