@@ -156,6 +156,8 @@ class _Rank:
         for op in range(last - 1, first - 1, -1):
             if action.communicator is not None:
                 yield self._post(action)
+            if action.kind is Kind.FORWARD:
+                continue
             self._backward = (action.piece, op)
             early = [each for each in self._waiting if each.op is not None and each.op >= op > first]
             while early and early[-1] in self._waiting:
