@@ -318,3 +318,26 @@ def test_a_stream_goes_on_in_the_pass_that_it_was_in() -> None:
     with read(task, range(6, 8), state=plain.state) as (one,):
         assert torch.equal(one.rows(6, 0, 4)["x"], plain.rows(6, 0, 4)["x"])
     assert not torch.equal(expected[0], expected[5])
+
+
+class SharedEpoch(data_toys.Stream):
+    """As a dataset of Hugging Face: one epoch for all processes, which is set by adding what is missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._epoch = torch.tensor(0).share_memory_()
+
+    def set_epoch(self, epoch: int) -> None:
+        missing = epoch - self._epoch
+        time.sleep(0.2)
+        self._epoch += missing
+        time.sleep(0.2)
+        self.epoch = int(self._epoch)
+
+
+def test_workers_do_not_set_an_epoch_that_they_share() -> None:
+    """Two of them at once would end with twice of it."""
+    datasets = SharedEpoch(), data_toys.Stream()
+    batches, alone = (StreamBatches(task_of(dataset), SEED, Loading(2, 2)) for dataset in datasets)
+    for number in range(6):  # a pass has 4
+        assert torch.equal(batches.rows(number, 0, 4)["x"], alone.rows(number, 0, 4)["x"])

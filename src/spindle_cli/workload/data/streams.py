@@ -107,6 +107,7 @@ class StreamPass(IterableDataset[Piece[T]]):
         """The dataset's iterator at that place, and how many samples it was asked for before."""
         dataset = self._task.dataset
         if hasattr(dataset, "set_epoch"):
+            _own_epoch(dataset)
             dataset.set_epoch(self._epoch)
         if place["dataset"] is not None:
             dataset.load_state_dict(from_json(place["dataset"]))
@@ -155,6 +156,15 @@ def _alone() -> Iterator[None]:
             yield
     finally:
         dist.GroupMember.WORLD = world
+
+
+def _own_epoch(dataset: Any) -> None:
+    """Let this process have an epoch of its own. Hugging Face's datasets keep theirs in memory that all
+    workers share, and set it by adding what is missing: two that do so at once end with another number.
+    """
+    epoch = getattr(dataset, "_epoch", None)
+    if isinstance(epoch, Tensor) and epoch.is_shared():  # type: ignore[no-untyped-call]
+        dataset._epoch = epoch.clone()
 
 
 def _keeps_state(value: Any) -> bool:
