@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.workload.rules.batch_norms import shared_norms, with_forward
 
@@ -120,10 +121,7 @@ class _Run:
             statistics = find_statistics(tensor, self.group)
             self.found.append(statistics)
             update_running(norm, statistics)
-        result: Tensor = _Normalised.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            tensor, norm.weight, norm.bias, statistics, norm.eps, self.group
-        )
-        return result
+        return applied(_Normalised, tensor, norm.weight, norm.bias, statistics, norm.eps, self.group)
 
 
 def find_statistics(tensor: Tensor, group: TensorGroup | None) -> Statistics:

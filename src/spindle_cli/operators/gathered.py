@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.tensor_group import TensorGroup
 
 
@@ -45,8 +46,7 @@ class ShareRows:
 
 def gather_rows(own: Tensor, dim: int, rows: ShareRows) -> Tensor:
     """The rows of all shares, which lie along a dimension; differentiable."""
-    result: Tensor = _Gathered.apply(own, dim, rows)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
+    return applied(_Gathered, own, dim, rows)
 
 
 class _Gathered(Function):

@@ -19,6 +19,7 @@ from torch.func import functional_call
 from torch.utils.hooks import RemovableHandle
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
 from spindle_cli.operators.sequence.exchange import SequencePart, Shared
 from spindle_cli.operators.sequence.region import SequenceRun
@@ -48,8 +49,7 @@ class View:
         whole = self.leaves[0] if len(self.leaves) == 1 else torch.cat(self.leaves, self.dim)
         if self.counts:
             return whole
-        uncounted: Tensor = _Uncounted.apply(whole, self.is_zero)  # type: ignore[no-untyped-call]  # torch's
-        return uncounted
+        return applied(_Uncounted, whole, self.is_zero)
 
 
 class PartialOp(nn.Module):

@@ -9,22 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.tensor_group import TensorGroup
 
 
 def sum_backward(tensor: Tensor, group: TensorGroup) -> Tensor:
     """The tensor, which all devices have alike and each uses for its own part: its gradient is summed."""
-    return _apply(_SumBackward, tensor, group)
+    return applied(_SumBackward, tensor, group)
 
 
 def sum_forward(tensor: Tensor, group: TensorGroup) -> Tensor:
     """The sum of the devices' tensors; takes the memory of a tensor that nobody else needs."""
-    return _apply(_SumForward, tensor, group)
-
-
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
+    return applied(_SumForward, tensor, group)
 
 
 class _SumBackward(torch.autograd.Function):

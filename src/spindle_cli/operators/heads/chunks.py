@@ -19,6 +19,7 @@ from torch import Tensor, fx
 from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.heads.cuts import Cut, Cuts
 from spindle_cli.workload.training.precision import gradient_dtype
 
@@ -91,8 +92,7 @@ class InChunks:
             values: its inputs, then the tensors that it holds.
         """
         if torch.is_grad_enabled() and any(_needs_gradient(value) for value in values):
-            result: Tensor = _Chunked.apply(self, *values)  # type: ignore[no-untyped-call]  # torch's own
-            return result
+            return applied(_Chunked, self, *values)
         return self.run(values)
 
     @contextmanager

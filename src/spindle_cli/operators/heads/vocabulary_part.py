@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.sums import sum_backward, sum_forward
 from spindle_cli.operators.tensor_group import TensorGroup
 
@@ -76,9 +77,7 @@ class VocabularyPart:
         counts = target != ignore_index
         _require(target, ~counts | ((target >= 0) & (target < words)), "a label is none of the head's words")
         own, inside = self._own(target, words, logits.shape[-1])
-        rows: Tensor = _CrossEntropy.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            logits, own, inside, counts, label_smoothing, words, self.group
-        )
+        rows = applied(_CrossEntropy, logits, own, inside, counts, label_smoothing, words, self.group)
         if reduction == "sum":
             rows = rows.sum()
         elif reduction == "mean":
@@ -88,9 +87,7 @@ class VocabularyPart:
     def logsumexp(self, logits: Tensor, dim: int, keepdim: bool) -> Tensor:
         """As `torch.logsumexp` of the logits of all words, which lie along `dim`."""
         logits = _at_least_as_autocast(logits)
-        found: Tensor = _LogSumExp.apply(  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            logits.movedim(dim, -1), self.group
-        )
+        found = applied(_LogSumExp, logits.movedim(dim, -1), self.group)
         return (found.unsqueeze(dim) if keepdim else found).to(logits.dtype)
 
     def whole(self, logits: Tensor, words: int) -> Tensor:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.sequence.types import part_sizes
 from spindle_cli.operators.tensor_group import TensorGroup
 
@@ -28,17 +29,17 @@ class SequencePart:
 
     def cut(self, whole: Tensor) -> Shared:
         """This device's part of what all have alike; its gradient is gathered."""
-        return Shared(_apply(_Cut, whole, self), whole.shape[self.dim], self)
+        return Shared(applied(_Cut, whole, self), whole.shape[self.dim], self)
 
     def gather(self, shared: Shared) -> Tensor:
         """All positions, of which each device uses all for its own part of a layer: the gradients that they
         find are summed, and each takes its own positions of that.
         """
-        return _apply(_Gathered, shared.tensor, shared.length, self)
+        return applied(_Gathered, shared.tensor, shared.length, self)
 
     def scatter_sum(self, summand: Tensor) -> Shared:
         """This device's part of the sum of what the devices have for all positions."""
-        return Shared(_apply(_Scattered, summand, self), summand.shape[self.dim], self)
+        return Shared(applied(_Scattered, summand, self), summand.shape[self.dim], self)
 
     def own(self, whole: Tensor) -> Tensor:
         """Its positions, in memory of their own."""
@@ -71,7 +72,7 @@ class Shared:
 
     def whole(self) -> Tensor:
         """All positions, on every device alike."""
-        return _apply(_Joined, self.tensor, self.length, self.part)
+        return applied(_Joined, self.tensor, self.length, self.part)
 
     @property
     def device(self) -> torch.device:
@@ -103,11 +104,6 @@ class Shared:
 QUESTIONS = (frozenset({"device", "dtype", "shape"}), frozenset({"size", "dim"}))
 
 
-def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
-    result: Tensor = function.apply(*arguments)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return result
-
-
 class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: Tensor, part: SequencePart) -> Tensor:
@@ -132,12 +128,7 @@ class _Joined(torch.autograd.Function):
         return ctx.part.own(gradients[0]), None, None
 
 
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, own: Tensor, size: int, part: SequencePart) -> Tensor:
-        ctx.part = part
-        return part.join(own, size, is_gradient=False)
-
+class _Gathered(_Joined):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:

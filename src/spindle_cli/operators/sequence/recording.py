@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from spindle_cli.operators.autograd import applied
 from spindle_cli.operators.sequence.region import with_argument
 from spindle_cli.operators.sequence.types import Argument, Result
 from spindle_cli.workload.rules.tape import Tape, tensors_in
@@ -112,7 +113,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
         self.alike.setdefault(name, []).append(is_alike)
         if not is_alike:
             return args, kwargs
-        inside = _stand_in(given, tuple(given.shape))
+        inside = applied(_StandIn, given, tuple(given.shape))
         self.taken_alike.append((given, inside))
         return with_argument(place, inside, args, kwargs)
 
@@ -125,7 +126,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
             raise NotBySequenceError(
                 f"{name} gives {tuple(output.shape)}, not {self._size} positions along dimension {self._dim}"
             )
-        own = _stand_in(output, self._with_positions(output, self._own))
+        own = applied(_StandIn, output, self._with_positions(output, self._own))
         self._parts.add(storage(own))
         return own
 
@@ -135,7 +136,7 @@ class Recording(Tape):  # type: ignore[no-untyped-call]  # torch leaves it untyp
                 return whole
         if own.dim() <= self._dim or own.shape[self._dim] != self._own:
             raise NotBySequenceError(f"{name} takes positions along another dimension than {self._dim}")
-        whole = _stand_in(own, self._with_positions(own, self._size))
+        whole = applied(_StandIn, own, self._with_positions(own, self._size))
         self.gathered.add(storage(whole))
         self.gathered_first.add(storage(whole))
         self._wholes.append((own, whole))
@@ -234,11 +235,6 @@ def _anew(value: Any) -> Any:
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
     return made.requires_grad_(value.requires_grad)
-
-
-def _stand_in(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    made: Tensor = _StandIn.apply(tensor, shape)  # type: ignore[no-untyped-call]  # torch leaves it untyped
-    return made
 
 
 class _StandIn(torch.autograd.Function):
