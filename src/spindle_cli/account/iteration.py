@@ -21,7 +21,9 @@ _RANDOM_STATE_BYTES = 5056
 # Index of a slice, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
 
-# What is received for a pass is posted while the one before it runs, so much earlier (program/transfers.py).
+# Receives up to this many bytes together are posted as early as their data is made, others while the pass
+# before theirs runs (program/transfers.py): they cost next to no memory, and what is posted before its sender
+# sends arrives in one message where gloo would else need three.
 EARLY_BYTES = 64 * KIB
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor, log10
+from math import ceil
 
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Placed
@@ -18,8 +18,6 @@ from spindle_cli.plan.types import (
 )
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
-SIGNIFICANT_DIGITS = 10
-
 
 def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
     """Slices in order of start, each as early as its devices, its inputs and its MetaOp's slice before allow.
@@ -27,7 +25,7 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
     Times are whole ticks of a decimal fraction of a second, durations rounded up, so that no sum of floats
     can make a slice too short or let two overlap.
     """
-    ticks_per_s = 10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(problem.serial_s)))
+    ticks_per_s = problem.ticks_per_s
     device_free = [0] * problem.num_devices
     node_end = [0] * len(problem.nodes)
     after = placed.draft.after or (0,) * len(placed.devices)

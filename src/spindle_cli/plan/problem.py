@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import floor, log10
 
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.errors import NoPlanError
@@ -15,6 +16,8 @@ from spindle_cli.profile.types import CurvePoint, MetaOp, MetaOpProfile, Profile
 
 # An op takes at least a picosecond: a clock too coarse for it measured nothing, and nothing divides by zero.
 SHORTEST_S = 1e-12
+# Of the longest time of a plan.
+SIGNIFICANT_DIGITS = 10
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,11 @@ class Problem:
     def serial_s(self) -> float:
         """Every MetaOp alone on its fastest allocation, one after another: what is always possible."""
         return sum(node.shortest_s for node in self.nodes)
+
+    @cached_property
+    def ticks_per_s(self) -> int:
+        """What times of plans are whole numbers of: a tick is a decimal fraction of a second."""
+        return int(10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(self.serial_s))))
 
 
 def make_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:

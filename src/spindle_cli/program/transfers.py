@@ -10,16 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spindle_cli.account.edges import edge_bytes
+from spindle_cli.account.iteration import EARLY_BYTES
 from spindle_cli.account.rows import Layout, route
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.types import Kind, Transfer
-from spindle_cli.units import KIB
-
-# Receives up to this many bytes together are posted as early as their data is made: they cost next to no
-# memory, and what is posted before its sender sends arrives in one message where gloo would else need three.
-EARLY_BYTES = 64 * KIB
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def as_they_come(problem: Problem, slices: Sequence[Slice], *, longest_first: bo
     missing = {each: len(before) for each, before in passes.before.items()}
     free_s = [0.0] * passes.num_kinds
     ready_s = {each: 0.0 for each, count in missing.items() if not count}
+    taken_s = dict.fromkeys(missing, 0.0)  # when those that a pass takes from have ended, as far as they have
     order: list[Pass] = []
     while ready_s:
 
@@ -69,9 +70,9 @@ def as_they_come(problem: Problem, slices: Sequence[Slice], *, longest_first: bo
             free_s[kind] = end_s
         for follower in passes.followers[chosen]:
             missing[follower] -= 1
-            passes.ended_s[follower] = max(passes.ended_s.get(follower, 0.0), end_s)
+            taken_s[follower] = max(taken_s[follower], end_s)
             if not missing[follower]:
-                ready_s[follower] = passes.ended_s[follower]
+                ready_s[follower] = taken_s[follower]
     return tuple(order)
 
 
@@ -82,7 +83,6 @@ class _Passes:
     Attributes:
         kinds: of each slice, the kinds of devices that it runs on; those of a kind run the same slices.
         rest_s: of each pass, the longest chain of passes that begins with it.
-        ended_s: of each pass, when those that it takes from have ended, as far as they have.
     """
 
     before: Mapping[Pass, Sequence[Pass]]
@@ -91,7 +91,6 @@ class _Passes:
     rest_s: Mapping[Pass, float]
     kinds: Sequence[Sequence[int]]
     num_kinds: int
-    ended_s: dict[Pass, float]
 
     @classmethod
     def of(cls, problem: Problem, slices: Sequence[Slice]) -> _Passes:
@@ -118,4 +117,4 @@ class _Passes:
         for own, kind in numbers.items():
             for index in own:
                 kinds[index].append(kind)
-        return cls(before, followers, seconds, rest_s, kinds, len(numbers), {})
+        return cls(before, followers, seconds, rest_s, kinds, len(numbers))

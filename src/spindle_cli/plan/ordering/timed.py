@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, floor, log10
+from math import ceil
 
 from spindle_cli.account.edges import edges_between
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
-
-SIGNIFICANT_DIGITS = 10
 
 
 def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> tuple[Slice, ...]:
@@ -22,7 +20,7 @@ def timed(problem: Problem, slices: Sequence[Slice], order: Sequence[Pass]) -> t
     Args:
         order: of both passes of all `slices`, by their indices; none before what it takes.
     """
-    ticks_per_s: int = 10 ** max(0, SIGNIFICANT_DIGITS - 1 - floor(log10(problem.serial_s)))
+    ticks_per_s = problem.ticks_per_s
     before = takes(problem, slices)
     ended: dict[Pass, int] = {}
     started: dict[Pass, int] = {}
