@@ -8,17 +8,15 @@ on the whole, on the meta device; the split parts in it are given all positions.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from spindle_cli.operators.sequence.exchange import QUESTIONS
+from spindle_cli.operators.sequence.around import as_they_are, parameters_beside
+from spindle_cli.operators.sequence.calling import called_on_meta
 from spindle_cli.operators.sequence.recording import (
     Call,
     Maps,
@@ -30,14 +28,10 @@ from spindle_cli.operators.sequence.recording import (
 from spindle_cli.operators.sequence.region import argument
 from spindle_cli.operators.sequence.roles import Roles
 from spindle_cli.operators.sequence.types import Argument, Result, SequenceSplit, part_sizes
-from spindle_cli.workload.fixed.marks import rows_of
-from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
-from spindle_cli.workload.metaops.ops import op_module
+from spindle_cli.workload.graph import Op, TaskGraph
 from spindle_cli.workload.rules.states import Batch, Mixed, Whole
 from spindle_cli.workload.splitting.follow import Follower
 from spindle_cli.workload.tracing.behaviour import behaviour_of
-from spindle_cli.workload.tracing.observe import swapped_tensors
-from spindle_cli.workload.unread import Unread
 
 # How reasons of the rules begin, which speak of samples.
 _AS_SAMPLES = "of its positions, as if they were samples: "
@@ -45,8 +39,6 @@ _AS_SAMPLES = "of its positions, as if they were samples: "
 _FEWEST_DIMS = 3
 # Positions for each device; with one alone, a dimension of that size would be broadcast to others.
 _FEWEST = 2
-# That a layer is tried on.
-_SAMPLES = 2
 # Where batches have several lengths, parts are tried of these, too.
 _LENGTHS = (2, 3)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -89,14 +81,6 @@ class _InLayer:
     partial: frozenset[str]
 
 
-class _ReachedError(Exception):
-    """The layer is called; with what."""
-
-    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        super().__init__("the layer is called")
-        self.args_given, self.kwargs_given = args, kwargs
-
-
 class _Finder:
     """Of one op's layer."""
 
@@ -117,7 +101,7 @@ class _Finder:
 
     def find(self) -> SequenceSplit:
         """As `find_sequence`."""
-        with self._on_meta() as (args, kwargs):
+        with called_on_meta(self._task, self._op, self._specs.values()) as (args, kwargs):
             key = self._key(args, kwargs)
             if key not in self._task.findings:
                 try:
@@ -154,9 +138,9 @@ class _Finder:
         """
         prefix = f"{self._op.target}."
         partial = frozenset(prefix + name for name in found.partial)
-        if outside := sorted(partial & self._around_layer()):
+        if outside := sorted(partial & parameters_beside(self._task, self._op, self._node)):
             raise NotBySequenceError(f"{outside[0]} is used outside of it, too")
-        taken, kept = self._outside(found.trunk, found.results)
+        taken, kept = as_they_are(self._op, self._node, found.trunk, found.results)
         return SequenceSplit(
             layer=str(self._op.target),
             dim=found.dim,
@@ -168,48 +152,6 @@ class _Finder:
             taken=taken,
             kept=kept,
         )
-
-    @contextmanager
-    def _on_meta(self) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-        """Everything is on the meta device inside; gives what the layer is called with.
-
-        Raises:
-            NotBySequenceError: what comes before the layer does not run there.
-        """
-        module = op_module(self._task, self._op)
-        made: dict[int, Tensor] = {}
-
-        def stand_in(tensor: Tensor) -> Tensor:
-            if id(tensor) not in made:
-                empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-                is_parameter = isinstance(tensor, nn.Parameter)
-                made[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
-            return made[id(tensor)]
-
-        with (
-            torch.random.fork_rng(devices=[]),
-            torch.device("meta"),
-            torch.enable_grad(),
-            swapped_tensors(module, stand_in),
-        ):
-            yield self._reach(module)
-
-    def _reach(self, module: fx.GraphModule) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        def reached(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _ReachedError(args, kwargs)
-
-        hook = self.layer.register_forward_pre_hook(reached, with_kwargs=True)
-        try:
-            with Unread():
-                module(*(_input(spec) for spec in self._specs.values()))
-        except _ReachedError as found:
-            return found.args_given, found.kwargs_given
-        except Exception as error:
-            text = str(error).strip().split("\n")[0]
-            raise NotBySequenceError(f"what comes before it cannot be followed: {text}") from error
-        finally:
-            hook.remove()
-        raise NotBySequenceError("it is not called")
 
     def _maps(self) -> Iterator[Maps]:
         """Where parts may be gathered: before the largest modules that hold split parameters alone, or before
@@ -303,52 +245,6 @@ class _Finder:
         roles.follow(recording, others, whole, cut)
         return frozenset(name for name, each in held.items() if storage(each) in roles.parts)
 
-    def _around_layer(self) -> set[str]:
-        """The parameters that the op uses beside its layer."""
-        found: set[str] = set()
-        for node in self._op.graph.nodes:
-            if node is self._node or node.op not in ("get_attr", "call_module"):
-                continue
-            name = str(node.target)
-            owner, _, last = name.rpartition(".")
-            held = getattr(self._task.root.get_submodule(owner), last)
-            inside = isinstance(held, nn.Module)
-            found.update(
-                n for n, _ in held.named_parameters(prefix=name, remove_duplicate=False)
-            ) if inside else found.add(name)
-        return found
-
-    def _outside(self, trunk: Argument, results: Sequence[Result]) -> tuple[int | None, frozenset[Result]]:
-        """Whether the op takes the trunk, and hands on the results, as they are."""
-        source = argument(trunk, self._node.args, self._node.kwargs)
-        placeholders = [node for node in self._op.graph.nodes if node.op == "placeholder"]
-        is_alone = (
-            isinstance(source, fx.Node)
-            and source.op == "placeholder"
-            and all(user is self._node or _only_asks(user) for user in source.users)
-        )
-        uses = [*self._node.args, *self._node.kwargs.values()].count(source)
-        taken = placeholders.index(source) if is_alone and uses == 1 else None
-        if self._op.is_loss:
-            return taken, frozenset()
-        return taken, frozenset(place for place in results if self._is_handed_on(place))
-
-    def _is_handed_on(self, place: Result) -> bool:
-        if place is None:
-            return all(user.op == "output" for user in self._node.users)
-        if any(user.target is not operator.getitem for user in self._node.users):
-            return False
-        own = [user for user in self._node.users if user.args[1] == place]
-        return all(user.op == "output" for each in own for user in each.users)
-
-
-def _only_asks(node: fx.Node) -> bool:
-    """Whether a node asks a tensor for what a part of it knows of the whole."""
-    attributes, methods = QUESTIONS
-    if node.op == "call_method":
-        return node.target in methods
-    return node.target is getattr and node.args[1] in attributes
-
 
 def _require_part(follower: Follower, tensor: Tensor, dim: int) -> None:
     """Raises NotBySequenceError: it does not have one entry for each position along the dimension."""
@@ -383,13 +279,3 @@ def _described(value: Any) -> object:
     if not isinstance(value, Tensor):
         return value
     return f"{tuple(value.shape)} {value.stride()} {value.dtype} {value.requires_grad}"
-
-
-def _input(spec: ValueSpec) -> Tensor:
-    shape = list(spec.shape)
-    if spec.batch_dim is not None:
-        shape[spec.batch_dim] = min(_SAMPLES * spec.rows_per_sample, shape[spec.batch_dim])
-    if spec.row is not None:
-        return rows_of(spec.row, shape, spec.dtype)
-    made = torch.empty(shape, dtype=spec.dtype, device="meta")
-    return made.requires_grad_(spec.requires_grad)
