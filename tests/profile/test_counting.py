@@ -7,8 +7,9 @@ import torch
 from tiny_workload import WIDTH, build
 
 from helpers.analysed import analysed
+from spindle_cli.profile.estimating.between import between
 from spindle_cli.profile.machine.devices import Precision
-from spindle_cli.profile.op.counting import between, count_work
+from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.op_run import OpRun, WallClock
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module

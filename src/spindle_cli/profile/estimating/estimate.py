@@ -14,11 +14,12 @@ from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.assemble import Extent, Times, assemble
+from spindle_cli.profile.estimating.between import between
 from spindle_cli.profile.estimating.fake_memory import fake_memory
 from spindle_cli.profile.machine.devices import DevicePeak, Precision
 from spindle_cli.profile.machine.roofline import kernels_s, update_s_per_byte
 from spindle_cli.profile.measuring.progress import steps_bar
-from spindle_cli.profile.op.counting import Work, between, count_work, value_bytes
+from spindle_cli.profile.op.counting import Work, count_work, value_bytes
 from spindle_cli.profile.op.jobs import Job, JobTable, OpRef, make_jobs
 from spindle_cli.profile.op.stand_ins import Analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on

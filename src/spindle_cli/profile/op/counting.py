@@ -58,8 +58,6 @@ _PICKING = {
 
 
 _NO_SUMS = SplitSums()
-# Bytes of some tensors, in each direction.
-_Both = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
@@ -107,96 +105,99 @@ def count_work(
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     itemsize = itemsizes(precision)
-    of_words = SumCounter((0,), 0, torch.device("cpu"), itemsize=itemsize)
-    timed = timed_op(task, op, rows, loss_chunks, None if split is None else split.own_words(of_words))
-    module = timed.module
-    with mode:
-        more = timed.more_arguments(torch.device("cpu"))
-        state = fake_state(module, split)
-        specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
-        along = SumCounter((0,), 0, torch.device("cpu"), itemsize=itemsize)
-        positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
-        inputs = positions.inputs
+    fake = _FakeOp.of(task, op, rows, mode, itemsize, split, loss_chunks)
     counter = _KernelCounter(itemsize)
-    saved = SavedStorages([*state.values(), *inputs])
+    saved = SavedStorages([*fake.state.values(), *fake.inputs])
+    module, batch_sums = fake.module, SumCounter((0,), 0, torch.device("cpu"))
+    group = batch_sums if sums_shares else None
     with torch.random.fork_rng(devices=[]), mode, Remembering(), counter, Unread(), torch.enable_grad():
-        counted = SumCounter((0,), 0, torch.device("cpu"))
-        group = counted if sums_shares else None
         shared = pairs_over_shares(module, task, op, group, equal_cuts(task, rows))
         with (
             saved,
             noting_sums(module, split) as sums,
-            along_sequence(module, split, along),
+            along_sequence(module, split, fake.along),
             summing_over(module, group),
             sampled(module, counter.repeated),
         ):
-            given = (*positions.given(inputs), *more)
-            result = tensors_of(functional_call(shared, named_in(shared, module, state), given))
+            result = tensors_of(functional_call(shared, named_in(shared, module, fake.state), fake.given()))
         outputs = result if isinstance(result, tuple) else (result,)
         saved.add(outputs)
         forward = counter.take()
-        differentiable = [output for output in outputs if output.requires_grad]
-        if differentiable:
-            gradients = [torch.empty_like(output) for output in differentiable]
-            torch.autograd.backward(differentiable, gradients)
-    words, moved = of_words.take(), along.take()
-    fields = [_num_bytes(tensor, itemsize) for tensor in inputs[: len(op.fields)]]
-    casts, accumulations = _parameter_kernels(list({id(t): t for t in state.values()}.values()), itemsize)
+        _run_backward(outputs)
+    words, moved = fake.of_words.take(), fake.along.take()
+    fields = [_num_bytes(tensor, itemsize) for tensor in fake.inputs[: len(op.fields)]]
+    casts, accumulations = _parameter_kernels(
+        list({id(t): t for t in fake.state.values()}.values()), itemsize
+    )
     return Work(
         casts + forward,
         counter.take() + accumulations,
         sum(fields) + sum(_storage_bytes(t, itemsize) for t in saved.tensors),
         tuple(float(_num_bytes(tensor, itemsize)) for tensor in sums),
         (words.forward, words.backward),
-        counted.take(),
-        timed.loss_chunks,
+        batch_sums.take(),
+        fake.loss_chunks,
         (moved.forward_along, moved.backward_along),
     )
 
 
-def between(few: Work, many: Work, few_rows: int, many_rows: int, rows: int) -> Work | None:
-    """Work on `rows` samples from that on fewer and on more, linear in the samples kernel by kernel.
+@dataclass(frozen=True)
+class _FakeOp:
+    """An op to be run on fake tensors, as one share runs it.
 
-    None where the two do not run the same kernels, so that nothing can be said of what lies between.
+    Attributes:
+        module: of the op.
+        loss_chunks: in how many its loss is computed.
+        state: its parameters and buffers.
+        positions: its inputs, of a sequence that is shared out one device's part.
+        more: what it takes behind its inputs.
+        of_words, along: count what the devices of its tensor-parallel group sum of a vocabulary, and gather
+            and scatter along a sequence.
     """
-    if len(few.forward) != len(many.forward) or len(few.backward) != len(many.backward):
-        return None
-    if _lengths(few) != _lengths(many):
-        return None
-    share = (rows - few_rows) / (many_rows - few_rows)
 
-    def mix(a: float, b: float) -> float:
-        return a + share * (b - a)
+    module: nn.Module
+    loss_chunks: int
+    state: dict[str, Tensor]
+    positions: OwnPositions
+    more: tuple[Any, ...]
+    of_words: SumCounter
+    along: SumCounter
 
-    def mix_kernels(a: tuple[Kernel, ...], b: tuple[Kernel, ...]) -> tuple[Kernel, ...]:
-        return tuple(
-            Kernel(
-                mix(x.flops, y.flops),
-                mix(x.num_bytes, y.num_bytes),
-                mix(x.output_elements, y.output_elements),
-            )
-            for x, y in zip(a, b, strict=True)
-        )
+    @classmethod
+    def of(
+        cls,
+        task: TaskGraph,
+        op: Op,
+        rows: int,
+        mode: FakeTensorMode,
+        itemsize: Callable[[torch.dtype], int],
+        split: LayerSplit | None,
+        loss_chunks: LossChunks,
+    ) -> _FakeOp:
+        cpu = torch.device("cpu")
+        of_words, along = (SumCounter((0,), 0, cpu, itemsize=itemsize) for _ in range(2))
+        timed = timed_op(task, op, rows, loss_chunks, None if split is None else split.own_words(of_words))
+        with mode:
+            more = timed.more_arguments(cpu)
+            state = fake_state(timed.module, split)
+            specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+            positions = OwnPositions(split, along, [fake_input(spec, rows) for spec in specs])
+        return cls(timed.module, timed.loss_chunks, state, positions, more, of_words, along)
 
-    def mix_both(a: _Both, b: _Both) -> _Both:
-        first, second = (
-            tuple(mix(x, y) for x, y in zip(*each, strict=True)) for each in zip(a, b, strict=True)
-        )
-        return first, second
+    @property
+    def inputs(self) -> list[Tensor]:
+        """Its fields and inputs."""
+        return self.positions.inputs
 
-    return Work(
-        mix_kernels(few.forward, many.forward),
-        mix_kernels(few.backward, many.backward),
-        mix(few.activation_bytes, many.activation_bytes),
-        tuple(mix(a, b) for a, b in zip(few.summed_bytes, many.summed_bytes, strict=True)),
-        mix_both(few.word_sums, many.word_sums),
-        few.batch_sums,
-        along=mix_both(few.along, many.along),
-    )
+    def given(self) -> tuple[Any, ...]:
+        """All that it is called with."""
+        return (*self.positions.given(self.inputs), *self.more)
 
 
-def _lengths(work: Work) -> list[int]:
-    return [len(sums) for sums in (*work.word_sums, *work.along)]
+def _run_backward(outputs: Sequence[Tensor]) -> None:
+    differentiable = [output for output in outputs if output.requires_grad]
+    if differentiable:
+        torch.autograd.backward(differentiable, [torch.empty_like(output) for output in differentiable])
 
 
 class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
