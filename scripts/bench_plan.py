@@ -25,6 +25,8 @@ from bench_tables import Row, write_page
 from paper_profiles import ROOT, WORKLOADS, cluster_path, profile_path
 from random_profiles import SHAPES, random_profile
 
+from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
+from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.plan.assemble import exact_slices
@@ -134,9 +136,20 @@ def plan_row(workload: str, num_devices: int, strategy: StrategyName, path: Path
         in_sequence_transfer_s=in_sequence_s,
         gradient_sum_s=predicted.gradient_sum_s,
         peak_memory_bytes=max(predicted.peak_memory_bytes),
+        least_memory_bytes=min(predicted.peak_memory_bytes),
+        peak_share=peak_share(plan, profile),
         planning_s=planning_s,
         notes=plan.notes,
     )
+
+
+def peak_share(plan: Plan, profile: Profile) -> float | None:
+    """Of all that the devices could compute in the predicted iteration at their published peak."""
+    flops, arithmetic = flops_by_metaop(plan.metaops), arithmetic_of(profile.environment)
+    peak = None if arithmetic is None else peak_flops_per_s(plan.cluster.device_type, arithmetic)
+    if flops is None or peak is None:
+        return None
+    return sum(flops.values()) / (plan.predicted.iteration_s * plan.cluster.num_devices * peak)
 
 
 def tighter_bound_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:

@@ -23,6 +23,9 @@ class Row:
     Attributes:
         tighter_bound_s: as docs/benchmarks.md says, where it was asked for; else `lower_bound_s`.
         in_sequence_transfer_s: what transfers add with the same schedule on devices assigned in sequence.
+        peak_memory_bytes, least_memory_bytes: of the fullest device, and of the emptiest.
+        peak_share: operations of an iteration over what all devices could do in it at their published peak;
+            None in rows that are older.
         planning_s: processor seconds of the whole command for `spindle`, of `make_plan` for the others.
     """
 
@@ -38,6 +41,8 @@ class Row:
     in_sequence_transfer_s: float = 0.0
     gradient_sum_s: float = 0.0
     peak_memory_bytes: int = 0
+    least_memory_bytes: int | None = None
+    peak_share: float | None = None
     planning_s: float = 0.0
     notes: tuple[str, ...] = ()
 
@@ -77,6 +82,11 @@ def _sections(rows: Sequence[Row]) -> Iterator[str]:
     yield "## Predicted iteration\n\nMilliseconds; in brackets the best of the others over `spindle`."
     yield _iterations(paper)
     yield "## Plans by `spindle`\n\n" + _plans(paper)
+    yield (
+        "## FLOP/s and memory\n\nFloating-point operations per second in the mean of the iteration, as a "
+        "share of the devices' peak; and the most that the emptiest and the fullest device hold, GiB."
+    )
+    yield _work(paper)
     yield (
         "## Random workloads\n\nCompute above the whole-graph bound; in brackets above the tighter bound.\n\n"
         + _random([row for row in rows if _is_random(row)])
@@ -160,6 +170,28 @@ def _plans(rows: Sequence[Row]) -> str:
         if row.strategy == "spindle"
     ]
     return table(["workload, devices", *columns], lines)
+
+
+def _work(rows: Sequence[Row]) -> str:
+    """`spindle` beside `sequential`."""
+    compared = ("sequential", "spindle")
+    found = {(row.workload, row.num_devices, row.strategy): row for row in rows}
+    lines = []
+    for workload, num_devices in dict.fromkeys((row.workload, row.num_devices) for row in rows):
+        own = [found[workload, num_devices, strategy] for strategy in compared]
+        lines.append([f"{workload}, {num_devices}", *map(_share_of_peak, own), *map(_held, own)])
+    shares, memory = ([f"{strategy}, {what}" for strategy in compared] for what in ("of the peak", "memory"))
+    return table(["workload, devices", *shares, *memory], lines)
+
+
+def _share_of_peak(row: Row) -> str:
+    return "-" if row.peak_share is None else f"{row.peak_share:.1%}"
+
+
+def _held(row: Row) -> str:
+    if row.least_memory_bytes is None:
+        return "-"
+    return f"{row.least_memory_bytes / GIB:.1f} to {row.peak_memory_bytes / GIB:.1f}"
 
 
 def _random(rows: Sequence[Row]) -> str:

@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.examples import examples
-from helpers.plans import metaop_of, profile_of, two_towers
+from helpers.plans import cluster_of, metaop_of, profile_of, two_towers
 from helpers.random_plans import plans
 from helpers.timelines import simulated_timeline
-from spindle_cli.errors import InputError
+from spindle_cli.errors import InputError, NoPlanError
 from spindle_cli.files.artifact import to_compact_json, write_json
+from spindle_cli.files.cluster import NodeGroup
 from spindle_cli.files.run_files import (
     Comparison,
     DeviceTimes,
@@ -23,7 +24,10 @@ from spindle_cli.files.run_files import (
     PredictedVsMeasured,
     StepMetrics,
 )
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import Plan, StrategyName
+from spindle_cli.profile.types import Profile
+from spindle_cli.report import strategies
 from spindle_cli.report.build import build_report
 from spindle_cli.report.reading.series import MAX_POINTS
 from spindle_cli.report.rows import rows_by
@@ -131,6 +135,82 @@ def test_the_profile_brings_every_strategy() -> None:
     assert data.strategies[0].predicted == plan.predicted
     assert all(each.predicted or each.failure for each in data.strategies)
     assert build_report(plan).strategies is None
+
+
+def counted(profile: Profile, **environment: object) -> Profile:
+    """The profile with 8 GFLOP forward for every op."""
+    metaops = tuple(metaop.model_copy(update={"flops_per_op": 8e9}) for metaop in profile.metaops)
+    return profile.model_copy(update={"metaops": metaops, "environment": environment})
+
+
+def of_h100s(profile: Profile, strategy: StrategyName) -> Plan:
+    """A plan for two of them."""
+    group = NodeGroup(count=1, devices=2, device="h100-80gb", memory_gib=80)
+    return make_plan(profile, cluster_of(2).model_copy(update={"nodes": (group,)}), strategy)
+
+
+def test_the_cluster_s_work_is_told_of_the_plan_and_of_sequential() -> None:
+    """8 ops of 3 x 8 GFLOP, the loss's too, whose product has two operands that take gradients."""
+    profile = counted(two_towers()[0], precision="bf16-autocast")
+    plan = of_h100s(profile, "spindle")
+    own, beside = build_report(plan, profile=profile).work
+    assert (own.strategy, own.is_this, beside.strategy, beside.is_this) == (
+        "spindle",
+        True,
+        "sequential",
+        False,
+    )
+    for view, simulation in ((own, simulate(plan)), (beside, simulate(of_h100s(profile, "sequential")))):
+        assert view.step_s == simulation.step_s
+        assert view.mean_flops_per_s == pytest.approx(8 * 24e9 / simulation.step_s)
+        assert view.peak_share == pytest.approx(8 * 24e9 / simulation.step_s / (2 * 989e12))
+        assert view.flops_per_s is not None
+        assert view.flops_per_s[0][0] == 0.0
+        for held in view.memory:
+            for device in range(held.run[0], held.run[1] + 1):
+                bytes_of = [step.num_bytes for step in simulation.memory[device]]
+                assert (held.least_bytes, held.most_bytes) == (min(bytes_of), max(bytes_of))
+        assert sum(held.run[1] - held.run[0] + 1 for held in view.memory) == 2
+
+
+def test_the_peak_is_that_of_the_profile_s_arithmetic() -> None:
+    shares = {}
+    for precision in ("float32", "bfloat16", None):
+        profile = counted(two_towers()[0], precision=precision)
+        shares[precision] = build_report(of_h100s(profile, "spindle"), profile=profile).work[0].peak_share
+    assert shares["float32"] == pytest.approx(shares["bfloat16"] * 989 / 67)
+    assert shares[None] is None
+    # Of a CPU none is published, without the profile none is known.
+    profile = counted(two_towers()[0], precision="float32")
+    assert build_report(make_plan(profile, cluster_of(2)), profile=profile).work[0].peak_share is None
+    assert [view.peak_share for view in build_report(of_h100s(profile, "spindle")).work] == [None]
+
+
+def test_operations_that_are_not_counted_are_not_told_but_memory_is() -> None:
+    profile, plan = two_towers()
+    own, beside = build_report(plan, profile=profile).work
+    assert (own.flops_per_s, own.mean_flops_per_s, own.peak_share) == (None, None, None)
+    assert beside.flops_per_s is None
+    assert own.memory[0].most_bytes > own.memory[0].least_bytes > 0
+
+
+def test_sequential_has_nobody_beside_it_and_a_plan_that_breaks_rules_no_work() -> None:
+    profile, plan = two_towers()
+    sequential = make_plan(profile, cluster_of(4), "sequential")
+    assert [view.strategy for view in build_report(sequential, profile=profile).work] == ["sequential"]
+    assert build_report(edited(plan, end_s=1.0)).work == ()
+
+
+def test_where_sequential_has_no_plan_the_other_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_fits(profile: Profile, cluster: object, strategy: str) -> Plan:
+        raise NoPlanError(f"no plan of {strategy} fits", hint="")
+
+    profile, plan = two_towers()
+    monkeypatch.setattr(strategies, "make_plan", none_fits)
+    data = build_report(plan, profile=profile)
+    assert [view.strategy for view in data.work] == ["spindle"]
+    assert data.strategies is not None
+    assert data.strategies[1].failure == "no plan of sequential fits"
 
 
 def test_another_profile_is_refused() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.browser import CHROMIUM, DRIVER, MISSING, Browser, chromium
-from helpers.plans import two_towers
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.timelines import simulated_timeline
 from report.pages import CANVAS, Picture, thousand_devices, write_page
 from report.test_report_page import HOSTILE, hostile_plan
@@ -25,7 +25,7 @@ from spindle_cli.report.page import render_page
 
 pytestmark = pytest.mark.skipif(not (DRIVER and CHROMIUM), reason=MISSING)
 
-SECTIONS = ["schedule", "use", "memory", "strategies", "curves", "run"]
+SECTIONS = ["schedule", "use", "work", "memory", "strategies", "curves", "run"]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,9 @@ def browser(session: Browser) -> Browser:
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """towers.html with everything in it; hostile.html; thousand.html."""
+    """towers.html with everything in it; work.html: 6 GFLOP/s for 3 s, sequential 4 and then 2 for 6 s;
+    hostile.html; thousand.html.
+    """
     folder = tmp_path_factory.mktemp("pages")
     profile, plan = two_towers()
     run = folder / "run"
@@ -64,6 +66,13 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (run / "timeline.json").write_text(to_compact_json(simulated_timeline(plan, {})), encoding="utf-8")
     whole = render_page(build_report(plan, profile=profile, run_dir=run))
     (folder / "towers.html").write_text(whole, encoding="utf-8")
+    one, other = (
+        metaop_of(f"{task}/net", 1, {1: 3.0}, flops_per_op=rate * 1e9) for task, rate in (("a", 4), ("b", 2))
+    )
+    counted = profile_of(one, other)
+    wave = (slice_of(one, (0, 1), (0,), 0.0), slice_of(other, (0, 1), (1,), 0.0))
+    work = render_page(build_report(plan_of(counted, cluster_of(2), [wave], 3.0), profile=counted))
+    (folder / "work.html").write_text(work, encoding="utf-8")
     write_page(folder / "hostile.html", hostile_plan())
     write_page(folder / "thousand.html", thousand_devices())
     return folder
@@ -122,6 +131,47 @@ def test_the_picture_has_the_slices_colours(browser: Browser, pages: Path) -> No
     vision, text, idle = pixel(browser, 1.5, 0.4), pixel(browser, 0.75, 2.4), pixel(browser, 2.5, 2.4)
     assert vision != text and idle not in (vision, text)
     assert pixel(browser, 3.1, 3.2) == vision  # its last op, on all four devices
+
+
+def said_by_marks(browser: Browser, chart: str) -> list[str]:
+    """What the tooltip says of each mark of a chart, one after another."""
+    script = """
+        return [...document.querySelectorAll(arguments[0] + ' .mark')].map((mark) => {
+          mark.dispatchEvent(new PointerEvent('pointerenter'));
+          return document.querySelector('#tooltip').textContent;
+        });
+    """
+    return [str(said) for said in browser.run(script, chart)]
+
+
+def test_the_cluster_s_work_over_time_is_drawn_beside_sequential_s(browser: Browser, pages: Path) -> None:
+    """40 strips over 6 s: in the 20th the plan does 6 GFLOP/s, in the 21st nothing any more; sequential runs
+    forward 1 s at 4 and 1 s at 2, then backward 2 s at 2 and 2 s at 4.
+    """
+    browser.open(pages / "work.html")
+    browser.show("#work .chart")
+    assert browser.log() == []
+    assert browser.run("return document.querySelectorAll('#work .chart > svg path.line').length") == 2
+    strips = said_by_marks(browser, "#work svg[aria-label^='FLOP']")
+    assert len(strips) == 40
+    expected = {0: ("6", "4"), 7: ("6", "2"), 19: ("6", "2"), 20: ("0", "2"), 27: ("0", "4"), 39: ("0", "4")}
+    for index, (own, beside) in expected.items():
+        unit = {"0": " ", "6": " G"}[own]
+        assert f"{own}{unit}FLOP/s" in strips[index], strips[index]
+        assert f"{beside} GFLOP/s" in strips[index], strips[index]
+    table = browser.text("#work table")
+    assert "6 GFLOP/s" in table and "3 GFLOP/s" in table
+    (both,) = said_by_marks(browser, "#work svg[aria-label^='Least']")[:1]
+    assert "spindle" in both and "sequential" in both and " to " in both
+    assert not browser.run("return document.querySelectorAll('#work .missing').length")
+
+
+def test_what_is_missing_of_the_cluster_s_work_is_said(browser: Browser, pages: Path) -> None:
+    browser.open(pages / "thousand.html")
+    missing = browser.run("return [...document.querySelectorAll('#work .missing')].map((p) => p.textContent)")
+    assert len(missing) == 2
+    assert "has not counted the operations" in missing[0] and "--profile" in missing[1]
+    assert browser.run("return document.querySelectorAll('#work .chart > svg').length") == 1
 
 
 @pytest.mark.parametrize(

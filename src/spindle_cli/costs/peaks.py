@@ -6,7 +6,8 @@ H800 are the same chips with fewer NVLinks.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 Arithmetic = Literal["float32", "bfloat16"]
 
@@ -29,3 +30,13 @@ def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:
     """
     chip = device.lower().partition("-")[0]
     return PEAK_FLOPS_PER_S.get(chip, {}).get(arithmetic)
+
+
+def arithmetic_of(environment: Mapping[str, Any]) -> Arithmetic | None:
+    """What the matrix products of a profile with this `environment` are computed in; None where it does not
+    say.
+    """
+    precision = environment.get("precision")
+    if not isinstance(precision, str):
+        return None
+    return "float32" if precision == "float32" else "bfloat16"

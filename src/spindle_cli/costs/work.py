@@ -10,26 +10,35 @@ from spindle_cli.profile.types import MetaOp
 
 
 def flops_by_metaop(metaops: Sequence[PlanMetaOp]) -> dict[str, float] | None:
-    """Of each MetaOp's ops on their whole batch; None where the profile has not counted them all.
+    """Of each MetaOp's ops on their whole batch; None where the profile has not counted them all."""
+    found = flops_by_pass(metaops)
+    if found is None:
+        return None
+    return {metaop.name: metaop.num_ops * sum(found[metaop.name]) for metaop in metaops}
+
+
+def flops_by_pass(metaops: Sequence[PlanMetaOp]) -> dict[str, tuple[float, float]] | None:
+    """Of each MetaOp, those of one op on its whole batch, forward and backward; None where the profile has
+    not counted them all. What is done again, where activations are recomputed, does not count.
 
     A product of matrices is one product forward, and backward one for each operand that takes a gradient.
     Of frozen parameters, and where neither an op nor what comes before it trains anything, there is none.
     """
-    found: dict[str, float] = {}
+    found: dict[str, tuple[float, float]] = {}
     reached = _reached(metaops)
     for metaop in metaops:
-        if metaop.flops_per_op is None:
+        forward = metaop.flops_per_op
+        if forward is None:
             return None
-        passes = _passes(metaop, is_reached=reached[metaop.name])
-        found[metaop.name] = metaop.num_ops * metaop.flops_per_op * passes
+        found[metaop.name] = forward, forward * _backward_products(metaop, is_reached=reached[metaop.name])
     return found
 
 
-def _passes(metaop: MetaOp, *, is_reached: bool) -> float:
-    """Products for each one forward. `is_reached`: by gradients."""
+def _backward_products(metaop: MetaOp, *, is_reached: bool) -> float:
+    """For each product forward. `is_reached`: by gradients."""
     if not is_reached:
-        return 1.0
-    return 2.0 + (metaop.trainable_fraction if _has_parameters(metaop) else 1.0)
+        return 0.0
+    return 1.0 + (metaop.trainable_fraction if _has_parameters(metaop) else 1.0)
 
 
 def _reached(metaops: Sequence[MetaOp]) -> dict[str, bool]:

@@ -12,9 +12,10 @@ from spindle_cli.profile.types import Profile
 from spindle_cli.report.rows import rows_by
 from spindle_cli.report.run import run_view
 from spindle_cli.report.schedule_data import components, memory_views, metaop_views, slice_views
-from spindle_cli.report.strategies import strategy_views
+from spindle_cli.report.strategies import other_plans, strategy_views
 from spindle_cli.report.timeline import timeline_of
 from spindle_cli.report.types import ClusterView, ReportData
+from spindle_cli.report.work import work_views
 from spindle_cli.simulate.run import simulate
 
 
@@ -49,6 +50,9 @@ def build_report(
     bound_s = plan.predicted.lower_bound_s
     by_task = rows_by(plan, {metaop.name: metaop.task for metaop in plan.metaops})
     by_component = rows_by(plan, components(plan))
+    simulation = None if violations else simulate(plan)
+    others = {} if profile is None else other_plans(plan, profile)
+    planned = {name: made for name, made in others.items() if isinstance(made, Plan)}
     return ReportData(
         workload=plan.workload.name,
         strategy=plan.strategy,
@@ -65,8 +69,9 @@ def build_report(
         task_bands=by_task.bands,
         component_bands=by_component.bands,
         memory=memory_views(plan),
-        timeline=None if violations else timeline_of(simulate(plan)),
-        strategies=None if profile is None else strategy_views(plan, profile),
+        timeline=None if simulation is None else timeline_of(simulation),
+        strategies=None if profile is None else strategy_views(plan, others),
+        work=() if simulation is None else tuple(work_views(simulation, profile, planned)),
         run=None if run_dir is None else run_view(plan, run_dir),
     )
 

@@ -38,6 +38,7 @@ ALL_BUT_MAIN = (
     "strategies.js",
     "evaluations.js",
     "run.js",
+    "work.js",
 )
 SCRIPTS = (*ALL_BUT_MAIN, "main.js")
 

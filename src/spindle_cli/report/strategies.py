@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import get_args
 
 from spindle_cli.errors import NoPlanError
@@ -11,16 +12,28 @@ from spindle_cli.profile.types import Profile
 from spindle_cli.report.types import StrategyView
 
 
-def strategy_views(plan: Plan, profile: Profile) -> tuple[StrategyView, ...]:
-    """Strategies in the contract's order; the plan's own is the plan as it is."""
-    return tuple(_view(plan, profile, strategy) for strategy in get_args(StrategyName))
+def other_plans(plan: Plan, profile: Profile) -> dict[StrategyName, Plan | NoPlanError]:
+    """The plans of the strategies that are not the plan's own, in the contract's order; or why there is
+    none.
+    """
+    names: tuple[StrategyName, ...] = get_args(StrategyName)
+    return {name: _made(plan, profile, name) for name in names if name != plan.strategy}
 
 
-def _view(plan: Plan, profile: Profile, strategy: StrategyName) -> StrategyView:
-    if strategy == plan.strategy:
-        return StrategyView(strategy=strategy, is_this=True, predicted=plan.predicted)
+def _made(plan: Plan, profile: Profile, strategy: StrategyName) -> Plan | NoPlanError:
     try:
-        made = make_plan(profile, plan.cluster, strategy)
+        return make_plan(profile, plan.cluster, strategy)
     except NoPlanError as error:  # said in the report, where it is part of the comparison
-        return StrategyView(strategy=strategy, is_this=False, predicted=None, failure=error.message)
-    return StrategyView(strategy=strategy, is_this=False, predicted=made.predicted)
+        return error
+
+
+def strategy_views(plan: Plan, others: Mapping[StrategyName, Plan | NoPlanError]) -> tuple[StrategyView, ...]:
+    """Strategies in the contract's order; the plan's own is the plan as it is."""
+    names: tuple[StrategyName, ...] = get_args(StrategyName)
+    return tuple(_view(name, plan if name == plan.strategy else others[name], plan) for name in names)
+
+
+def _view(strategy: StrategyName, made: Plan | NoPlanError, this: Plan) -> StrategyView:
+    if isinstance(made, NoPlanError):
+        return StrategyView(strategy=strategy, is_this=False, predicted=None, failure=made.message)
+    return StrategyView(strategy=strategy, is_this=made is this, predicted=made.predicted)

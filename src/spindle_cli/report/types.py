@@ -143,6 +143,36 @@ class Timeline(Model):
     waits: tuple[WaitTotal, ...]
 
 
+class HeldRange(Model):
+    """The least and the most that each device of a run holds in the simulated step."""
+
+    run: DeviceRun
+    least_bytes: int
+    most_bytes: int
+
+
+class ClusterWork(Model):
+    """What all devices of a plan together compute over its simulated step, and what each holds.
+
+    Attributes:
+        is_this: the plan of the report.
+        step_s: seconds of the step, of all its batches.
+        flops_per_s: [seconds, floating-point operations per second from then on], ascending; forward and
+            backward, nothing counted that is done again. None where the profile has not counted them.
+        mean_flops_per_s: over the step; `peak_share`: as a share of all devices' published peak, None where
+            that is not known.
+        memory: covers every device.
+    """
+
+    strategy: str
+    is_this: bool
+    step_s: float
+    flops_per_s: tuple[tuple[float, int], ...] | None
+    mean_flops_per_s: float | None
+    peak_share: float | None
+    memory: tuple[HeldRange, ...]
+
+
 class MemoryUse(Model):
     """Predicted peak bytes of each device of a run, by what takes them, and what it has."""
 
@@ -288,6 +318,8 @@ class ReportData(Artifact):
         has_profile: the curves are the whole profile's.
         task_bands, component_bands: the rows when they are tasks or components.
         strategies: None without the profile.
+        work: of this plan, and of that of `sequential` if it is another and there is the profile; empty for a
+            plan that breaks rules.
     """
 
     KIND: ClassVar[str] = "report"
@@ -310,4 +342,5 @@ class ReportData(Artifact):
     memory: tuple[MemoryUse, ...]
     timeline: Timeline | None
     strategies: tuple[StrategyView, ...] | None
+    work: tuple[ClusterWork, ...] = ()
     run: RunView | None

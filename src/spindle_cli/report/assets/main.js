@@ -34,7 +34,7 @@ function build() {
   const schedule = scheduleSection();
   schedule.append(allocationTable());
   const sections = [
-    schedule, DATA.timeline ? useSection() : null, memorySection(), DATA.strategies ? strategiesSection() : null,
+    schedule, DATA.timeline ? useSection() : null, DATA.work.length ? workSection() : null, memorySection(), DATA.strategies ? strategiesSection() : null,
     curvesSection(), DATA.run ? runSection() : null,
   ].filter(Boolean);
   document.getElementById('main').append(...sections);
