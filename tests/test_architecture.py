@@ -57,6 +57,7 @@ MAY_IMPORT = {
     "verify": {"launch", "runtime", "workload", "check", "process"},
     "simulate": {"program", "costs", "account"},
     "questions": {"plan"},
+    "calibrate": {"plan", "costs", "account"},
     "report": {"plan", "check", "simulate", "costs", "account"},  # it shows what each of them says
     "watch": {"report", "launch", "plan"},
     "zoo": {"workload"},
@@ -84,6 +85,7 @@ WITHOUT_TORCH = (
     "show",
     "simulate",
     "questions",
+    "calibrate",
     "report",
     "watch",
     "cli",

@@ -99,6 +99,20 @@ def slice_stretches(
     """
     if costs_nothing(costs):
         return (1.0,) * len(slices)
+    beside = beside_slices(costs, num_devices, slices, by_name, messages, collectives, batches)
+    return beside.stretches(slices, computes_s)
+
+
+def beside_slices(
+    costs: ProcessorSeconds,
+    num_devices: int,
+    slices: Sequence[SliceShape],
+    by_name: Mapping[str, MetaOp],
+    messages: Iterable[tuple[int, int, float]],
+    collectives: Iterable[Together],
+    batches: int = 1,
+) -> ProcessorTime:
+    """What an iteration takes of each device beside its slices; arguments as of `slice_stretches`."""
     beside = ProcessorTime(costs, num_devices)
     for source, destination, num_bytes in messages:
         beside.message(source, destination, num_bytes)
@@ -109,7 +123,7 @@ def slice_stretches(
         if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):
             for device in piece.devices:
                 beside.read(device, metaop.task, metaop.batch_size / piece.dp)
-    return beside.stretches(slices, computes_s)
+    return beside
 
 
 def costs_nothing(costs: ProcessorSeconds) -> bool:

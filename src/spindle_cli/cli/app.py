@@ -49,6 +49,7 @@ COMMANDS: dict[str, str] = {
     "report": "Write a plan as a web page: one file that works offline.",
     "verify": "Prove that a plan trains the same model.",
     "launch": "Train by a plan.",
+    "calibrate": "Correct a profile by what runs have measured.",
     "watch": "Show a run as it goes on, as a web page on this machine.",
     "export": "Write a run's trained model as safetensors.",
 }

@@ -22,6 +22,7 @@ from spindle_cli.units import counted
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_METRICS_FILE = "metrics-damaged.jsonl"
 PREDICTED_FILE = "predicted.json"
+PLAN_FILE = "plan.yaml"  # the plan that was run
 CHECKPOINTS_DIR = "checkpoints"
 MODEL_FILE = "model.safetensors"
 SHOWN_LINES = 3
@@ -225,6 +226,14 @@ class MetaOpComparison(Comparison):
     backward: Comparison | None = None
 
 
+class SliceTimes(Model):
+    """What a slice took, by its index in the plan: each pass of its slowest device."""
+
+    slice: Annotated[int, Field(ge=0)]
+    forward_s: Annotated[float, Field(ge=0)]
+    backward_s: Annotated[float, Field(ge=0)]
+
+
 class DeviceTimes(Model):
     """Where one device's measured iteration went (medians over the measured steps).
 
@@ -265,7 +274,9 @@ class StartUp(Model):
 class PredictedVsMeasured(Artifact):
     """predicted.json. `steps`: how many each median is over; the first is left out where there are more.
 
-    `start_up`: None in files of older versions, and where the workers were not started by `launch`.
+    `slices`: empty in files of older versions, and where steps run several sets of tasks. `start_up`: None in
+    files of older versions, and where the workers were not started by `launch`. `plan_sha256`: of the plan
+    that was run; None in files of older versions.
     """
 
     KIND: ClassVar[str] = "predicted"
@@ -274,5 +285,7 @@ class PredictedVsMeasured(Artifact):
     steps: Annotated[int, Field(ge=1)]
     iteration: Comparison
     metaops: tuple[MetaOpComparison, ...] = ()
+    slices: tuple[SliceTimes, ...] = ()
     devices: tuple[DeviceTimes, ...] = ()
     start_up: StartUp | None = None
+    plan_sha256: str | None = None

@@ -8,13 +8,18 @@ from spindle_cli.profile.machine.devices import cluster_device_name, is_same_dev
 from spindle_cli.profile.types import Profile
 
 
+def is_of_devices(profile: Profile, cluster: Cluster) -> bool:
+    """Whether a profile is of the type of device that a cluster has."""
+    return is_same_device(profile.device, cluster.device_type)
+
+
 def require_same_device(profile: Profile, cluster: Cluster) -> None:
     """Refuse a profile of one type of device for a cluster of another.
 
     Raises:
         InputError: they differ.
     """
-    if not is_same_device(profile.device, cluster.device_type):
+    if not is_of_devices(profile, cluster):
         raise InputError(
             f"the profile is of {_named(profile)}, and the devices of the cluster {cluster.name!r} are "
             f"{cluster.device_type!r}: its times do not hold there",
@@ -25,7 +30,7 @@ def require_same_device(profile: Profile, cluster: Cluster) -> None:
 
 def assumption(profile: Profile, cluster: Cluster) -> str | None:
     """What a plan says of a profile of another type of device; None where the types are the same."""
-    if is_same_device(profile.device, cluster.device_type):
+    if is_of_devices(profile, cluster):
         return None
     return f"Times of {_named(profile)} are taken for those of {cluster.device_type}."
 

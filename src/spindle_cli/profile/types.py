@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.calibration import Calibration as Calibration
 from spindle_cli.profile.fitted import Fit as Fit
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
@@ -366,6 +367,8 @@ class Profile(TrainedArtifact):
     numeric_check: NumericCheck | None = None
     # the sets of tasks that steps run, as the train settings say; none: every step runs all tasks
     task_sets: tuple[TaskShare, ...] = ()
+    # the runs that its times were corrected by; None: there are none
+    calibration: Calibration | None = None
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Profile:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from spindle_cli.files.artifact import to_compact_json, write_json
-from spindle_cli.files.run_files import PREDICTED_FILE
+from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
 from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.files.writing import write_text
+from spindle_cli.plan.file import write_plan
 from spindle_cli.runtime.measuring.comparison import Measured, compare, gather_times
 from spindle_cli.runtime.measuring.timeline import Ran, StepProgram, gather_timeline
 from spindle_cli.runtime.saving.save import save_model
@@ -32,7 +33,9 @@ def end(training: Training) -> None:
 
 
 def hand_in(training: Training) -> None:
-    """Gather what all ranks measured; rank 0 writes it against the plan's predictions. Collective."""
+    """Gather what all ranks measured; rank 0 writes it against the plan's predictions, and the plan beside it
+    (its own file may be gone, or another plan's, when somebody reads them). Collective.
+    """
     training.stopwatch.close()
     device = training.stopwatch.device
     program, run_dir = training.model.program, training.request.run_dir
@@ -42,6 +45,7 @@ def hand_in(training: Training) -> None:
         assert times is not None, "rank 0 has them"
         training.log.close()
         assert timeline is not None, "rank 0 has it"
+        write_plan(run_dir / PLAN_FILE, program.plan)
         write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
         compared = compare(program.plan, _measured(training), times, training.clock.start_up())
         write_json(run_dir / PREDICTED_FILE, compared)

@@ -13,6 +13,7 @@ from spindle_cli.files.run_files import (
     DeviceTimes,
     MetaOpComparison,
     PredictedVsMeasured,
+    SliceTimes,
     StartUp,
 )
 from spindle_cli.plan.types import Plan, Slice
@@ -53,8 +54,10 @@ def compare(
             measured_s=usual([each.measured_s for each in counted]),
         ),
         metaops=() if plan.task_sets else tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
+        slices=() if plan.task_sets else _slices(plan, ranks),
         devices=tuple(_device_times(device, times) for device, times in enumerate(ranks)),
         start_up=start_up,
+        plan_sha256=plan.sha256(),
     )
 
 
@@ -66,7 +69,7 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
         measured_s=sum(_slowest(index, piece, Activity.FORWARD, ranks) for index, piece in slices.items()),
     )
     backward = Comparison(
-        predicted_s=sum(piece.num_ops * points[index].backward_s for index, piece in slices.items()),
+        predicted_s=sum(piece.num_ops * _backward_s(piece, points[index]) for index, piece in slices.items()),
         measured_s=sum(_slowest(index, piece, Activity.BACKWARD, ranks) for index, piece in slices.items()),
     )
     return MetaOpComparison(
@@ -82,6 +85,22 @@ def _point(plan: Plan, piece: Slice) -> CurvePoint:
     """The point of the MetaOp's curve that a slice was planned by; `check` has seen to it."""
     curve = plan.by_name[piece.metaop].curve
     return next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
+
+
+def _backward_s(piece: Slice, point: CurvePoint) -> float:
+    """Of one op; what is computed again is part of it."""
+    return point.backward_s + (point.forward_s if piece.recompute else 0.0)
+
+
+def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:
+    return tuple(
+        SliceTimes(
+            slice=index,
+            forward_s=_slowest(index, piece, Activity.FORWARD, ranks),
+            backward_s=_slowest(index, piece, Activity.BACKWARD, ranks),
+        )
+        for index, piece in enumerate(plan.slices)
+    )
 
 
 def _slowest(index: int, piece: Slice, activity: Activity, ranks: Sequence[RankTimes]) -> float:

@@ -1,0 +1,1 @@
+"""Corrects a profile by what runs have measured."""

@@ -1,0 +1,87 @@
+"""Links, the optimizer's step and the processor's costs corrected by factors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.calibrate.curves import EQUAL
+from spindle_cli.calibrate.reading import Run
+from spindle_cli.files.cluster import Cluster, Link, Links
+from spindle_cli.profile.types import MeasuredLink, ProcessorCosts
+from spindle_cli.units import GB, US
+
+
+def slower_links(links: Sequence[MeasuredLink], times: Mapping[str, float]) -> tuple[MeasuredLink, ...]:
+    """A profile's links, where a message takes so many times as long, by kind. What it takes of the processor
+    stays as it was.
+    """
+    return tuple(
+        each
+        if (factor := times.get(each.kind, 1.0)) == 1.0
+        else each.model_copy(
+            update={
+                "latency_s": each.latency_s * factor,
+                "points": tuple((size, speed / factor) for size, speed in each.points),
+            }
+        )
+        for each in links
+    )
+
+
+def with_links_of(cluster: Cluster, links: Sequence[MeasuredLink]) -> Cluster:
+    """A cluster with a profile's own links, of the kinds that were measured."""
+    measured: dict[str, Link] = {each.kind: _as_link(each) for each in links if each.points}
+    return cluster.model_copy(update={"links": cluster.links.model_copy(update=measured)})
+
+
+def _as_link(measured: MeasuredLink) -> Link:
+    curve = tuple((size, speed / GB) for size, speed in measured.points)
+    return Link(latency_us=measured.latency_s / US, bandwidth_gb_per_s=curve[-1][1], curve=curve)
+
+
+def with_slower_links(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
+    """A cluster whose messages take so many times as long, by kind of link."""
+    links = Links(
+        intra_node=_slower(cluster.links.intra_node, times.get("intra_node", 1.0)),
+        inter_node=_slower(cluster.links.inter_node, times.get("inter_node", 1.0)),
+    )
+    return cluster.model_copy(update={"links": links})
+
+
+def _slower(link: Link, times: float) -> Link:
+    if times == 1.0:
+        return link
+    curve = None if link.curve is None else tuple((size, speed / times) for size, speed in link.curve)
+    return Link(
+        latency_us=link.latency_us * times, bandwidth_gb_per_s=link.bandwidth_gb_per_s / times, curve=curve
+    )
+
+
+def with_processor_times(costs: ProcessorCosts, times: float) -> ProcessorCosts:
+    """A profile's processor costs, all so many times as large."""
+    if times == 1.0:
+        return costs
+    return ProcessorCosts(
+        message_s=costs.message_s * times,
+        s_per_byte=costs.s_per_byte * times,
+        load_s={task: seconds * times for task, seconds in costs.load_s.items()},
+    )
+
+
+def update_s_per_byte(runs: Sequence[Run], before: float) -> float | None:
+    """Seconds of the optimizer's step for each byte that a device updates: all devices of all runs together,
+    each run by its steps. None where no run has measured one; `before` itself where it comes to that.
+    """
+    seconds = num_bytes = 0.0
+    for run in runs:
+        plan = run.plan
+        held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+        for each in run.measured.devices:
+            if held[each.device].updated_bytes and each.optimizer_s:
+                seconds += run.measured.steps * each.optimizer_s
+                num_bytes += run.measured.steps * held[each.device].updated_bytes
+    if not num_bytes:
+        return None
+    found = seconds / num_bytes
+    return before if abs(found - before) <= EQUAL * before else found

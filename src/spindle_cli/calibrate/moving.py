@@ -1,0 +1,178 @@
+"""How long messages and sums took over a run's links, from the last steps that it has kept.
+
+A message counts where its taker was waiting already when it was posted: else nobody saw it arrive. A sum or
+gather counts where the run has noted when it ended (`launch --trace`), from when all its devices had posted
+it and were through with those before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from spindle_cli.account.traffic import Traffic
+from spindle_cli.account.types import Collective
+from spindle_cli.calibrate.curves import EQUAL
+from spindle_cli.calibrate.reading import Run
+from spindle_cli.costs.links import per_node, spread_collective_s, transfer_s
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.run_timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+
+INTRA, INTER = "intra_node", "inter_node"
+_Port = tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Messages, or collectives, over one kind of link: how many were seen, and their seconds together."""
+
+    count: int = 0
+    predicted_s: float = 0.0
+    measured_s: float = 0.0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.count + other.count,
+            self.predicted_s + other.predicted_s,
+            self.measured_s + other.measured_s,
+        )
+
+    @property
+    def times(self) -> float | None:
+        """Measured over predicted; None where nothing was seen."""
+        return self.measured_s / self.predicted_s if self.predicted_s > 0 and self.measured_s > 0 else None
+
+
+def moved_in(run: Run, traffic: Traffic, cluster: Cluster) -> dict[tuple[str, str], Moved]:
+    """By kind of link and what moved ("messages", "sums"), all that was seen.
+
+    Args:
+        traffic: of the run's plan.
+        cluster: the plan's, or with other links, by which to predict.
+    """
+    seen = {
+        "messages": messages_seen(run, traffic, cluster),
+        "sums": sums_seen(run, traffic, cluster),
+    }
+    return {(kind, what): each for what, found in seen.items() for kind, each in found.items() if each.count}
+
+
+def messages_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Moved]:
+    """By kind of link, the messages that were seen to arrive."""
+    found = {INTRA: Moved(), INTER: Moved()}
+    for step in _steps(run.timeline):
+        for kind, moved in _messages_of(step, run, _gathered(traffic), cluster):
+            found[kind] += moved
+    return found
+
+
+def sums_seen(run: Run, traffic: Traffic, cluster: Cluster) -> Mapping[str, Moved]:
+    """By kind of link (the slower one that its devices use), the sums and gathers that were noted."""
+    found = {INTRA: Moved(), INTER: Moved()}
+    for step in _steps(run.timeline):
+        for kind, moved in _sums_of(step, traffic, cluster):
+            found[kind] += moved
+    return found
+
+
+def times_of_links(moved: Mapping[tuple[str, str], Moved]) -> dict[str, float]:
+    """By kind of link, how many times as long as predicted all took that moved over it."""
+    of_kind: dict[str, Moved] = {}
+    for (kind, _), each in sorted(moved.items()):
+        of_kind[kind] = of_kind.get(kind, Moved()) + each
+    return {
+        kind: 1.0 if abs(times - 1.0) <= EQUAL else times
+        for kind, each in of_kind.items()
+        if (times := each.times) is not None
+    }
+
+
+def _steps(timeline: MeasuredTimeline | None) -> tuple[MeasuredStep, ...]:
+    return () if timeline is None else timeline.steps
+
+
+def _gathered(traffic: Traffic) -> frozenset[int]:
+    """Slices whose waits may be for new values of their parameters."""
+    groups = [each.group for each in traffic.collectives if each.kind is Collective.GATHER]
+    return frozenset(index for group in groups if group is not None for index in traffic.groups[group].slices)
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A message under way: from a device to another, for a slice to run in a direction."""
+
+    source: int
+    taker: int
+    slice: int
+    is_gradient: bool
+    posted_s: float
+    num_bytes: int
+
+
+def _messages_of(
+    step: MeasuredStep, run: Run, gathered: frozenset[int], cluster: Cluster
+) -> Iterator[tuple[str, Moved]]:
+    error_s = 0.0 if run.timeline is None else run.timeline.clock_error_s
+    expected_s: dict[tuple[int, int, bool], tuple[_Message, float]] = {}
+    for message, arrives_s in _arrivals(step, cluster):
+        expected_s[message.taker, message.slice, message.is_gradient] = (message, arrives_s)
+    for (taker, index, is_gradient), (last, arrives_s) in expected_s.items():
+        if not is_gradient and index in gathered:
+            continue
+        cause = "gradient" if is_gradient else "activation"
+        for span in step.devices[taker]:
+            waits = (span.kind, span.slice, span.cause) == ("wait", index, cause)
+            took_s = span.end_s - last.posted_s
+            if waits and span.start_s + error_s <= last.posted_s < span.end_s and took_s > 2 * error_s:
+                is_inside = cluster.node_of[last.source] == cluster.node_of[taker]
+                yield INTRA if is_inside else INTER, Moved(1, arrives_s - last.posted_s, took_s)
+
+
+def _arrivals(step: MeasuredStep, cluster: Cluster) -> Iterator[tuple[_Message, float]]:
+    """Every message in the order in which they were posted, and when it would arrive by the links: a device
+    moves one at a time in each direction inside its node, a network card one between nodes.
+    """
+    free_s: dict[_Port, float] = {}
+    for each in sorted(_posted(step), key=lambda message: message.posted_s):
+        inside = cluster.node_of[each.source] == cluster.node_of[each.taker]
+        source, taker = (end if inside else cluster.card_of[end] for end in (each.source, each.taker))
+        ports: tuple[_Port, ...] = (("out", inside, source), ("in", inside, taker))
+        link = cluster.links.intra_node if inside else cluster.links.inter_node
+        begins_s = max(each.posted_s, *(free_s.get(port, each.posted_s) for port in ports))
+        arrives_s = begins_s + transfer_s(each.num_bytes, link)
+        free_s.update(dict.fromkeys(ports, arrives_s))
+        yield each, arrives_s
+
+
+def _posted(step: MeasuredStep) -> Iterator[_Message]:
+    for device, spans in enumerate(step.devices):
+        for span in spans:
+            if span.kind == "transfer" and span.num_bytes > 0:
+                assert span.slice is not None and span.peer is not None, "a transfer has both"
+                yield _Message(device, span.peer, span.slice, span.is_gradient, span.start_s, span.num_bytes)
+
+
+def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator[tuple[str, Moved]]:
+    spans: dict[tuple[str, int], dict[int, MeasuredSpan]] = {}
+    for device, own in enumerate(step.devices):
+        for span in own:
+            if span.kind in ("sum", "gather") and span.group is not None:
+                spans.setdefault((span.kind, span.group), {})[device] = span
+    known = {(each.kind.value, each.group): each for each in traffic.collectives}
+    noted = [(each, spans[key]) for key in spans if (each := known.get(key)) is not None]
+    free_s: dict[int, float] = {}
+    for each, of_device in sorted(noted, key=lambda item: _posted_by_all_s(item[1])):
+        if set(of_device) != set(each.devices):
+            continue
+        ended_s = max(span.end_s for span in of_device.values())
+        begins_s = max(_posted_by_all_s(of_device), *(free_s.get(device, -inf) for device in each.devices))
+        free_s.update(dict.fromkeys(each.devices, ended_s))
+        spread = per_node(each.devices, cluster)
+        predicted_s = spread_collective_s(each.num_bytes, spread, each.rounds, cluster)
+        if ended_s > begins_s:
+            yield INTER if len(spread) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
+
+
+def _posted_by_all_s(of_device: Mapping[int, MeasuredSpan]) -> float:
+    return max(span.start_s for span in of_device.values())

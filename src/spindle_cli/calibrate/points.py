@@ -1,0 +1,98 @@
+"""What one op took on the shares that a run gave it, without what its devices do beside their slices.
+
+A slice takes n ops x (what the curve says + sums over devices that are no neighbours) x its stretch
+(beside.py). Turned around: the plan's own formulas with the slice's measured seconds in the place of its
+predicted ones, solved for the curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.calibrate.reading import Run
+from spindle_cli.costs.batch_sums import beyond_curve_s
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import CurvePoint, Profile
+
+Allocation = tuple[str, int, int]  # a MetaOp's name, dp, tp
+
+# Of an op's measured seconds, at least so much is its own.
+LEAST_OWN = 0.05
+
+
+@dataclass(frozen=True)
+class OpTimes:
+    """Seconds of one op over the whole batch, forward and backward."""
+
+    forward_s: float
+    backward_s: float
+
+    @property
+    def op_s(self) -> float:
+        """Both together."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one op took; `weight`: measurements of single ops that it is a mean of. `steps`: of the runs."""
+
+    times: OpTimes
+    weight: float
+    steps: int
+
+
+def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> Mapping[Allocation, Measured]:
+    """What a run says of the points of a profile's curves. Slices that took no time (a clock too coarse for
+    them) say nothing.
+
+    Args:
+        stretches: of each slice, see `Beside.stretches`.
+    """
+    found: dict[Allocation, list[Measured]] = {}
+    for piece, took, stretch in zip(run.plan.slices, run.measured.slices, stretches, strict=True):
+        if took.forward_s + took.backward_s > 0:
+            ops = piece.num_ops * stretch
+            own = _own_times(OpTimes(took.forward_s / ops, took.backward_s / ops), piece, profile, run)
+            steps = run.measured.steps
+            one = Measured(own, steps * piece.num_ops, steps)
+            found.setdefault((piece.metaop, piece.dp, piece.tp), []).append(one)
+    return {key: together(each) for key, each in found.items()}
+
+
+def together(found: Sequence[Measured]) -> Measured:
+    """The mean by weights."""
+    weight = sum(each.weight for each in found)
+    times = OpTimes(
+        sum(each.times.forward_s * each.weight for each in found) / weight,
+        sum(each.times.backward_s * each.weight for each in found) / weight,
+    )
+    return Measured(times, weight, max(each.steps for each in found))
+
+
+def all_runs(runs: Sequence[Mapping[Allocation, Measured]]) -> dict[Allocation, Measured]:
+    """What several runs say together, each by its number of steps."""
+    found: dict[Allocation, list[Measured]] = {}
+    for points in runs:
+        for key, each in points.items():
+            found.setdefault(key, []).append(each)
+    joined = {key: together(each) for key, each in found.items()}
+    steps = {key: sum(each.steps for each in of_runs) for key, of_runs in found.items()}
+    return {key: Measured(each.times, each.weight, steps[key]) for key, each in joined.items()}
+
+
+def point_of(profile: Profile, allocation: Allocation) -> CurvePoint:
+    """The point of a profile's curve; there is one."""
+    name, dp, tp = allocation
+    return next(point for point in profile.by_name[name].curve if (point.dp, point.tp) == (dp, tp))
+
+
+def _own_times(op: OpTimes, piece: Slice, profile: Profile, run: Run) -> OpTimes:
+    """Of what one op of a slice took, what the curve should say."""
+    more_s = beyond_curve_s(piece, profile.by_name[piece.metaop], run.plan.cluster)
+    forward_s = max(op.forward_s - more_s[0], LEAST_OWN * op.forward_s)
+    backward_s = max(op.backward_s - more_s[1], LEAST_OWN * op.backward_s)
+    if piece.recompute:  # forward once more, as part of the backward pass
+        backward_s = max(backward_s - forward_s, LEAST_OWN * backward_s)
+    return OpTimes(forward_s, backward_s)

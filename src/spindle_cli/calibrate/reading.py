@@ -1,0 +1,153 @@
+"""A run as far as calibrating needs it: its plan, what each slice took, and what its last steps moved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured
+from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredTimeline
+from spindle_cli.plan.file import read_plan
+from spindle_cli.plan.same_device import is_of_devices
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import Profile
+
+FEWEST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that has ended. `timeline`: None where it has left none."""
+
+    folder: Path
+    plan: Plan
+    measured: PredictedVsMeasured
+    timeline: MeasuredTimeline | None
+
+    @property
+    def is_short(self) -> bool:
+        """Whether so few steps were measured that their medians say little."""
+        return self.measured.steps < FEWEST_STEPS
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a run that has begun."""
+    return any((folder / name).is_file() for name in (PREDICTED_FILE, METRICS_FILE))
+
+
+def read_run(folder: Path) -> Run:
+    """A run's plan and what was measured.
+
+    Raises:
+        InputError: no run, one that has not ended, or whose plan is not there; a file is damaged, or of
+            another plan; steps ran several sets of tasks.
+    """
+    predicted_path, plan_path, timeline_path = (
+        folder / name for name in (PREDICTED_FILE, PLAN_FILE, TIMELINE_FILE)
+    )
+    if not predicted_path.exists():
+        raise _not_ended(folder)
+    if not plan_path.exists():
+        raise InputError(
+            f"{folder}: the plan of this run is not in it ({PLAN_FILE})",
+            hint=f"Runs leave it there when they end. Put the plan that was run there as {PLAN_FILE}, or run "
+            "again.",
+        )
+    measured, plan = PredictedVsMeasured.read(predicted_path), read_plan(plan_path)
+    if measured.plan_sha256 is not None and measured.plan_sha256 != plan.sha256():
+        raise InputError(
+            f"{plan_path}: it is not the plan that was run ({predicted_path} names "
+            f"{measured.plan_sha256[:19]}..., this one is {plan.sha256()[:19]}...)",
+            hint="Put the plan that was run there, or run again.",
+        )
+    if plan.task_sets:
+        raise InputError(
+            f"{folder}: not every step of this run ran all tasks, and what slices took was not kept apart "
+            "by the tasks of a step",
+            hint="Calibrate by a run of a plan without `task_sets`.",
+        )
+    _require_slices(plan, measured, predicted_path)
+    timeline = MeasuredTimeline.read(timeline_path) if timeline_path.exists() else None
+    if timeline is not None:
+        timeline.require_of(plan.sha256(), len(plan.slices), plan.cluster.num_devices, where=timeline_path)
+    return Run(folder, plan, measured, timeline)
+
+
+def _not_ended(folder: Path) -> InputError:
+    if is_run(folder):
+        return InputError(
+            f"{folder}: {PREDICTED_FILE} is not in it: the run has not come to its end",
+            hint="Go on with it by `spindle launch --resume`, or give a run that has ended.",
+        )
+    return InputError(
+        f"{folder}: neither {METRICS_FILE} nor {PREDICTED_FILE} is in it",
+        hint="Give the folder of a run that has ended (`spindle launch --run-dir`).",
+    )
+
+
+def _require_slices(plan: Plan, measured: PredictedVsMeasured, path: Path) -> None:
+    found = [each.slice for each in measured.slices]
+    if not found:
+        raise InputError(
+            f"{path}: slices: what each slice took is missing; the run is of an older version",
+            hint="Run the plan again with this version.",
+        )
+    if found != list(range(len(plan.slices))):
+        raise InputError(
+            f"{path}: slices: expected each of the plan's {len(plan.slices)} slices once, in order",
+            hint="The file is damaged, or of a run by another plan; run the plan again.",
+        )
+    devices = [each.device for each in measured.devices if each.device >= plan.cluster.num_devices]
+    if devices:
+        raise InputError(
+            f"{path}: device {devices[0]} is not in the plan", hint="Give the folder of a run by this plan."
+        )
+
+
+def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
+    """Refuse a run that says nothing of a profile's times.
+
+    Raises:
+        InputError: it is of another workload or type of device, of other settings that change times, or ran
+            on shares that the profile does not have.
+    """
+    plan, folder = run.plan, run.folder
+    if plan.workload.fingerprint != profile.workload.fingerprint:
+        raise InputError(
+            f"{folder}: a run of workload {plan.workload.name!r} ({plan.workload.fingerprint[:19]}...); "
+            f"{profile_path} is of {profile.workload.name!r} ({profile.workload.fingerprint[:19]}...)",
+            hint="Give a run of the profile's workload, or that workload's profile.",
+        )
+    if not is_of_devices(profile, plan.cluster):
+        raise InputError(
+            f"{folder}: a run on devices {plan.cluster.device_type!r}; {profile_path} is of "
+            f"{profile.device.name!r} (type {profile.device.type!r})",
+            hint="Give a run on the profile's type of device.",
+        )
+    _require_same_settings(run, profile, profile_path)
+    for piece in plan.slices:
+        metaop = profile.by_name.get(piece.metaop)
+        if metaop is None or all((point.dp, point.tp) != (piece.dp, piece.tp) for point in metaop.curve):
+            raise InputError(
+                f"{folder}: slice {piece.label} ran on dp {piece.dp}, tp {piece.tp}, which {profile_path} "
+                f"has no point of",
+                hint="Give the profile that the run's plan was made from.",
+            )
+
+
+def _require_same_settings(run: Run, profile: Profile, profile_path: Path) -> None:
+    """Of what changes the times without changing the fingerprint."""
+    plan, threads = run.plan, profile.environment.get("threads_per_process")
+    pairs = {
+        "threads_per_process": (plan.threads_per_process, threads if isinstance(threads, int) else None),
+        "compile": (plan.compile, profile.compiled_by),
+        "loss_chunks": (plan.loss_chunks, profile.loss_chunks),
+        "accumulate": (plan.accumulate, profile.accumulate),
+    }
+    for name, (ran, profiled) in pairs.items():
+        if ran != profiled:
+            raise InputError(
+                f"{run.folder}: a run by a plan with {name} {ran}; {profile_path} has {profiled}",
+                hint="Profile and plan again with these settings, or give a run with those of the profile.",
+            )

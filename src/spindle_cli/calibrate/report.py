@@ -1,0 +1,139 @@
+"""A calibration as a document, and as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from spindle_cli.calibrate.points import point_of
+from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.calibrate.run import Calibrated
+from spindle_cli.calibrate.types import (
+    CalibratedLink,
+    CalibratedPoint,
+    CalibrationReport,
+    RunPrediction,
+)
+from spindle_cli.units import counted, format_seconds
+
+
+def report_on(made: Calibrated, profile: Path, cluster: Path | None) -> CalibrationReport:
+    """What was changed, and what each run's iteration is predicted to take with it."""
+    assert made.profile.calibration is not None, "it was just calibrated"
+    pairs = [
+        (old, new)
+        for before, after in zip(made.before.metaops, made.profile.metaops, strict=True)
+        for old, new in zip(before.curve, after.curve, strict=True)
+        if (before.name, old.dp, old.tp) not in made.points
+    ]
+    scaled = sum((old.forward_s, old.backward_s) != (new.forward_s, new.backward_s) for old, new in pairs)
+    return CalibrationReport(
+        profile=str(profile),
+        cluster=None if cluster is None else str(cluster),
+        runs=made.profile.calibration.runs[-len(made.runs) :],
+        iterations=tuple(_iterations(made)),
+        points=tuple(_points(made)),
+        scaled_points=scaled,
+        points_left=len(pairs) - scaled,
+        links=tuple(
+            CalibratedLink.model_validate(
+                {
+                    "link": kind,
+                    "what": what,
+                    "count": each.count,
+                    "predicted_s": each.predicted_s,
+                    "measured_s": each.measured_s,
+                }
+            )
+            for (kind, what), each in sorted(made.moved.items())
+        ),
+        link_times=made.link_times,
+        optimizer_s_per_byte=made.before.optimizer_s_per_byte,
+        measured_optimizer_s_per_byte=made.s_per_byte,
+        processor_times=made.processor_times,
+        warnings=made.warnings,
+    )
+
+
+def _iterations(made: Calibrated) -> Iterator[RunPrediction]:
+    for run in made.runs:
+        slowest = max(run.measured.devices, key=lambda each: each.compute_s, default=None)
+        yield RunPrediction(
+            run=str(run.folder),
+            plan_s=run.measured.iteration.predicted_s,
+            before_s=predicted_again(run.plan, made.before).iteration_s,
+            after_s=predicted_again(run.plan, made.profile).iteration_s,
+            measured_s=run.measured.iteration.measured_s,
+            other_s=0.0 if slowest is None else slowest.other_s or 0.0,
+        )
+
+
+def _points(made: Calibrated) -> Iterator[CalibratedPoint]:
+    order = {metaop.name: number for number, metaop in enumerate(made.before.metaops)}
+    for key in sorted(made.points, key=lambda key: (order[key[0]], *key[1:])):
+        name, dp, tp = key
+        before, measured = point_of(made.before, key), made.points[key]
+        yield CalibratedPoint(
+            metaop=name,
+            dp=dp,
+            tp=tp,
+            steps=measured.steps,
+            forward_s=before.forward_s,
+            backward_s=before.backward_s,
+            measured_forward_s=measured.times.forward_s,
+            measured_backward_s=measured.times.backward_s,
+        )
+
+
+def point_table(report: CalibrationReport) -> Table:
+    """What ran, an op's seconds before and after."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("MetaOp")
+    for name in ("dp", "tp", "forward", "measured", "backward", "measured", "times"):
+        table.add_column(name, justify="right")
+    for each in report.points:
+        before_s = each.forward_s + each.backward_s
+        after_s = each.measured_forward_s + each.measured_backward_s
+        table.add_row(
+            each.metaop,
+            str(each.dp),
+            str(each.tp),
+            *map(
+                format_seconds,
+                (each.forward_s, each.measured_forward_s, each.backward_s, each.measured_backward_s),
+            ),
+            f"{after_s / before_s:.2f}" if before_s else "-",
+        )
+    return table
+
+
+def summary_lines(report: CalibrationReport) -> str:
+    """The rest: other points, links, update, processor, and each run's iteration."""
+    lines = [
+        f"{counted(len(report.points), 'point')} as measured, {report.scaled_points} scaled, "
+        f"{report.points_left} as they were"
+    ]
+    for link in report.links:
+        times = _times(link.measured_s, link.predicted_s)
+        lines.append(
+            f"{link.what} over {link.link}: {link.count} seen, {times} as long as by the plan's links"
+        )
+    if report.measured_optimizer_s_per_byte is not None:
+        times = _times(report.measured_optimizer_s_per_byte, report.optimizer_s_per_byte)
+        lines.append(f"update: {times} as long as before")
+    if report.processor_times != 1.0:
+        lines.append(f"processor costs: {report.processor_times:.2f} times as large as before")
+    for each in report.iterations:
+        lines.append(
+            f"{each.run}: iteration {format_seconds(each.measured_s)} measured, "
+            f"{format_seconds(each.plan_s)} by its plan; the same slices: {format_seconds(each.before_s)} by "
+            f"the profile before, {format_seconds(each.after_s)} by the new one"
+        )
+    return "\n".join(lines)
+
+
+def _times(measured: float, before: float) -> str:
+    return f"{measured / before:.2f} times" if before else "not 0 times"

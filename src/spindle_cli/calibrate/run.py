@@ -1,0 +1,144 @@
+"""A profile corrected by runs: read them, take from each what it measured, and put it into the curves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from spindle_cli.account.traffic import traffic_of
+from spindle_cli.calibrate.beside import Beside, processor_times
+from spindle_cli.calibrate.curves import EQUAL, calibrated_metaops
+from spindle_cli.calibrate.links import (
+    slower_links,
+    update_s_per_byte,
+    with_links_of,
+    with_processor_times,
+)
+from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
+from spindle_cli.calibrate.points import Allocation, Measured, all_runs, measured_points, point_of
+from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
+from spindle_cli.profile.calibration import CalibratedRun, Calibration
+from spindle_cli.profile.types import Profile
+from spindle_cli.units import counted
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """A corrected profile, and what it was corrected by.
+
+    Attributes:
+        before: the profile as it was.
+        runs: that were taken.
+        points: what they have measured of the curves.
+        moved: by kind of link and what moved ("messages", "sums"), what was seen, against the plans' links.
+        processor_times: by what the processor's costs were multiplied.
+        s_per_byte: of the optimizer's step, as measured; None: it was not.
+    """
+
+    profile: Profile
+    before: Profile
+    runs: tuple[Run, ...]
+    points: Mapping[Allocation, Measured]
+    moved: Mapping[tuple[str, str], Moved]
+    processor_times: float
+    s_per_byte: float | None
+
+    @property
+    def link_times(self) -> dict[str, float]:
+        """By kind of link, how many times as long as predicted all took that was seen to move."""
+        return times_of_links(self.moved)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes it uncertain, for people."""
+        return tuple(
+            f"{run.folder}: only {counted(run.measured.steps, 'step')} measured (the first of a run is left "
+            f"out); expected {FEWEST_STEPS} or more, as single steps vary"
+            for run in self.runs
+            if run.is_short
+        )
+
+
+def calibrate(folders: Sequence[Path], profile: Profile, profile_path: Path) -> Calibrated:
+    """Correct a profile by runs. Same inputs, same profile.
+
+    Args:
+        folders: of the runs, each once.
+        profile_path: of the profile, for messages.
+
+    Raises:
+        InputError: a run has not ended, is damaged, or does not belong to the profile.
+    """
+    runs = tuple(read_run(folder) for folder in folders)
+    for run in runs:
+        require_belongs(run, profile, profile_path)
+    return calibrated_by(runs, profile)
+
+
+def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
+    """Correct a profile by runs that belong to it."""
+    traffic = [traffic_of(run.plan) for run in runs]
+    beside = [Beside.of(run, profile, moves) for run, moves in zip(runs, traffic, strict=True)]
+    times = processor_times(beside)
+    if abs(times - 1.0) <= EQUAL:
+        times = 1.0
+    of_runs = [
+        measured_points(run, profile, each.stretches(times)) for run, each in zip(runs, beside, strict=True)
+    ]
+    points = all_runs(of_runs)
+    moved = _joined(moved_in(run, moves, run.plan.cluster) for run, moves in zip(runs, traffic, strict=True))
+    over_own = _joined(
+        moved_in(run, moves, with_links_of(run.plan.cluster, profile.links))
+        for run, moves in zip(runs, traffic, strict=True)
+    )
+    s_per_byte = update_s_per_byte(runs, profile.optimizer_s_per_byte)
+    records = [_record(run, own, profile) for run, own in zip(runs, of_runs, strict=True)]
+    made = profile.model_copy(
+        update={
+            "metaops": calibrated_metaops(profile, points),
+            "links": slower_links(profile.links, times_of_links(over_own)),
+            "processor": with_processor_times(profile.processor, times),
+            "optimizer_s_per_byte": profile.optimizer_s_per_byte if s_per_byte is None else s_per_byte,
+            "calibration": Calibration(runs=_with(profile.calibration, records), links=times_of_links(moved)),
+        }
+    )
+    fields = {name: getattr(made, name) for name in type(made).model_fields}
+    return Calibrated(Profile(**fields), profile, runs, points, moved, times, s_per_byte)
+
+
+def _joined(of_runs: Iterable[Mapping[tuple[str, str], Moved]]) -> dict[tuple[str, str], Moved]:
+    total: dict[tuple[str, str], Moved] = {}
+    for found in of_runs:
+        for key, moved in found.items():
+            total[key] = total.get(key, Moved()) + moved
+    return total
+
+
+def _record(run: Run, points: Mapping[Allocation, Measured], profile: Profile) -> CalibratedRun:
+    cluster, iteration = run.plan.cluster, run.measured.iteration
+    errors = [
+        abs(each.times.op_s / before - 1)
+        for key, each in points.items()
+        if (before := point_of(profile, key).op_s) > 0
+    ]
+    return CalibratedRun(
+        name=run.folder.resolve().name,
+        sha256=run.measured.sha256(),
+        plan_sha256=run.plan.sha256(),
+        num_devices=cluster.num_devices,
+        num_nodes=len(cluster.node_sizes),
+        steps=run.measured.steps,
+        predicted_s=iteration.predicted_s,
+        measured_s=iteration.measured_s,
+        metaop_error=median(errors) if errors else 0.0,
+        worst_metaop_error=max(errors, default=0.0),
+    )
+
+
+def _with(before: Calibration | None, records: Sequence[CalibratedRun]) -> tuple[CalibratedRun, ...]:
+    """Those of earlier calibrations first; a run that is taken again counts once."""
+    again = {each.sha256 for each in records}
+    earlier = () if before is None else before.runs
+    return (*(each for each in earlier if each.sha256 not in again), *records)
