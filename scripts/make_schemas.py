@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from spindle_cli.calibrate.types import CalibrationReport
 from spindle_cli.check.check_report import CheckReport
 from spindle_cli.checkpoint.index import Checkpoint
 from spindle_cli.cli.profile_summary import ProfileSummary
@@ -48,6 +49,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     PlanReport,
     PredictedVsMeasured,
     MeasuredTimeline,
+    CalibrationReport,
     CheckReport,
     ShowReport,
     RankReport,

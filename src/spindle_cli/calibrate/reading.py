@@ -125,7 +125,7 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             f"{profile.device.name!r} (type {profile.device.type!r})",
             hint="Give a run on the profile's type of device.",
         )
-    _require_same_settings(run, profile, profile_path)
+    require_same_settings(plan, profile, f"{folder}: a run by a plan", profile_path)
     for piece in plan.slices:
         metaop = profile.by_name.get(piece.metaop)
         if metaop is None or all((point.dp, point.tp) != (piece.dp, piece.tp) for point in metaop.curve):
@@ -136,18 +136,31 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             )
 
 
-def _require_same_settings(run: Run, profile: Profile, profile_path: Path) -> None:
-    """Of what changes the times without changing the fingerprint."""
-    plan, threads = run.plan, profile.environment.get("threads_per_process")
-    pairs = {
-        "threads_per_process": (plan.threads_per_process, threads if isinstance(threads, int) else None),
-        "compile": (plan.compile, profile.compiled_by),
-        "loss_chunks": (plan.loss_chunks, profile.loss_chunks),
-        "accumulate": (plan.accumulate, profile.accumulate),
-    }
-    for name, (ran, profiled) in pairs.items():
-        if ran != profiled:
+def require_same_settings(one: Plan | Profile, profile: Profile, where: str, profile_path: Path) -> None:
+    """Refuse a plan, or another profile, with other settings that change times without changing the
+    workload's fingerprint; `where`: of what it is.
+
+    Raises:
+        InputError: one of them differs.
+    """
+    own, others = _settings(profile), _settings(one)
+    for name, value in own.items():
+        if others[name] != value:
             raise InputError(
-                f"{run.folder}: a run by a plan with {name} {ran}; {profile_path} has {profiled}",
-                hint="Profile and plan again with these settings, or give a run with those of the profile.",
+                f"{where}: of {name} {others[name]}; {profile_path} has {value}",
+                hint="Profile and plan again with these settings, or give what has those of the profile.",
             )
+
+
+def _settings(one: Plan | Profile) -> dict[str, int | str | float | bool | None]:
+    if isinstance(one, Plan):
+        threads, compiled = one.threads_per_process, one.compile
+    else:
+        found = one.environment.get("threads_per_process")
+        threads, compiled = found if isinstance(found, int) and found >= 1 else None, one.compiled_by
+    return {
+        "threads_per_process": threads,
+        "compile": compiled,
+        "loss_chunks": one.loss_chunks,
+        "accumulate": one.accumulate,
+    }

@@ -130,7 +130,8 @@ def summary_lines(report: CalibrationReport) -> str:
         lines.append(
             f"{each.run}: iteration {format_seconds(each.measured_s)} measured, "
             f"{format_seconds(each.plan_s)} by its plan; the same slices: {format_seconds(each.before_s)} by "
-            f"the profile before, {format_seconds(each.after_s)} by the new one"
+            f"the profile before, {format_seconds(each.after_s)} by the new one "
+            f"({format_seconds(each.other_s)} of the measured are in no slice, wait or update)"
         )
     return "\n".join(lines)
 

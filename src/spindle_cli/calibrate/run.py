@@ -19,8 +19,7 @@ from spindle_cli.calibrate.links import (
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.points import Allocation, Measured, all_runs, measured_points, point_of
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
-from spindle_cli.profile.calibration import CalibratedRun, Calibration
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import CalibratedRun, Calibration, Profile
 from spindle_cli.units import counted
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.profile.calibration import CalibratedRun
+from spindle_cli.profile.types import CalibratedRun
 
 _Seconds = Annotated[float, Field(ge=0)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -30,6 +31,16 @@ def plan(
         typer.Option("--effort", min=0, max=9, help="Search longer for a better plan; never a worse one."),
     ] = 1,
     assume_same_device: AssumeSameDeviceOption = False,
+    history: Annotated[
+        Path | None,
+        typer.Option(
+            "--history",
+            metavar="DIR",
+            help="Take the times of the nearest runs or calibrated profiles in this folder that are of the "
+            "same workload and type of device.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Plan a profiled workload for a cluster.
@@ -44,7 +55,16 @@ def plan(
 
     require_no_input("-o", output_path, profile, cluster)
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
+    notes: tuple[str, ...] = ()
+    if history is not None:
+        from spindle_cli.calibrate.history import from_history
+
+        found = from_history(history, read, profile, goal)
+        read, notes = found.profile, (found.note,)
+        for line in found.passed_over:
+            output.note(line)
     made = make_plan(read, goal, strategy, effort)
+    made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     write_plan(output_path, made)

@@ -14,8 +14,11 @@ from pydantic import Field, field_validator, model_validator
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
 from spindle_cli.profile.calibration import Calibration as Calibration
 from spindle_cli.profile.fitted import Fit as Fit
+from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
+from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
@@ -211,20 +214,6 @@ class MetaOpProfile(MetaOp):
         return tuple(best[n] for n in sorted(best))
 
 
-class MeasuredLink(Model):
-    """A link as measured between two processes: seconds and bytes per second by message size.
-
-    `message_processor_s`, `processor_s_per_byte`: processor time of one end, sending or receiving, for a
-    message and for each of its bytes, all threads of the process together.
-    """
-
-    kind: Literal["intra_node", "inter_node"]
-    latency_s: Seconds
-    points: tuple[tuple[int, float], ...]  # (bytes, bytes per second)
-    message_processor_s: Seconds = 0.0
-    processor_s_per_byte: Seconds = 0.0
-
-
 class Noise(Model):
     """How quiet the machine was while a profile was measured.
 
@@ -239,19 +228,6 @@ class Noise(Model):
     spread: Annotated[float, Field(ge=0)] = 0.0
     worst_spread: Annotated[float, Field(ge=0)] = 0.0
     measured_again: Annotated[int, Field(ge=0)] = 0
-
-
-class ProcessorCosts(Model):
-    """What takes a device's time beside its ops, where the device is a processor that does this work too.
-
-    Seconds of the device, the turns of other processes on its core included. `message_s`, `s_per_byte`: for
-    each message that it sends or receives, and for each of its bytes. `load_s`: by task, for each sample that
-    it reads. All zero where other processors do this work, as those of a GPU's host.
-    """
-
-    message_s: Seconds = 0.0
-    s_per_byte: Seconds = 0.0
-    load_s: dict[str, Seconds] = Field(default_factory=dict)
 
 
 class PhaseTimes(Model):

@@ -1,0 +1,100 @@
+"""Folders of runs as they would be if a profile's times were the truth: what the simulator's formulas say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from spindle_cli.files.artifact import write_json
+from spindle_cli.files.run_files import (
+    METRICS_FILE,
+    PLAN_FILE,
+    PREDICTED_FILE,
+    Comparison,
+    DeviceTimes,
+    PredictedVsMeasured,
+    SliceTimes,
+    StepMetrics,
+)
+from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.types import Plan, PlanMetaOp
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.program.link import link
+from spindle_cli.simulate.durations import slice_durations, step_durations
+
+Spans = Sequence[Sequence[MeasuredSpan]]  # of each device
+
+
+def slower(profile: Profile, times: Mapping[str, tuple[float, float]]) -> Profile:
+    """A profile whose MetaOps take so many times as long, forward and backward; the others as they do."""
+    metaops = tuple(_slower(each, *times.get(each.name, (1.0, 1.0))) for each in profile.metaops)
+    # Not copied: a copy would keep the old MetaOps in `by_name`.
+    return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
+
+
+def _slower(metaop: MetaOpProfile, forward: float, backward: float) -> MetaOpProfile:
+    def point(old: CurvePoint) -> CurvePoint:
+        seconds = {"forward_s": old.forward_s * forward, "backward_s": old.backward_s * backward}
+        return old.model_copy(update=seconds)
+
+    return metaop.model_copy(update={"curve": tuple(map(point, metaop.curve))})
+
+
+def by_truth(plan: Plan, truth: Profile) -> Plan:
+    """The same slices, with the times of another profile."""
+    metaops = tuple(
+        PlanMetaOp(**{name: getattr(truth.by_name[each.name], name) for name in PlanMetaOp.model_fields})
+        for each in plan.metaops
+    )
+    fields = {name: getattr(plan, name) for name in Plan.model_fields}
+    return Plan(**{**fields, **truth.training, "metaops": metaops})
+
+
+def made_run(
+    folder: Path,
+    plan: Plan,
+    truth: Profile,
+    *,
+    steps: int = 10,
+    iteration_s: float | None = None,
+    outside_s: float = 0.0,
+    spans: Spans | None = None,
+) -> Path:
+    """The folder of a run of `plan` in which everything took as long as `truth` says.
+
+    `outside_s`: of every device, in none of what is timed. `spans`: of its last step; None: no timeline.
+    """
+    true = by_truth(plan, truth)
+    took, steps_s = slice_durations(link(true)), step_durations(true)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_plan(folder / PLAN_FILE, plan)
+    measured_s = plan.predicted.iteration_s if iteration_s is None else iteration_s
+    write_json(
+        folder / PREDICTED_FILE,
+        PredictedVsMeasured(
+            steps=steps,
+            iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=measured_s),
+            slices=tuple(
+                SliceTimes(slice=index, forward_s=each.forward_s, backward_s=each.backward_s)
+                for index, each in enumerate(took)
+            ),
+            devices=tuple(
+                DeviceTimes(
+                    device=n, compute_s=1.0, wait_s=0, data_s=0, optimizer_s=step_s, other_s=outside_s
+                )
+                for n, step_s in enumerate(steps_s)
+            ),
+            plan_sha256=plan.sha256(),
+        ),
+    )
+    (folder / METRICS_FILE).write_text(StepMetrics(step=1, loss=1.0, iteration_s=measured_s).to_line())
+    if spans is not None:
+        write_json(folder / TIMELINE_FILE, timeline_of(plan, spans))
+    return folder
+
+
+def timeline_of(plan: Plan, spans: Spans, *, clock_error_s: float = 0.0) -> MeasuredTimeline:
+    """One step, of ten seconds."""
+    step = MeasuredStep(step=1, start_s=0.0, end_s=10.0, devices=tuple(map(tuple, spans)))
+    return MeasuredTimeline(plan_sha256=plan.sha256(), clock_error_s=clock_error_s, steps=(step,))

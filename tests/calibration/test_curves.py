@@ -1,0 +1,99 @@
+"""Points that did not run: hand-solved."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.plans import metaop_of, profile_of
+from spindle_cli.calibrate.curves import Factor, calibrated_metaops, neighbours
+from spindle_cli.calibrate.points import Measured, OpTimes
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+
+CURVE = {1: 8.0, 2: 4.0, 4: 2.0, 8: 1.0}
+
+
+def ran(op_s: float, times: tuple[float, float]) -> Measured:
+    """What a third of an op's seconds forward and two thirds backward become."""
+    return Measured(OpTimes(op_s / 3 * times[0], op_s * 2 / 3 * times[1]), weight=1, steps=5)
+
+
+def factors(
+    profile: Profile, measured: dict[tuple[str, int, int], Measured]
+) -> dict[tuple[str, int], tuple[float, float]]:
+    found = {}
+    for before, after in zip(profile.metaops, calibrated_metaops(profile, measured), strict=True):
+        for old, new in zip(before.curve, after.curve, strict=True):
+            found[after.name, new.num_devices] = (
+                new.forward_s / old.forward_s,
+                new.backward_s / old.backward_s,
+            )
+    return found
+
+
+def point(n: int, tp: int = 1) -> CurvePoint:
+    return CurvePoint(num_devices=n, dp=n // tp, tp=tp, forward_s=1, backward_s=2, source="composed")
+
+
+def test_between_two_that_ran_the_factor_goes_with_the_logarithm_and_beyond_it_stays() -> None:
+    profile = profile_of(metaop_of("a/x", 1, CURVE))
+    measured = {("a/x", 2, 1): ran(4.0, (1.0, 3.0)), ("a/x", 8, 1): ran(1.0, (2.0, 2.0))}
+    assert {n: pytest.approx(times) for (_, n), times in factors(profile, measured).items()} == {
+        1: (1.0, 3.0),
+        2: (1.0, 3.0),
+        4: (1.5, 2.5),
+        8: (2.0, 2.0),
+    }
+
+
+def test_other_points_follow_those_of_their_own_degree_of_tensor_parallelism() -> None:
+    own = {(4, 1): Factor(2, 2), (2, 2): Factor(3, 5)}
+    assert neighbours(own, point(8, tp=2)) == Factor(3, 5)
+    assert neighbours(own, point(8, tp=1)) == Factor(2, 2)
+    # None of its own: the mean of those on so many devices.
+    assert neighbours(own, point(4, tp=4)) == Factor(2.5, 3.5)
+    assert neighbours({}, point(4)) is None
+
+
+def test_metaops_of_the_same_kind_follow_those_that_ran_on_the_same_share() -> None:
+    """b has half of a's batch: its point on 2 devices is a's share on 4."""
+    a = metaop_of("a/x", 1, {2: 4.0, 4: 2.0}, op_kind="layer", flops_per_op=800.0)
+    b = metaop_of("b/x", 1, {1: 4.0, 2: 2.0, 4: 1.0}, op_kind="layer", flops_per_op=400.0, batch_size=4)
+    other = metaop_of("c/x", 1, {2: 2.0}, op_kind="layer", flops_per_op=800.0, batch_size=4)
+    measured = {("a/x", 4, 1): ran(2.0, (7.0, 9.0)), ("b/x", 4, 1): ran(1.0, (2.0, 3.0))}
+    found = factors(profile_of(a, b, other), measured)
+    assert found["b/x", 2] == pytest.approx((7.0, 9.0))
+    assert found["b/x", 1] == pytest.approx((2.0, 3.0))
+    assert found["a/x", 2] == pytest.approx((7.0, 9.0))
+    assert found["c/x", 2] == (1.0, 1.0)  # more work for each sample: another kind
+
+
+@pytest.mark.parametrize("op_kind", [None, "other"])
+def test_metaops_of_other_kinds_and_of_none_that_is_known_do_not_follow(op_kind: str | None) -> None:
+    a = metaop_of("a/x", 1, {2: 4.0}, op_kind=op_kind)
+    b = metaop_of("b/x", 1, {2: 4.0}, op_kind=None if op_kind is None else "layer")
+    found = factors(profile_of(a, b), {("a/x", 2, 1): ran(4.0, (2.0, 2.0))})
+    assert found["b/x", 2] == (1.0, 1.0)
+
+
+def test_a_pass_that_the_profile_has_at_no_time_follows_both_together() -> None:
+    frozen = MetaOpProfile(
+        name="a/x",
+        task="a",
+        num_ops=1,
+        batch_size=8,
+        curve=tuple(
+            CurvePoint(num_devices=n, dp=n, forward_s=2 / n, backward_s=0, source="measured") for n in (1, 2)
+        ),
+    )
+    measured = {("a/x", 1, 1): Measured(OpTimes(5.0, 1.0), 1, 5)}
+    (found,) = calibrated_metaops(profile_of(frozen), measured)
+    assert [(each.forward_s, each.backward_s) for each in found.curve] == [(5.0, 1.0), (2.5, 0.0)]
+
+
+def test_collectives_take_no_more_than_the_op() -> None:
+    split = metaop_of("a/x", 1, {1: 3.0, 2: 3.0})
+    curve = tuple(each.model_copy(update={"communication_s": 2.0}) for each in split.curve)
+    split = split.model_copy(update={"curve": curve})
+    (found,) = calibrated_metaops(profile_of(split), {("a/x", 2, 1): ran(3.0, (0.5, 0.5))})
+    assert [each.communication_s for each in found.curve] == [1.5, 1.5]
+    assert [each.source for each in found.curve] == ["fitted", "measured"]
