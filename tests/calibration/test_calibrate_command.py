@@ -82,7 +82,7 @@ def test_the_profile_itself_is_written_over_where_it_is_named(folder: Path) -> N
     assert Profile.read(folder / "profile.json").calibration is not None
 
 
-@pytest.mark.parametrize("name", ["run/plan.yaml", "run/predicted.json"])
+@pytest.mark.parametrize("name", ["run/run-plan.yaml", "run/predicted.json"])
 def test_a_runs_files_are_not_written_over(folder: Path, name: str) -> None:
     before = (folder / name).read_bytes()
     assert calibrate(folder, out=name).code == ExitCode.USAGE
@@ -180,7 +180,7 @@ def timeline_of_another(folder: Path) -> None:
     ("damage", "message"),
     [
         (without(PREDICTED_FILE), "predicted.json is not in it: the run has not come to its end"),
-        (without(PLAN_FILE), "the plan of this run is not in it (plan.yaml)"),
+        (without(PLAN_FILE), "the plan of this run is not in it (run-plan.yaml)"),
         (other_workload, "a run of workload 'other'"),
         (other_device, "a run on devices 'h100-80gb'"),
         (another_plan, "it is not the plan that was run"),
@@ -199,7 +199,7 @@ def timeline_of_another(folder: Path) -> None:
         ),
         (timeline_of_another, "it is of a run by another plan"),
         (lambda folder: (folder / "run/timeline.json").write_text("{"), "timeline.json"),
-        (lambda folder: (folder / "run/plan.yaml").write_text("waves: ["), "plan.yaml"),
+        (lambda folder: (folder / "run/run-plan.yaml").write_text("waves: ["), "run-plan.yaml"),
     ],
 )
 def test_what_says_nothing_of_the_profile_is_refused(

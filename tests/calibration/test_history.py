@@ -85,7 +85,7 @@ def test_what_is_of_others_is_left_alone_and_what_is_damaged_named(tmp_path: Pat
     going_on = run(tmp_path / "going-on", 2, 2.0)
     (going_on / PREDICTED_FILE).unlink()
     damaged = run(tmp_path / "damaged", 2, 2.0)
-    (damaged / "plan.yaml").unlink()
+    (damaged / "run-plan.yaml").unlink()
     found = from_history(tmp_path, PROFILE, Path("profile.json"), cluster_of(2))
     assert found.profile == PROFILE
     assert "No run or calibrated profile" in found.note

@@ -12,6 +12,7 @@ import torch
 from alone import ALONE, world_of_one
 from case_runs import ADAMW, Case, prepare
 
+from spindle_cli.calibrate.reading import read_run
 from spindle_cli.errors import InputError, RunFailedError, UsageError, WorkloadError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import PREDICTED_FILE, model_path, read_metrics
@@ -76,7 +77,9 @@ def test_steps_are_those_of_metrics_jsonl(tmp_path: Path) -> None:
     lines = list(read_metrics(tmp_path / "run"))
     assert [step.metrics for step in steps] == lines
     assert [step.number for step in steps] == [1, 2, 3, 4]
-    assert (tmp_path / "run" / PREDICTED_FILE).exists()
+    left = read_run(tmp_path / "run")
+    assert left.measured.steps == 3
+    assert all(each.forward_s > 0 and each.backward_s > 0 for each in left.measured.slices)
     with pytest.raises(AttributeError, match="cannot be set"):
         steps[0].loss = 1.0  # type: ignore[misc]
 

@@ -22,7 +22,7 @@ from spindle_cli.units import counted
 METRICS_FILE = "metrics.jsonl"
 DAMAGED_METRICS_FILE = "metrics-damaged.jsonl"
 PREDICTED_FILE = "predicted.json"
-PLAN_FILE = "plan.yaml"  # the plan that was run
+PLAN_FILE = "run-plan.yaml"  # the plan that was run; people may keep a plan.yaml there
 CHECKPOINTS_DIR = "checkpoints"
 MODEL_FILE = "model.safetensors"
 SHOWN_LINES = 3
