@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,7 @@ def plan(
     *,
     strategy: StrategyName = "spindle",
     effort: int = 1,
+    micro_batches: Mapping[str, int] | None = None,
     assume_same_device: bool = False,
 ) -> Plan:
     """Plan a profiled workload for a cluster; same inputs, same plan.
@@ -96,6 +97,7 @@ def plan(
     Args:
         out: where to write the plan; None: nowhere.
         strategy, effort, assume_same_device: as the options of `spindle plan`.
+        micro_batches: into how many parts tasks' batches are cut; None: as memory asks for.
 
     Raises:
         NoPlanError: nothing fits the devices' memory or the valid allocations.
@@ -112,7 +114,7 @@ def plan(
     require_equal_batches(read.metaops, Path("profile") if isinstance(profile, Profile) else Path(profile))
     if not assume_same_device:
         require_same_device(read, goal)
-    made = make_plan(read, goal, strategy, effort)
+    made = make_plan(read, goal, strategy, effort, micro_batches)
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     if out is not None:

@@ -149,9 +149,10 @@ def test_a_device_is_sent_just_the_samples_that_it_does_not_hold(plan: Plan) -> 
 def samples_by_device(plan: Plan, index: int) -> dict[int, set[int]]:
     """Which samples each device of a slice has, from the words of the contract."""
     piece = plan.slices[index]
-    share = plan.by_name[piece.metaop].batch_size // piece.dp
+    size = plan.by_name[piece.metaop].batch_size // plan.micro_batches.get(piece.metaop.partition("/")[0], 1)
+    share, begin = size // piece.dp, piece.micro_batch * size
     return {
-        device: set(range(place // piece.tp * share, (place // piece.tp + 1) * share))
+        device: set(range(begin + place // piece.tp * share, begin + (place // piece.tp + 1) * share))
         for place, device in enumerate(piece.devices)
     }
 

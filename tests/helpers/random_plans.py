@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from hypothesis import strategies as st
 
@@ -11,7 +11,7 @@ from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
-from spindle_cli.profile.types import CurvePoint, WorkloadRef
+from spindle_cli.profile.types import CurvePoint, ShareTime, WorkloadRef
 
 _BATCHES = (4, 6, 8, 12)
 _OP_S = 0.25  # forward and backward of an op together, on any devices: the schedule stays easy to make
@@ -71,11 +71,55 @@ def plans(draw: st.DrawFn) -> Plan:
         tasks = draw(st.sampled_from([("a",), ("a", "b")]))
         metaops = tuple(_of_task(each, task) for task in tasks for each in draw(metagraphs()))
         slices, metaops = draw(placed(cluster, metaops))
-        plan = plan_on(cluster, metaops, draw(passes_apart(cluster, metaops, slices)))
+        slices, metaops, counts = draw(in_micro_batches(cluster, slices, metaops))
+        plan = plan_on(cluster, metaops, draw(passes_apart(cluster, metaops, slices)), counts)
     else:
         slices, metaops = draw(placed(cluster, draw(metagraphs())))
         plan = plan_on(cluster, metaops, slices)
     return plan.model_copy(update=draw(trainings()))
+
+
+@st.composite
+def in_micro_batches(
+    draw: st.DrawFn, cluster: Cluster, slices: Sequence[Slice], metaops: Sequence[PlanMetaOp]
+) -> tuple[list[Slice], tuple[PlanMetaOp, ...], dict[str, int]]:
+    """The same with some tasks cut into 2 or 3, each on devices of its own; and how many they are."""
+    counts: dict[str, int] = {}
+    for task in dict.fromkeys(metaop.task for metaop in metaops):
+        own = [metaop for metaop in metaops if metaop.task == task]
+        possible = [count for count in (2, 3) if own[0].batch_size % count == 0]
+        if draw(st.booleans()) and possible and not any(metaop.batch_sums for metaop in own):
+            counts[task] = draw(st.sampled_from(possible))
+    by_name = {metaop.name: metaop for metaop in metaops}
+    found: list[Slice] = []
+    used: dict[str, set[tuple[int, int]]] = {}
+    for piece in slices:
+        metaop = by_name[piece.metaop]
+        count = counts.get(metaop.task, 1)
+        if count == 1:
+            found.append(piece)
+            continue
+        size = metaop.batch_size // count
+        for number in range(count):
+            dp, tp = draw(st.sampled_from(_degrees(size, cluster)))
+            order = draw(st.permutations(range(cluster.num_devices)))
+            devices = _groups_in_nodes(order, dp, tp, cluster)
+            update = {"dp": dp, "tp": tp, "devices": devices, "micro_batch": number, "micro_batches": count}
+            found.append(piece.model_copy(update=update))
+            used.setdefault(metaop.name, set()).add((size // dp, tp))
+    times = {"forward_s": _OP_S / 4, "backward_s": 3 * _OP_S / 4, "source": "estimated"}
+    timed = tuple(
+        metaop.model_copy(
+            update={
+                "shares": tuple(
+                    ShareTime(samples=samples, tp=tp, **times)
+                    for samples, tp in sorted(used.get(metaop.name, ()))
+                )
+            }
+        )
+        for metaop in metaops
+    )
+    return found, timed, counts
 
 
 @st.composite
@@ -244,7 +288,12 @@ def _curve(degrees: set[tuple[int, int]]) -> tuple[CurvePoint, ...]:
     return tuple(sorted(points, key=lambda point: (point.num_devices, point.tp)))
 
 
-def plan_on(cluster: Cluster, metaops: tuple[PlanMetaOp, ...], slices: list[Slice]) -> Plan:
+def plan_on(
+    cluster: Cluster,
+    metaops: tuple[PlanMetaOp, ...],
+    slices: list[Slice],
+    micro_batches: Mapping[str, int] | None = None,
+) -> Plan:
     """A plan of these slices, each a wave of its own, that predicts nothing but its end."""
     end_s = max(piece.last_s for piece in slices)
     apart = any(piece.backward_s is not None for piece in slices)
@@ -254,6 +303,7 @@ def plan_on(cluster: Cluster, metaops: tuple[PlanMetaOp, ...], slices: list[Slic
         workload=WorkloadRef(name="random", fingerprint="sha256:" + "0" * 64, source="tests:build"),
         profile=ProfileRef(sha256="sha256:" + "0" * 64),
         cluster=cluster,
+        micro_batches=dict(micro_batches or {}),
         predicted=Predicted(
             iteration_s=end_s,
             compute_s=end_s,

@@ -9,7 +9,8 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import NodeGroup
 from spindle_cli.plan.assemble import exact_slices
-from spindle_cli.plan.make import BelowBoundError, make_plan, require_above
+from spindle_cli.plan.best.find import BelowBoundError, require_above
+from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.placing.arrange import arrange, bound_together
 from spindle_cli.plan.placing.calendar import Calendar
 from spindle_cli.plan.placing.placement import PlacementWeights, place, place_in_sequence

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from hand_plans import Placement, passes_apart, place, whole, with_sets
+from hand_plans import Placement, in_micro_batches, passes_apart, place, whole, with_sets
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -49,6 +49,7 @@ class Case:
     dtype: DtypeName | None = "float64"
     recompute: Sequence[str] = ()  # MetaOps
     apart: int | None = None  # passes in any order, drawn by this seed
+    micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
     steps: int = STEPS
@@ -81,7 +82,9 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
             for tasks, placed in case.sets.items()
         }
         plan = with_sets(plan, made)
-    if case.apart is not None:
+    if case.micro_batches:
+        plan = in_micro_batches(plan, case.micro_batches, case.apart or 0)
+    elif case.apart is not None:
         plan = passes_apart(plan, case.apart)
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(

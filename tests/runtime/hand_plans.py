@@ -9,9 +9,9 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.edges import slice_edges
 from spindle_cli.plan.sets.restrict import restricted
-from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Wave
+from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, WorkloadRef
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime, WorkloadRef
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 
 # (MetaOp, ops, devices), and the degree of tensor parallelism where it is not 1
@@ -112,6 +112,47 @@ def passes_apart(plan: Plan, seed: int) -> Plan:
     made = {"schema_": "spindle.plan/2", "predicted": predicted, "waves": waves}
     whole = Plan(**{**fields, **made})
     return whole.model_copy(update={"predicted": _with_memory(whole)})
+
+
+def in_micro_batches(plan: Plan, counts: Mapping[str, int], seed: int) -> Plan:
+    """The same slices for each of a task's micro-batches, with as many shares as divide it, on the devices of
+    the whole one in another order; their passes in any order that gives each what it takes.
+    """
+    draw = random.Random(seed)
+    slices: list[Slice] = []
+    used: dict[str, set[tuple[int, int]]] = {}
+    for piece in plan.slices:
+        metaop = plan.by_name[piece.metaop]
+        count = counts.get(metaop.task, 1)
+        if count == 1:
+            slices.append(piece)
+            continue
+        size = metaop.batch_size // count
+        for number in range(count):
+            dp = max(n for n in range(1, piece.dp + 1) if size % n == 0)
+            shares = [piece.devices[share * piece.tp :][: piece.tp] for share in range(piece.dp)]
+            devices = [device for share in draw.sample(shares, dp) for device in share]
+            update = {"dp": dp, "devices": tuple(devices), "micro_batch": number, "micro_batches": count}
+            slices.append(piece.model_copy(update=update))
+            used.setdefault(metaop.name, set()).add((size // dp, piece.tp))
+    times = {"forward_s": 1 / 3, "backward_s": 2 / 3, "source": "measured"}
+    metaops = tuple(
+        metaop.model_copy(
+            update={
+                "shares": tuple(
+                    ShareTime(samples=samples, tp=tp, **times)
+                    for samples, tp in sorted(used.get(metaop.name, ()))
+                )
+            }
+        )
+        for metaop in plan.metaops
+    )
+    waves = tuple(
+        Wave(index=index, start_s=piece.start_s, end_s=piece.end_s, slices=(piece,))
+        for index, piece in enumerate(slices)
+    )
+    update = {"metaops": metaops, "micro_batches": dict(counts), "waves": waves}
+    return passes_apart(Plan.model_construct(**{**dict(plan), **update}), seed)
 
 
 def _with_memory(plan: Plan) -> Predicted:

@@ -179,7 +179,7 @@ def test_a_plan_without_the_curve_point_of_a_slice_is_refused() -> None:
     net = metaop_of("task/net", 1, {1: 1.0, 2: 0.5})
     plan = plan_of(profile_of(net), cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]])
     bare = plan.metaops[0].model_copy(update={"curve": plan.metaops[0].curve[:1]})
-    with pytest.raises(InputError, match="no curve point for dp 2"):
+    with pytest.raises(InputError, match="no curve point, or share, for dp 2"):
         simulate(plan.model_copy(update={"metaops": (bare,)}))
 
 

@@ -35,7 +35,7 @@ class Crossings:
         if len(takers) < 2:
             return missing
         piece = self._slices[index]
-        most = max(num_bytes for num_bytes, _ in takers) / piece.dp
+        most = max(num_bytes for num_bytes, _ in takers) / piece.shares_of_batch
         return [size + most for size in missing or [0.0] * len(piece.devices)]
 
     def is_handed_on(self, index: int) -> bool:
@@ -52,7 +52,7 @@ class Crossings:
             missing = missing or [0.0] * len(piece.devices)
             for position, device in enumerate(piece.devices):
                 if not has(device, position // piece.tp):
-                    missing[position] += num_bytes / piece.dp
+                    missing[position] += num_bytes / piece.shares_of_batch
         return missing
 
     def _holder(self, other: int, piece: SliceShape) -> Callable[[int, int], bool]:

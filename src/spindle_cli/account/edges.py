@@ -20,7 +20,8 @@ def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
 def _layout(piece: SliceShape, metaop: MetaOp) -> Layout:
     # An op that sums over its shares is never split by tensor parallelism as well.
     sums_shares = bool(metaop.batch_sums) and piece.dp > 1
-    return Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size, sums_shares)
+    micro_batch = piece.micro_batch, piece.shares_of_batch // piece.dp
+    return Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size, sums_shares, micro_batch)
 
 
 def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:
@@ -29,27 +30,27 @@ def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:
 
 
 def edges_between(slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -> tuple[Edge, ...]:
-    """Edges between slices, ordered by consumer, then producer.
+    """Edges between slices of the same micro-batch, ordered by consumer, then producer.
 
     Inside a MetaOp from each slice to the next. Between MetaOps from the slice with the producer's last op to
     the slice with the consumer's first op; or to each of the consumer's slices, where every one of its ops
     takes that input.
     """
-    pieces: dict[str, list[int]] = {name: [] for name in by_name}
+    pieces: dict[tuple[str, int], list[int]] = {}
     for index, piece in enumerate(slices):
-        pieces[piece.metaop].append(index)
+        pieces.setdefault((piece.metaop, piece.micro_batch), []).append(index)
     for indices in pieces.values():
         indices.sort(key=lambda index: slices[index].ops)
 
     edges: list[Edge] = []
-    for metaop in by_name.values():
-        own = pieces[metaop.name]
+    for (own_name, micro_batch), own in pieces.items():
+        metaop = by_name[own_name]
         edges.extend(Edge(producer, consumer, inner=True) for producer, consumer in pairwise(own))
         for name in metaop.inputs:
             consumers = own if name in metaop.inputs_of_every_op else own[:1]
             edges.extend(
                 Edge(producer, consumer, inner=False)
-                for producer in pieces[name][-1:]
+                for producer in pieces.get((name, micro_batch), ())[-1:]
                 for consumer in consumers
             )
     return tuple(sorted(edges, key=lambda edge: (edge.consumer, edge.producer)))

@@ -32,7 +32,6 @@ class Part:
 
     __slots__ = (
         "blocks",
-        "dp",
         "edges",
         "fields",
         "handed",
@@ -40,6 +39,7 @@ class Part:
         "needs",
         "optimizer",
         "recompute",
+        "shares",
         "taken_at_once",
         "taken_by_every_op",
         "task",
@@ -51,21 +51,22 @@ class Part:
         metaop = by_name[piece.metaop]
         self.optimizer = metaop.optimizer
         first, last = piece.ops
+        shares = piece.shares_of_batch
         self.tp = piece.tp
         self.recompute = piece.recompute
-        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, piece.dp, piece.tp)
-        self.task, self.dp = metaop.task, piece.dp
+        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
+        self.task, self.shares = metaop.task, shares
         self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
-        handed = slice_output_bytes(metaop, last, metaop.num_ops) / piece.dp
+        handed = slice_output_bytes(metaop, last, metaop.num_ops) / shares
         self.handed = handed if is_handed_on else 0.0
         self.kept_inputs = 0.0
         before, after = self.needs[0][1].joined, self.needs[-1][1].joined
         # Of what a slice is given, and hands on, whole, its ops have a part each besides.
         self.edges = after + (0.0 if piece.recompute else before / piece.tp)
         if piece.recompute:
-            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / piece.dp
+            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
             self.kept_inputs = max(inner, handed)
-        taken = {name: size / piece.dp for size, name in slice_inputs(piece, by_name)}
+        taken = {name: size / shares for size, name in slice_inputs(piece, by_name)}
         self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
         self.taken_at_once = sum(taken.values())
         self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
@@ -246,7 +247,7 @@ class Iteration:
             part = self._setting.parts[index]
             if part.fields:
                 fields[part.task] = fields.get(part.task, 0) + part.fields
-                share[part.task] = max(share.get(part.task, 0.0), 1 / part.dp)
+                share[part.task] = max(share.get(part.task, 0.0), 1 / part.shares)
         return sum(size * share[task] for task, size in fields.items())
 
     def _forward(self, role: Role) -> None:

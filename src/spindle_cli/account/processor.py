@@ -122,7 +122,7 @@ def beside_slices(
         metaop = by_name[piece.metaop]
         if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):
             for device in piece.devices:
-                beside.read(device, metaop.task, metaop.batch_size / piece.dp)
+                beside.read(device, metaop.task, metaop.batch_size / piece.shares_of_batch)
     return beside
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 @dataclass(frozen=True)
 class Layout:
-    """A batch of `batch_size` samples over `devices`: `dp` shares, each held whole by `tp` consecutive
-    devices of the list. `sums_shares`: inside of a pass the shares sum something over all of them (the
-    statistics of batch norms).
+    """A micro-batch of a batch of `batch_size` samples over `devices`: `dp` shares, each held whole by `tp`
+    consecutive devices of the list. `sums_shares`: inside of a pass the shares sum something over all of them
+    (the statistics of batch norms). `micro_batch`: (k, K), the k-th of K equal parts of the batch.
     """
 
     devices: tuple[int, ...]
@@ -23,6 +23,18 @@ class Layout:
     tp: int
     batch_size: int
     sums_shares: bool = field(default=False, compare=False)
+    micro_batch: tuple[int, int] = (0, 1)
+
+    @cached_property
+    def samples(self) -> tuple[int, int]:
+        """[first, last) of the batch that all shares have together."""
+        number, count = self.micro_batch
+        return number * self.batch_size // count, (number + 1) * self.batch_size // count
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether a share is less than the batch."""
+        return self.dp > 1 or self.micro_batch[1] > 1
 
     @cached_property
     def share_of(self) -> dict[int, int]:
@@ -34,8 +46,10 @@ class Layout:
         return self.devices.index(device) % self.tp
 
     def rows(self, share: int) -> tuple[int, int]:
-        """Samples [first, last) of a share."""
-        return share * self.batch_size // self.dp, (share + 1) * self.batch_size // self.dp
+        """Samples [first, last) of a share, counted in the whole batch."""
+        first, last = self.samples
+        size = last - first
+        return first + share * size // self.dp, first + (share + 1) * size // self.dp
 
     def rows_of(self, device: int) -> tuple[int, int]:
         """Samples [first, last) that a device holds."""
@@ -65,7 +79,8 @@ class Layout:
         """The shares that hold some of the samples [first, last): (share, first, last) of what each holds of
         them, in order.
         """
-        share = max(0, first * self.dp // self.batch_size - 1)
+        begin, end = self.samples
+        share = max(0, (first - begin) * self.dp // (end - begin) - 1)
         while share < self.dp:
             low, high = self.rows(share)
             if low >= last:

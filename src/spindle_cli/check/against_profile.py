@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s
+from spindle_cli.costs.share_times import OpSeconds, share_seconds
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.metagraph import topological_order
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, ShareTime
 
 
 def require_same_workload(plan: Plan, profile: Profile) -> None:
@@ -52,10 +53,11 @@ def same_metaops(plan: Plan, profile: Profile) -> Iterator[Violation]:
         if source is not None:
             yield from _same_keys(metaop, source)
             yield from _same_points(metaop, source)
+            yield from _same_shares(metaop, source)
 
 
 def _same_keys(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
-    for key in sorted((set(PlanMetaOp.model_fields) & set(MetaOpProfile.model_fields)) - {"curve"}):
+    for key in sorted((set(PlanMetaOp.model_fields) & set(MetaOpProfile.model_fields)) - {"curve", "shares"}):
         said, meant = getattr(metaop, key), getattr(source, key)
         if said != meant:
             yield Violation(
@@ -79,8 +81,23 @@ def _same_points(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violatio
             )
 
 
-def _equal_times(said: CurvePoint, meant: CurvePoint) -> bool:
-    slack_s = RELATIVE_SLACK * meant.op_s
+def _same_shares(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
+    for share in metaop.shares:
+        meant = share_seconds(source.shares, share.samples, share.tp)
+        if meant is None or not _equal_times(share, meant):
+            yield Violation(
+                rule="curve",
+                where=f"metaops, {metaop.name}.shares",
+                value=f"{share.samples} samples, tp {share.tp}, take "
+                f"{exact_s(share.forward_s + share.backward_s)} per op",
+                expected="no such share"
+                if meant is None
+                else f"{exact_s(meant.forward_s + meant.backward_s)}, as in the profile",
+            )
+
+
+def _equal_times(said: CurvePoint | ShareTime, meant: CurvePoint | OpSeconds) -> bool:
+    slack_s = RELATIVE_SLACK * (meant.forward_s + meant.backward_s)
     return (
         abs(said.forward_s - meant.forward_s) <= slack_s
         and abs(said.backward_s - meant.backward_s) <= slack_s

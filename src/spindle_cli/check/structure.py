@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from spindle_cli.check.types import Violation, located, place_of
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 
 
@@ -74,32 +75,41 @@ def _table_sizes(metaop: PlanMetaOp) -> Iterator[Violation]:
 
 
 def every_op_once(plan: Plan) -> Iterator[Violation]:
-    """A MetaOp's slices, in the order of their ops, cover [0, num_ops) without gap or overlap."""
-    pieces: dict[str, list[tuple[int, Slice]]] = {metaop.name: [] for metaop in plan.metaops}
+    """Of each micro-batch a MetaOp's slices, in the order of their ops, cover [0, num_ops) without gap or
+    overlap.
+    """
+    pieces: dict[tuple[str, int], list[tuple[int, Slice]]] = {}
     for wave, piece in located(plan):
-        pieces[piece.metaop].append((wave, piece))
+        pieces.setdefault((piece.metaop, piece.micro_batch), []).append((wave, piece))
     for metaop in plan.metaops:
-        covered = 0
-        for wave, piece in sorted(pieces[metaop.name], key=lambda entry: entry[1].ops):
-            first, last = piece.ops
-            if first > covered:
-                yield _lost(metaop.name, covered, first)
-            elif first < covered:
-                yield Violation(
-                    rule="coverage",
-                    where=place_of(wave, piece),
-                    value=f"runs ops [{first}, {min(covered, last)}) a second time",
-                    expected=f"a slice that starts at op {covered}",
-                )
-            covered = max(covered, last)
-        if covered < metaop.num_ops:
-            yield _lost(metaop.name, covered, metaop.num_ops)
+        count = plan.micro_batches.get(metaop.task, 1)
+        for number in range(count):
+            name = metaop.name if count == 1 else f"{metaop.name}, micro-batch {number} of {count}"
+            yield from _covered(name, metaop.num_ops, pieces.get((metaop.name, number), []))
 
 
-def _lost(metaop: str, first: int, last: int) -> Violation:
+def _covered(name: str, num_ops: int, pieces: list[tuple[int, Slice]]) -> Iterator[Violation]:
+    covered = 0
+    for wave, piece in sorted(pieces, key=lambda entry: entry[1].ops):
+        first, last = piece.ops
+        if first > covered:
+            yield _lost(name, covered, first)
+        elif first < covered:
+            yield Violation(
+                rule="coverage",
+                where=place_of(wave, piece),
+                value=f"runs ops [{first}, {min(covered, last)}) a second time",
+                expected=f"a slice that starts at op {covered}",
+            )
+        covered = max(covered, last)
+    if covered < num_ops:
+        yield _lost(name, covered, num_ops)
+
+
+def _lost(name: str, first: int, last: int) -> Violation:
     return Violation(
         rule="coverage",
-        where=f"metaops, {metaop}",
+        where=f"metaops, {name}",
         value=f"no slice runs ops [{first}, {last})",
         expected="every op in exactly one slice",
     )
@@ -147,18 +157,32 @@ def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
 
 
 def valid_allocations(plan: Plan) -> Iterator[Violation]:
-    """Of each slice, dp divides the batch, and the curve has a point for dp and tp."""
+    """Of each slice, dp divides the batch and the curve has a point for dp and tp; or dp divides the
+    micro-batch and the time of its share is known.
+    """
     for wave, piece in located(plan):
         metaop = plan.by_name[piece.metaop]
         where = place_of(wave, piece)
-        if metaop.batch_size % piece.dp:
+        if metaop.batch_size % piece.shares_of_batch:
+            whole = "batch" if piece.micro_batches == 1 else "micro-batch"
             yield Violation(
                 rule="allocation",
                 where=where,
                 value=f"dp {piece.dp}",
-                expected=f"a divisor of the batch of {metaop.batch_size} samples",
+                expected=f"a divisor of the {whole} of {metaop.batch_size // piece.micro_batches} samples",
             )
-        elif curve_point(metaop, piece) is None:
+        elif curve_point(metaop, piece) is not None:
+            continue
+        elif piece.micro_batches > 1:
+            known = [share.samples for share in metaop.shares if share.tp == piece.tp]
+            reach = f"from {min(known)} to {max(known)} samples" if known else "none"
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"a share of {metaop.batch_size // piece.shares_of_batch} samples, tp {piece.tp}",
+                expected=f"within the MetaOp's shares for tp {piece.tp}: {reach}",
+            )
+        else:
             points = ", ".join(f"{point.dp}x{point.tp}" for point in metaop.curve) or "none"
             yield Violation(
                 rule="allocation",
@@ -169,8 +193,6 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
 
 
 def curve_point(metaop: PlanMetaOp, piece: Slice) -> tuple[float, float] | None:
-    """(forward_s, backward_s) of one op under the slice's dp and tp; None if the curve has no such point."""
-    for point in metaop.curve:
-        if (point.dp, point.tp) == (piece.dp, piece.tp):
-            return point.forward_s, point.backward_s
-    return None
+    """(forward_s, backward_s) of one op on a share of the slice; None if that is not known."""
+    op = times_of(metaop, piece)
+    return None if op is None else op[:2]

@@ -39,9 +39,9 @@ def durations(plan: Plan) -> Iterator[Violation]:
 
 def order_of_slices(plan: Plan) -> Iterator[Violation]:
     """A MetaOp's slices run one after another, in the order of their ops, and backward in reverse."""
-    pieces: dict[str, list[tuple[int, Slice]]] = defaultdict(list)
+    pieces: dict[tuple[str, int], list[tuple[int, Slice]]] = defaultdict(list)
     for wave, piece in located(plan):
-        pieces[piece.metaop].append((wave, piece))
+        pieces[piece.metaop, piece.micro_batch].append((wave, piece))
     for parts in pieces.values():
         parts.sort(key=lambda entry: entry[1].ops)
         for (_, earlier), (wave, later) in pairwise(parts):
@@ -84,20 +84,19 @@ def _backward_behind(wave: int, piece: Slice, taker: Slice) -> Iterator[Violatio
 
 def producers_first(plan: Plan) -> Iterator[Violation]:
     """A MetaOp starts when all its inputs have ended; backward the inputs when it has."""
-    last: dict[str, Slice] = {}
-    first: dict[str, tuple[int, Slice]] = {}
-    wave_of: dict[str, int] = {}
+    last: dict[tuple[str, int], tuple[int, Slice]] = {}
+    first: dict[tuple[str, int], tuple[int, Slice]] = {}
     for wave, piece in located(plan):
-        if piece.metaop not in last or piece.end_s > last[piece.metaop].end_s:
-            last[piece.metaop], wave_of[piece.metaop] = piece, wave
-        if piece.metaop not in first or piece.start_s < first[piece.metaop][1].start_s:
-            first[piece.metaop] = (wave, piece)
-    for metaop in plan.metaops:
-        for producer in metaop.inputs:
-            if metaop.name not in first or producer not in last:
+        key = piece.metaop, piece.micro_batch
+        if key not in last or piece.end_s > last[key][1].end_s:
+            last[key] = (wave, piece)
+        if key not in first or piece.start_s < first[key][1].start_s:
+            first[key] = (wave, piece)
+    for (name, number), (wave, piece) in first.items():
+        for producer in plan.by_name[name].inputs:
+            if (producer, number) not in last:
                 continue  # reported as coverage
-            wave, piece = first[metaop.name]
-            ended = last[producer]
+            wave_of_producer, ended = last[producer, number]
             if piece.start_s < ended.end_s - slack_s(piece, ended):
                 yield Violation(
                     rule="producer",
@@ -105,7 +104,7 @@ def producers_first(plan: Plan) -> Iterator[Violation]:
                     value=f"starts at {exact_s(piece.start_s)}",
                     expected=f"not before its input {producer} has ended at {exact_s(ended.end_s)}",
                 )
-            yield from _backward_behind(wave_of[producer], ended, piece)
+            yield from _backward_behind(wave_of_producer, ended, piece)
 
 
 def one_slice_a_device(plan: Plan) -> Iterator[Violation]:

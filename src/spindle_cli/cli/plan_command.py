@@ -30,6 +30,15 @@ def plan(
         int,
         typer.Option("--effort", min=0, max=9, help="Search longer for a better plan; never a worse one."),
     ] = 1,
+    micro_batches: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--micro-batches",
+            metavar="TASK=COUNT",
+            help="Cut a task's batch into so many parts, each run forward and backward by itself; may be "
+            "repeated, the tasks that are not named stay whole. By default as memory asks for.",
+        ),
+    ] = None,
     assume_same_device: AssumeSameDeviceOption = False,
     history: Annotated[
         Path | None,
@@ -49,10 +58,12 @@ def plan(
     """
     from spindle_cli.check.run import check_plan
     from spindle_cli.files.writing import require_no_input
+    from spindle_cli.plan.best.micro_batches import parse_counts
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.plan_report import PlanReport
 
+    counts = parse_counts(micro_batches) if micro_batches else None
     require_no_input("-o", output_path, profile, cluster)
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
     notes: tuple[str, ...] = ()
@@ -63,7 +74,7 @@ def plan(
         read, notes = found.profile, (found.note,)
         for line in found.passed_over:
             output.note(line)
-    made = make_plan(read, goal, strategy, effort)
+    made = make_plan(read, goal, strategy, effort, counts)
     made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))

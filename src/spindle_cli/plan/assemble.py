@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 
+from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.plan.types import (
@@ -16,7 +18,7 @@ from spindle_cli.plan.types import (
     StrategyName,
     Wave,
 )
-from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.profile.types import MetaOpProfile, Profile, ShareTime
 
 
 def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
@@ -92,11 +94,34 @@ def _wave(index: int, members: Sequence[Slice]) -> Wave:
 
 
 def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice]) -> PlanMetaOp:
-    """The profile's entry with only the curve points that `slices` use."""
-    used = {(piece.dp, piece.tp) for piece in slices if piece.metaop == metaop.name}
-    fields = {name: getattr(metaop, name) for name in PlanMetaOp.model_fields if name != "curve"}
+    """The profile's entry with only the curve points, or the shares of micro-batches, that `slices` use."""
+    own = [piece for piece in slices if piece.metaop == metaop.name]
+    used = {(piece.dp, piece.tp) for piece in own if piece.micro_batches == 1}
+    parts = {
+        (metaop.batch_size // piece.shares_of_batch, piece.tp) for piece in own if piece.micro_batches > 1
+    }
+    kept = PlanMetaOp.model_fields.keys() - {"curve", "shares"}
     return PlanMetaOp.model_construct(
-        **fields, curve=tuple(point for point in metaop.curve if (point.dp, point.tp) in used)
+        **{name: getattr(metaop, name) for name in PlanMetaOp.model_fields if name in kept},
+        curve=tuple(point for point in metaop.curve if (point.dp, point.tp) in used),
+        shares=tuple(_share(metaop, samples, tp) for samples, tp in sorted(parts)),
+    )
+
+
+def _share(metaop: MetaOpProfile, samples: int, tp: int) -> ShareTime:
+    """As the profile has it, or between two that it has."""
+    for known in metaop.shares:
+        if (known.samples, known.tp) == (samples, tp):
+            return known
+    op = share_seconds(metaop.shares, samples, tp)
+    assert op is not None, "nothing else is planned"
+    return ShareTime(
+        samples=samples,
+        tp=tp,
+        forward_s=op.forward_s,
+        backward_s=op.backward_s,
+        source="fitted",
+        communication_s=op.communication_s,
     )
 
 
@@ -113,31 +138,35 @@ def threads_of(profile: Profile) -> int | None:
 
 def _unchecked(profile: Profile, slices: Sequence[Slice]) -> dict[str, str]:
     """What the profile has not checked by numbers, but MetaOps that are not split over the batch."""
-    whole = {metaop.name for metaop in profile.metaops} - {piece.metaop for piece in slices if piece.dp > 1}
+    cut = {piece.metaop for piece in slices if piece.shares_of_batch > 1}
+    whole = {metaop.name for metaop in profile.metaops} - cut
     return {name: why for name, why in profile.unchecked.items() if name not in whole}
 
 
 def make_plan_file(
-    problem: Problem,
+    profile: Profile,
+    cluster: Cluster,
     strategy: StrategyName,
     slices: Sequence[Slice],
     predicted: Predicted,
     notes: tuple[str, ...] = (),
+    micro_batches: Mapping[str, int] | None = None,
 ) -> Plan:
-    """The plan, validated as a whole."""
+    """The plan, validated as a whole. `slices`: of the profile's MetaOps."""
     apart = any(piece.backward_s is not None for piece in slices)
     return Plan(
         schema_="spindle.plan/2" if apart else "spindle.plan/1",
         strategy=strategy,
-        workload=problem.profile.workload,
-        profile=profile_ref(problem.profile),
-        cluster=problem.cluster,
-        **problem.profile.training,
-        threads_per_process=threads_of(problem.profile),
-        compile=problem.profile.compiled_by,
-        unchecked=_unchecked(problem.profile, slices),
+        workload=profile.workload,
+        profile=profile_ref(profile),
+        cluster=cluster,
+        **profile.training,
+        threads_per_process=threads_of(profile),
+        compile=profile.compiled_by,
+        unchecked=_unchecked(profile, slices),
         notes=notes,
         predicted=predicted,
-        metaops=tuple(plan_metaop(metaop, slices) for metaop in problem.profile.metaops),
+        metaops=tuple(plan_metaop(metaop, slices) for metaop in profile.metaops),
+        micro_batches=dict(micro_batches or {}),
         waves=make_waves(slices),
     )

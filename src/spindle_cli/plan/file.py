@@ -141,7 +141,9 @@ def _cluster_data(plan: Plan) -> dict[str, Any]:
 
 def _metaop_data(metaop: PlanMetaOp) -> dict[str, Any]:
     """All that is not the default; the curve last."""
-    data = metaop.model_dump(mode="json", exclude={"curve"}, exclude_defaults=True)
+    data = metaop.model_dump(mode="json", exclude={"curve", "shares"}, exclude_defaults=True)
+    if metaop.shares:
+        data["shares"] = [share.model_dump(mode="json", exclude_defaults=True) for share in metaop.shares]
     data["curve"] = [
         point.model_dump(
             mode="json", include={"num_devices", "dp", "tp", "forward_s", "backward_s", "source"}
@@ -164,4 +166,6 @@ def _slice_data(piece: Slice) -> dict[str, Any]:
         del data["recompute"]
     if piece.backward_s is None:
         del data["backward_start_s"], data["backward_end_s"]
+    if piece.micro_batches == 1:
+        del data["micro_batch"]
     return data

@@ -43,6 +43,7 @@ class PlanReport(Artifact):
     predicted: Predicted
     mean_iteration_s: float
     peak_memory_bytes: int
+    micro_batches: dict[str, int] = Field(default_factory=dict)
     task_sets: tuple[SetReport, ...] = ()
     notes: tuple[str, ...]
 
@@ -61,6 +62,7 @@ class PlanReport(Artifact):
             predicted=plan.predicted,
             mean_iteration_s=plan.mean_iteration_s,
             peak_memory_bytes=max(max(each.peak_memory_bytes) for each in predicted),
+            micro_batches=plan.micro_batches,
             task_sets=tuple(
                 SetReport(
                     tasks=each.tasks,
@@ -85,13 +87,17 @@ class PlanReport(Artifact):
             *self._of_sets(),
             f"  iteration   {format_seconds(predicted.iteration_s)}"
             + (", of a step that runs all tasks" if self.task_sets else ""),
-            f"    compute   {format_seconds(predicted.compute_s)}, {self.gap:.1%} above the lower bound",
+            f"    compute   {format_seconds(predicted.compute_s)}, {abs(self.gap):.1%} "
+            + ("above the lower bound" if self.gap >= 0 else "below the bound of version 1"),
             f"    transfers {format_seconds(predicted.transfer_s)}",
             *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
             f"    sums      {format_seconds(predicted.gradient_sum_s)}",
             f"    optimizer {format_seconds(predicted.optimizer_s)}",
             f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",
         ]
+        if self.micro_batches:
+            cut = ", ".join(f"{task} in {count}" for task, count in self.micro_batches.items())
+            lines.append(f"  batches     cut into micro-batches: {cut}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def _of_sets(self) -> list[str]:

@@ -9,150 +9,32 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, PrivateAttr, WithJsonSchema, field_serializer, field_validator, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from spindle_cli.account.joint import joint_of
 from spindle_cli.account.types import Joint
 from spindle_cli.files.artifact import Model, validate
-from spindle_cli.files.cluster import MAX_DEVICES, Cluster
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.parsing import shown
+from spindle_cli.plan.slices import Slice as Slice
+from spindle_cli.plan.slices import Wave as Wave
+from spindle_cli.plan.slices import format_devices as format_devices
+from spindle_cli.plan.slices import parse_devices as parse_devices
+from spindle_cli.plan.slices import with_counts
 from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import (
     Bytes,
     CurvePoint,
-    Devices,
     MetaOp,
-    NumOps,
     Profile,
     Seconds,
+    ShareTime,
     TrainedArtifact,
     WorkloadRef,
 )
 from spindle_cli.workload.settings.sampling import TaskShare, require_told_apart
 
 StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
-
-# What `parse_devices` takes.
-DEVICES_SCHEMA = {
-    "type": "array",
-    "minItems": 1,
-    "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"}]},
-}
-
-
-def parse_devices(value: Any) -> tuple[int, ...]:
-    """Device numbers from numbers and inclusive ranges: [0, '2-4'] -> (0, 2, 3, 4). Order is kept.
-
-    Raises:
-        ValueError: not a list, or an item that is neither a number nor an ascending 'first-last'.
-    """
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("expected a list of device numbers and 'first-last' ranges")
-    devices: list[int] = []
-    for item in value:
-        if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
-            devices.append(item)
-            continue
-        first, dash, last = item.partition("-") if isinstance(item, str) else ("", "", "")
-        if not (first.isdigit() and dash and last.isdigit() and int(first) <= int(last) < MAX_DEVICES):
-            raise ValueError(f"expected a device number or a 'first-last' range, found {shown(item)}")
-        devices.extend(range(int(first), int(last) + 1))
-        if len(devices) > MAX_DEVICES:
-            raise ValueError(f"more than {MAX_DEVICES} devices")
-    return tuple(devices)
-
-
-def format_devices(devices: tuple[int, ...]) -> list[int | str]:
-    """The inverse of `parse_devices`: runs of three or more consecutive numbers become 'first-last'."""
-    items: list[int | str] = []
-    start = 0
-    while start < len(devices):
-        end = start
-        while end + 1 < len(devices) and devices[end + 1] == devices[end] + 1:
-            end += 1
-        if end - start >= 2:
-            items.append(f"{devices[start]}-{devices[end]}")
-        else:
-            items.extend(devices[start : end + 1])
-        start = end + 1
-    return items
-
-
-class Slice(Model):
-    """Consecutive ops [first, last) of one MetaOp on a list of devices.
-
-    From `start_s` to `end_s` it runs forward and backward together; where it says when it runs backward
-    (version 2), forward alone. Each consecutive `tp` devices of the list hold one batch share; the dp shares
-    go in the order of the list.
-    """
-
-    metaop: str
-    ops: tuple[Annotated[int, Field(ge=0, le=1_000_000)], NumOps]
-    devices: Annotated[tuple[int, ...], WithJsonSchema(DEVICES_SCHEMA)]
-    dp: Devices
-    tp: Devices = 1
-    start_s: Seconds
-    end_s: Seconds
-    backward_start_s: Seconds | None = None
-    backward_end_s: Seconds | None = None
-    recompute: bool = False  # activations are recomputed in the backward pass instead of kept
-
-    @field_validator("devices", mode="before")
-    @classmethod
-    def _parse_devices(cls, value: Any) -> tuple[int, ...]:
-        return parse_devices(value)
-
-    @field_serializer("devices")
-    def _format_devices(self, devices: tuple[int, ...]) -> list[int | str]:
-        return format_devices(devices)
-
-    @model_validator(mode="after")
-    def _backward_whole_or_not(self) -> Slice:
-        if (self.backward_start_s is None) != (self.backward_end_s is None):
-            raise ValueError(f"{self.label}: backward_start_s and backward_end_s: expected both or neither")
-        return self
-
-    @property
-    def backward_s(self) -> tuple[float, float] | None:
-        """Start and end of the backward pass; None where forward and backward are planned together."""
-        if self.backward_start_s is None or self.backward_end_s is None:
-            return None
-        return self.backward_start_s, self.backward_end_s
-
-    @property
-    def times_s(self) -> tuple[tuple[float, float], ...]:
-        """Start and end of each stretch in which its devices run it: one, or that of each pass."""
-        backward = self.backward_s
-        return ((self.start_s, self.end_s),) if backward is None else ((self.start_s, self.end_s), backward)
-
-    @property
-    def busy_s(self) -> float:
-        """Seconds that it occupies each of its devices, both passes."""
-        return sum(end_s - start_s for start_s, end_s in self.times_s)
-
-    @property
-    def last_s(self) -> float:
-        """When its devices are through with it."""
-        return max(end_s for _, end_s in self.times_s)
-
-    @property
-    def num_ops(self) -> int:
-        """Number of ops in the slice."""
-        return self.ops[1] - self.ops[0]
-
-    @property
-    def label(self) -> str:
-        """For people and programs: 'image_text/vision[0:6]'."""
-        return f"{self.metaop}[{self.ops[0]}:{self.ops[1]}]"
-
-
-class Wave(Model):
-    """Slices that run side by side on disjoint devices."""
-
-    index: Annotated[int, Field(ge=0, le=2**31)]
-    start_s: Seconds
-    end_s: Seconds
-    slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
 
 
 class Predicted(Model):
@@ -170,10 +52,13 @@ class Predicted(Model):
 
 
 class PlanMetaOp(MetaOp):
-    """A MetaOp as the plan needs it: the profile's entry, with only the curve points that the plan uses."""
+    """A MetaOp as the plan needs it: the profile's entry, with only the curve points and shares that the plan
+    uses.
+    """
 
     flops_per_op: Annotated[float, Field(ge=0)] | None = None  # as in the profile
     curve: tuple[CurvePoint, ...] = ()
+    shares: tuple[ShareTime, ...] = ()  # those that the plan's micro-batches use
 
 
 class ProfileRef(Model):
@@ -215,11 +100,24 @@ class Plan(TrainedArtifact):
     predicted: Predicted
     # what the slices run; absent from a plan that another tool wrote: `with_metaops_of` fills it in
     metaops: tuple[PlanMetaOp, ...] = ()
+    # by task, into how many equal parts its batch is cut, each run forward and backward by slices of its own;
+    # absent: one
+    micro_batches: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default_factory=dict)
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
     # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()
     _joint: Joint | None = PrivateAttr(default=None)
     _member: int = PrivateAttr(default=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_sharding(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("sharding"):
+            raise ValueError(
+                f"sharding: {shown(data['sharding'])}: not known to this version; expected none, where "
+                "`shard_optimizer` of the train settings says what is shared"
+            )
+        return data
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Plan:
@@ -235,6 +133,27 @@ class Plan(TrainedArtifact):
                 is_first = self.schema_ == "spindle.plan/1"
                 expected = "none in version 1" if is_first else "one for every slice of version 2"
                 raise ValueError(f"slice {piece.label}: backward_start_s: expected {expected}")
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batches_are_sound(self) -> Plan:
+        if self.micro_batches and self.schema_ == "spindle.plan/1":
+            raise ValueError("micro_batches: expected none in version 1")
+        if not self.metaops:
+            return self
+        for metaop in self.metaops:
+            count = self.micro_batches.get(metaop.task, 1)
+            if metaop.batch_size % count:
+                raise ValueError(
+                    f"micro_batches: {count} of task {metaop.task!r} does not divide its batch of "
+                    f"{metaop.batch_size} samples"
+                )
+        unknown = self.micro_batches.keys() - {metaop.task for metaop in self.metaops}
+        if unknown:
+            raise ValueError(f"micro_batches: no MetaOp is of a task {min(unknown)!r}")
+        # Slices of a file do not say of how many micro-batches theirs is one.
+        counts = {metaop.name: self.micro_batches.get(metaop.task, 1) for metaop in self.metaops}
+        object.__setattr__(self, "waves", tuple(with_counts(wave, counts) for wave in self.waves))
         return self
 
     @model_validator(mode="after")

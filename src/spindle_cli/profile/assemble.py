@@ -14,7 +14,7 @@ from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
-from spindle_cli.profile.op.jobs import JobTable, OpRef, valid_degrees
+from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
 from spindle_cli.profile.parameter_sizes import parameter_sizes
 from spindle_cli.profile.types import (
     CurvePoint,
@@ -29,6 +29,7 @@ from spindle_cli.profile.types import (
     PhaseTimes,
     ProcessorCosts,
     Profile,
+    ShareTime,
     Source,
     WorkloadRef,
 )
@@ -131,6 +132,7 @@ class _MetaOpAssembly:
         kept: _Kept | None,
     ) -> None:
         self._kept = kept
+        self._graph = graph
         self._workload = graph.workload
         self._metaop = metaop
         self._task = graph.tasks[metaop.task]
@@ -187,6 +189,7 @@ class _MetaOpAssembly:
                     key=lambda point: (point.num_devices, point.tp),
                 )
             ),
+            shares=self._share_times(valid),
             fit=fit,
         )
 
@@ -214,6 +217,31 @@ class _MetaOpAssembly:
                 if timings is not None and dp * tp <= self._extent.max_devices:
                     points.append(self._point(dp, [timing.on(dp * tp) for timing in timings], tp))
         return points
+
+    def _share_times(self, valid: Sequence[int]) -> tuple[ShareTime, ...]:
+        """Of all shares that were timed: those of the curve's points, and smaller ones."""
+        extent = self._extent
+        beyond = degrees_beyond(self._graph, self._metaop, extent.max_devices, extent.max_points)
+        if not is_cut(self._graph, self._metaop):
+            return ()
+        shares = []
+        for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
+            for cuts in (*valid, *beyond):
+                timings = self._timings(cuts, by_key)
+                if timings is not None:
+                    busy = min(cuts * tp, extent.max_devices)
+                    point = self._point(cuts, [timing.on(busy) for timing in timings], tp)
+                    shares.append(
+                        ShareTime(
+                            samples=self._batch_size // cuts,
+                            tp=tp,
+                            forward_s=point.forward_s,
+                            backward_s=point.backward_s,
+                            source=self._times.source_of(busy, tp),
+                            communication_s=point.communication_s,
+                        )
+                    )
+        return tuple(sorted(shares, key=lambda share: (share.samples, share.tp)))
 
     def _timings(self, dp: int, by_key: Mapping[str, OpTiming] | None = None) -> list[OpTiming] | None:
         known = self._times.by_key if by_key is None else by_key

@@ -12,7 +12,6 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
 from spindle_cli.profile.calibration import Calibration as Calibration
@@ -21,19 +20,21 @@ from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
 from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
+from spindle_cli.profile.points import Bytes as Bytes
+from spindle_cli.profile.points import CurvePoint as CurvePoint
+from spindle_cli.profile.points import Devices as Devices
+from spindle_cli.profile.points import NumOps as NumOps
+from spindle_cli.profile.points import OpMemory as OpMemory
+from spindle_cli.profile.points import OpSeconds as OpSeconds
+from spindle_cli.profile.points import Ratio as Ratio
+from spindle_cli.profile.points import Samples as Samples
+from spindle_cli.profile.points import Seconds as Seconds
+from spindle_cli.profile.points import ShareTime as ShareTime
+from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
 from spindle_cli.workload.settings.sampling import require_sound
-
-Source = Literal["measured", "composed", "fitted", "estimated"]
-Seconds = Annotated[float, Field(ge=0, le=1e12)]
-OpSeconds = Annotated[float, Field(ge=0, le=1e9)]  # more is no measurement; sums of them stay finite
-Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
-Samples = Annotated[int, Field(ge=1, le=2**40)]  # of a batch
-Ratio = Annotated[float, Field(ge=0, le=1e6)]  # of bytes, or seconds of bytes, to others
-NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
 
 
 class Device(Model):
@@ -45,65 +46,6 @@ class Device(Model):
     type: str
     name: str
     memory_bytes: Bytes
-
-
-class CurvePoint(Model):
-    """One valid allocation of a MetaOp, dp x tp = num_devices, and one op's seconds over the whole batch.
-
-    `spread`: interquartile range of the repeats over their median.
-    """
-
-    num_devices: Devices
-    dp: Devices
-    tp: Devices = 1
-    forward_s: OpSeconds
-    backward_s: OpSeconds
-    source: Source
-    spread: Annotated[float, Field(ge=0)] | None = None
-    repeats: Annotated[int, Field(ge=1)] | None = None
-    communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
-
-    @model_validator(mode="after")
-    def _degrees_multiply(self) -> CurvePoint:
-        if self.dp * self.tp != self.num_devices:
-            raise ValueError(f"dp {self.dp} x tp {self.tp} is not num_devices {self.num_devices}")
-        return self
-
-    @property
-    def op_s(self) -> float:
-        """Seconds of one op, forward and backward."""
-        return self.forward_s + self.backward_s
-
-
-class OpMemory(Model):
-    """What ops of a MetaOp take of a device's memory at one degree of tensor parallelism.
-
-    Beside parameters, inputs and the batch's fields. Each is a pair: bytes whatever the share of the batch,
-    and bytes for the whole batch, of which a device has 1 / dp.
-
-    `first_op`: it is so from this op on, up to the next entry's. `kept_bytes`: from forward to backward.
-    `forward_bytes`: the most while an op runs forward, with what it keeps. `backward_bytes`: the most while
-    it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
-    of its parameters, instead of adding to those that are there. `joined_bytes`: for the whole batch, what an
-    op hands on of which devices have a part of the sequence each; at a slice's end they keep all of it, too.
-    """
-
-    tp: Devices = 1
-    first_op: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    kept_bytes: tuple[Bytes, Bytes]
-    forward_bytes: tuple[Bytes, Bytes]
-    backward_bytes: tuple[Bytes, Bytes]
-    first_backward_bytes: tuple[Bytes, Bytes]
-    joined_bytes: Bytes = 0
-
-    def rebatched(self, ratio: float) -> OpMemory:
-        """The same for a batch of `ratio` times as many samples."""
-        keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
-        pairs = {key: getattr(self, key) for key in keys}
-        return self.model_copy(
-            update={key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()}
-            | {"joined_bytes": round(self.joined_bytes * ratio)}
-        )
 
 
 class MetaOp(Model):
@@ -155,6 +97,8 @@ class MetaOpProfile(MetaOp):
     coupled: bool = False
     flops_per_op: Annotated[float, Field(ge=0)] | None = None  # forward, whole batch
     curve: Annotated[tuple[CurvePoint, ...], Field(min_length=1)]
+    # what one device, or one tensor-parallel group, takes for one op on shares of these sizes
+    shares: tuple[ShareTime, ...] = ()
     fit: Fit | None = None
 
     @field_validator("curve")
@@ -168,6 +112,14 @@ class MetaOpProfile(MetaOp):
                 "every point of the curve takes zero seconds; expected positive forward_s or backward_s"
             )
         return curve
+
+    @field_validator("shares")
+    @classmethod
+    def _shares_ascend(cls, shares: tuple[ShareTime, ...]) -> tuple[ShareTime, ...]:
+        order = [(share.samples, share.tp) for share in shares]
+        if order != sorted(set(order)):
+            raise ValueError("expected ascending samples (then tp), each share once")
+        return shares
 
     @model_validator(mode="after")
     def _keys_agree(self) -> MetaOpProfile:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.types import Edge, Pass
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind
 
@@ -70,10 +71,8 @@ def _durations_ns(plan: Plan, piece: Slice) -> Interval:
     if piece.backward_start_s is not None and piece.backward_end_s is not None:
         passes_s = piece.end_s - piece.start_s, piece.backward_end_s - piece.backward_start_s
         return max(1, round(passes_s[0] * 1e9)), max(1, round(passes_s[1] * 1e9))
-    forward, backward = 1.0, 2.0
-    for point in plan.by_name[piece.metaop].curve:
-        if (point.dp, point.tp) == (piece.dp, piece.tp) and point.forward_s + point.backward_s > 0:
-            forward, backward = point.forward_s, point.backward_s
+    op = times_of(plan.by_name[piece.metaop], piece)
+    forward, backward = (1.0, 2.0) if op is None or op.forward_s + op.backward_s <= 0 else op[:2]
     if piece.recompute:
         backward += forward
     length_ns = (piece.end_s - piece.start_s) * 1e9 / (forward + backward)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 from spindle_cli.profile.types import CurvePoint
@@ -205,7 +206,5 @@ def _merit(home: _Home, before: _Home | None) -> tuple[bool, bool, int]:
 def _sample_s(plan: Plan, piece: Slice) -> float | None:
     """Seconds of one op's forward pass for one sample of a share."""
     metaop = plan.by_name[piece.metaop]
-    for point in metaop.curve:
-        if (point.dp, point.tp) == (piece.dp, piece.tp):
-            return point.forward_s * piece.dp / metaop.batch_size
-    return None
+    op = times_of(metaop, piece)
+    return None if op is None else op.forward_s * piece.shares_of_batch / metaop.batch_size

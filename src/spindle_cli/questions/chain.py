@@ -38,6 +38,7 @@ class Link(Model):
     cause: Cause
     idle_s: float = 0.0
     is_backward: bool = False
+    micro_batch: str = ""  # which of how many it is of, '2/4'; empty where its task has one
 
 
 class _Stretch(NamedTuple):
@@ -83,6 +84,7 @@ def _link(this: _Stretch, cause: Cause, idle_s: float) -> Link:
         cause=cause,
         idle_s=max(idle_s, 0.0),
         is_backward=this.is_backward,
+        micro_batch=this.piece.part.strip(),
     )
 
 
@@ -91,7 +93,7 @@ def _cause(plan: Plan, this: _Stretch, other: _Stretch) -> Cause | None:
     piece, before = this.piece, other.piece
     if this.is_backward and before is piece:
         return Cause.FORWARD
-    if this.is_backward == other.is_backward:
+    if this.is_backward == other.is_backward and piece.micro_batch == before.micro_batch:
         if piece.metaop == before.metaop and (piece.ops > before.ops) != this.is_backward:
             return Cause.OPS
         if not this.is_backward and before.metaop in plan.by_name[piece.metaop].inputs:

@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.plan.types import Plan, format_devices
+from spindle_cli.plan.types import Plan, Slice, format_devices
 from spindle_cli.units import format_bytes, format_seconds
 
 
@@ -124,12 +124,17 @@ def _allocation(plan: Plan, metaop: str) -> str | None:
     if metaop not in plan.by_name:
         return None
     parts: list[str] = []
-    for piece in sorted((p for p in plan.slices if p.metaop == metaop), key=lambda p: p.ops):
+    for piece in sorted((p for p in plan.slices if p.metaop == metaop), key=_place):
         devices = ", ".join(str(item) for item in format_devices(piece.devices))
         degrees = f"dp {piece.dp}" + (f", tp {piece.tp}" if piece.tp > 1 else "")
         recompute = ", recomputed" if piece.recompute else ""
-        parts.append(f"ops {piece.ops[0]}:{piece.ops[1]} on [{devices}] ({degrees}{recompute})")
+        ops = f"{piece.ops[0]}:{piece.ops[1]}{piece.part}"
+        parts.append(f"ops {ops} on [{devices}] ({degrees}{recompute})")
     return "; ".join(parts)
+
+
+def _place(piece: Slice) -> tuple[int, tuple[int, int]]:
+    return piece.micro_batch, piece.ops
 
 
 def figure_table(difference: Difference) -> Table:

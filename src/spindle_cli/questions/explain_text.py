@@ -50,7 +50,8 @@ def chain_table(explanation: Explanation) -> Table:
 
 def _chain_cells(link: Link) -> tuple[str, ...]:
     return (
-        f"{link.metaop}[{link.ops[0]}:{link.ops[1]}]{' backward' if link.is_backward else ''}",
+        f"{link.metaop}[{link.ops[0]}:{link.ops[1]}]{' ' * bool(link.micro_batch)}{link.micro_batch}"
+        + (" backward" if link.is_backward else ""),
         str(link.num_devices),
         format_seconds(link.start_s),
         format_seconds(link.end_s),

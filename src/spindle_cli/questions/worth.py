@@ -107,9 +107,11 @@ def _reason(bound: Bound, node: Node, slices: tuple[Slice, ...]) -> Reason:
     cheapest = min(costs)
     in_bound = {point.num_devices: ops for point, ops in bound.ops[node.index]}
     in_plan: dict[int, int] = {}
-    for piece in slices:
-        if piece.metaop == node.metaop.name:
-            in_plan[len(piece.devices)] = in_plan.get(len(piece.devices), 0) + piece.num_ops
+    # Micro-batches on the same devices run the same ops.
+    for (first, last), devices in {
+        (piece.ops, len(piece.devices)) for piece in slices if piece.metaop == node.metaop.name
+    }:
+        in_plan[devices] = in_plan.get(devices, 0) + last - first
     return Reason(
         metaop=node.metaop.name,
         critical=flow if flow > CRITICAL else 0.0,

@@ -50,7 +50,7 @@ class SliceView(Model):
     """A slice as planned.
 
     `backward_s`: start and end of its backward pass, where the plan tells passes apart; `start_s` and `end_s`
-    are then of the forward pass.
+    are then of the forward pass. `part`: ' 2/4', which of how many micro-batches it is of.
 
     `task_row`, `component_row`: where it is drawn when the rows are tasks or components: as many rows as
     it has devices, from this one on.
@@ -63,6 +63,7 @@ class SliceView(Model):
     num_devices: int
     dp: int
     tp: int
+    part: str = ""
     recompute: bool
     start_s: float
     end_s: float

@@ -96,7 +96,7 @@ def _bars(plan: Plan, row: Row, symbols: Symbols) -> Iterator[Text]:
             continue
         piece = plan.slices[index]
         letter = symbols.letter[piece.metaop]
-        ops = f"[{piece.ops[0]}:{piece.ops[1]}]"
+        ops = f"[{piece.ops[0]}:{piece.ops[1]}]{piece.part}"
         letter = BACKWARD + letter if is_backward and length > 1 else letter
         texts = (f"{letter} {symbols.short_name[piece.metaop]}{ops} ", f"{letter} {ops} ", letter)
         text = next((text for text in texts if len(text) <= length), letter)

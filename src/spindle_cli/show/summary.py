@@ -101,8 +101,8 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
     for metaop in plan.outlined().metaops:
         pieces = [piece for piece in plan.slices if piece.metaop == metaop.name]
         ops: Counter[tuple[int, int]] = Counter()
-        for piece in pieces:
-            ops[piece.dp, piece.tp] += piece.num_ops
+        for (first, last), dp, tp in {(piece.ops, piece.dp, piece.tp) for piece in pieces}:
+            ops[dp, tp] += last - first
         widest_first = sorted(ops.items(), key=lambda entry: (-entry[0][0] * entry[0][1], entry[0]))
         summaries.append(
             MetaOpSummary(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.costs.batch_sums import beyond_curve_s
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.types import Kind, Program
@@ -57,13 +58,16 @@ def step_durations(plan: Plan) -> tuple[float, ...]:
 
 
 def _duration(plan: Plan, piece: Slice) -> Duration:
-    for point in plan.by_name[piece.metaop].curve:
-        if (point.dp, point.tp) == (piece.dp, piece.tp):
-            more_s = beyond_curve_s(piece, plan.by_name[piece.metaop], plan.cluster)
-            forward_s = piece.num_ops * (point.forward_s + more_s[0])
-            backward_s = piece.num_ops * (point.backward_s + more_s[1])
-            return Duration(forward_s, backward_s + forward_s if piece.recompute else backward_s)
-    raise InputError(
-        f"metaops: {piece.metaop!r}: no curve point for dp {piece.dp}, tp {piece.tp}, used by {piece.label}",
-        hint="Make the plan again with this version; `spindle check` lists everything that is wrong with it.",
-    )
+    metaop = plan.by_name[piece.metaop]
+    op = times_of(metaop, piece)
+    if op is None:
+        raise InputError(
+            f"metaops: {piece.metaop!r}: no curve point, or share, for dp {piece.dp}, tp {piece.tp}, used by "
+            f"{piece.label}",
+            hint="Make the plan again with this version; `spindle check` lists everything that is wrong with "
+            "it.",
+        )
+    more_s = beyond_curve_s(piece, metaop, plan.cluster)
+    forward_s = piece.num_ops * (op.forward_s + more_s[0])
+    backward_s = piece.num_ops * (op.backward_s + more_s[1])
+    return Duration(forward_s, backward_s + forward_s if piece.recompute else backward_s)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.forward import forward_only
 from spindle_cli.program.link import link
@@ -34,10 +35,7 @@ def simulate(plan: Plan) -> Simulation:
 def has_times(plan: Plan, task: str) -> bool:
     """Whether a plan knows what each of a task's slices takes."""
     pieces = [piece for piece in plan.slices if plan.by_name[piece.metaop].task == task]
-    return bool(pieces) and all(
-        any((point.dp, point.tp) == (piece.dp, piece.tp) for point in plan.by_name[piece.metaop].curve)
-        for piece in pieces
-    )
+    return bool(pieces) and all(times_of(plan.by_name[piece.metaop], piece) is not None for piece in pieces)
 
 
 def evaluation_s(plan: Plan, task: str, num_samples: int) -> float:

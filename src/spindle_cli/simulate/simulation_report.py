@@ -39,6 +39,7 @@ class SliceTimes(Model):
     metaop: str
     ops: tuple[int, int]
     num_devices: int
+    micro_batch: str = ""  # which of how many it is of, '2/4'; empty where its task has one
     forward_start_s: float
     forward_end_s: float
     backward_start_s: float
@@ -155,6 +156,7 @@ def _slices(simulation: Simulation) -> tuple[SliceTimes, ...]:
             metaop=piece.metaop,
             ops=piece.ops,
             num_devices=len(piece.devices),
+            micro_batch=piece.part.strip(),
             forward_start_s=starts[index, Activity.FORWARD],
             forward_end_s=ends[index, Activity.FORWARD],
             backward_start_s=starts[index, Activity.BACKWARD],

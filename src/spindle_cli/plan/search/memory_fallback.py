@@ -113,11 +113,12 @@ def largest_fallback(profile: Profile) -> MemoryFallback:
 
 
 def least_bytes(problem: Problem) -> float:
-    """Bytes that all devices together hold at least when the forward passes end: every parameter once with
-    its optimizer state, and all activations.
+    """Bytes that all devices together hold at least at some time: every parameter once with its optimizer
+    state, and the activations of all tasks; where passes may have an order of their own, those of the part of
+    the MetaGraph that keeps most.
     """
     parameters: dict[tuple[str, int], float] = {}
-    activations = 0.0
+    activations: dict[int, float] = {}
     for node in problem.nodes:
         metaop = node.metaop
         kept = optimizer_bytes(metaop, problem.profile)
@@ -126,12 +127,13 @@ def least_bytes(problem: Problem) -> float:
         for op in range(*ops):
             block = parameter_block(metaop, op)
             parameters[block] = max(parameters.get(block, 0.0), op_param_bytes(metaop, op) * state)
-        activations += min(
+        part = problem.part_of[metaop.name] if problem.orders_passes else 0
+        activations[part] = activations.get(part, 0.0) + min(
             point.num_devices
             * slice_activation_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
             for point in node.points
         )
-    return sum(parameters.values()) + activations
+    return sum(parameters.values()) + max(activations.values())
 
 
 def describe(fallback: MemoryFallback) -> str:

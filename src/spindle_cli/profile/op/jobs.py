@@ -15,6 +15,11 @@ from spindle_cli.files.artifact import sha256_of
 from spindle_cli.operators.tensor_parallel import layer_split
 from spindle_cli.profile.curves.fit import choose_measured
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, ValueSpec, WorkloadGraph
+from spindle_cli.workload.splitting.shared_statistics import changes_buffers
+
+# Shares for micro-batches, for each device that there is: at most, and where only one size is measured.
+MOST_CUTS = 16
+MEASURED_CUTS = 4
 
 
 @dataclass(frozen=True, order=True)
@@ -83,6 +88,31 @@ def valid_degrees(metaop: MetaOp, batch_size: int, max_devices: int) -> tuple[in
     return tuple(n for n in range(1, min(batch_size, max_devices) + 1) if batch_size % n == 0)
 
 
+def is_cut(graph: WorkloadGraph, metaop: MetaOp) -> bool:
+    """Whether a MetaOp's batch may be cut into micro-batches: not where an op needs all of it, or changes
+    buffers with it.
+    """
+    task = graph.tasks[metaop.task]
+    ops = [task.ops[index] for index in metaop.ops]
+    return not (metaop.coupled or any(op.talks or changes_buffers(task, op) for op in ops))
+
+
+def degrees_beyond(
+    graph: WorkloadGraph, metaop: MetaOp, max_devices: int, max_points: int
+) -> tuple[int, ...]:
+    """Into how many shares, more than there are devices, the batch is cut for micro-batches; ascending.
+
+    All where points cost nothing, as in an estimate; else one: what lies between two shares is nearly linear.
+    """
+    batch_size = graph.tasks[metaop.task].task.batch_size
+    if not is_cut(graph, metaop):
+        return ()
+    beyond = [n for n in range(max_devices + 1, MOST_CUTS * max_devices + 1) if batch_size % n == 0]
+    if beyond and max_points < MOST_CUTS * max_devices:
+        return (min(beyond, key=lambda n: abs(n - MEASURED_CUTS * max_devices)),)
+    return tuple(beyond)
+
+
 def make_jobs(
     graph: WorkloadGraph, max_devices: int, max_points: int, degrees: Sequence[int] = ()
 ) -> JobTable:
@@ -103,11 +133,12 @@ def make_jobs(
     for metaop in graph.metaops:
         batch_size = graph.tasks[metaop.task].task.batch_size
         shares = choose_measured(valid_degrees(metaop, batch_size, max_devices), max_points)
+        beyond = degrees_beyond(graph, metaop, max_devices, max_points)
         for index in metaop.ops:
             op = OpRef(metaop.task, index)
             talks = graph.tasks[op.task].ops[op.op].talks
             for tp in (1, *_possible(graph, op, degrees)):
-                for dp in (dp for dp in shares if dp * tp <= max_devices):
+                for dp in (*(dp for dp in shares if dp * tp <= max_devices), *beyond):
                     rows, sums = batch_size // dp, talks and dp > 1
                     key = _key(class_of[op], rows, tp, sums_shares=sums)
                     part = f", one of {tp} parts" if tp > 1 else ""

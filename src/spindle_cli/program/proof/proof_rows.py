@@ -31,17 +31,19 @@ def check_rows(program: Program) -> None:
 
 
 def needed_edges(program: Program) -> list[tuple[int, int]]:
-    """(producer, consumer) slices that the plan's MetaGraph asks for."""
-    holder: dict[tuple[str, int], int] = {}  # the slice whose last op comes just before this one
+    """(producer, consumer) slices that the plan's MetaGraph asks for, in each micro-batch."""
+    holder: dict[tuple[str, int, int], int] = {}  # the slice whose last op comes just before this one
     for index, piece in enumerate(program.slices):
-        holder[piece.metaop, piece.ops[1]] = index
+        holder[piece.metaop, piece.micro_batch, piece.ops[1]] = index
     needed: list[tuple[int, int]] = []
     for index, piece in enumerate(program.slices):
         metaop = program.plan.by_name[piece.metaop]
         if piece.ops[0] > 0:
-            needed.append((holder[piece.metaop, piece.ops[0]], index))
+            needed.append((holder[piece.metaop, piece.micro_batch, piece.ops[0]], index))
         names = metaop.inputs if piece.ops[0] == 0 else metaop.inputs_of_every_op
-        needed.extend((holder[name, program.plan.by_name[name].num_ops], index) for name in names)
+        needed.extend(
+            (holder[name, piece.micro_batch, program.plan.by_name[name].num_ops], index) for name in names
+        )
     return needed
 
 

@@ -54,5 +54,5 @@ function devicesText(runs) {
 }
 
 function sliceLabel(piece) {
-  return `${DATA.metaops[piece.metaop].name}[${piece.ops[0]}:${piece.ops[1]}]`;
+  return `${DATA.metaops[piece.metaop].name}[${piece.ops[0]}:${piece.ops[1]}]${piece.part}`;
 }

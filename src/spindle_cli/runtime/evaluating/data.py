@@ -45,7 +45,8 @@ def load(prepared: Prepared, batch: ReadBatch) -> Loaded:
 
 def _require_all_count(prepared: Prepared, loaded: Loaded) -> None:
     for local in prepared.slices.values():
-        if local.wired.loss_shares is None or local.wired.layout.dp == 1:
+        whole = (0, prepared.graph.task.batch_size)
+        if local.wired.loss_shares is None or local.samples == whole:
             continue
         for name in local.wired.loss_shares.all_must_count:
             held = [rows[name] for rows in loaded.values() if name in rows]

@@ -49,6 +49,7 @@ class Results:
                     _Piece(key, spec, wired.layout.rows(share), wired.layout.holders(share)[0])
                     for share in range(wired.layout.dp)
                 ]
+        self._pieces.sort(key=lambda piece: piece.samples)  # micro-batches may run in another order
 
     def gather(self, batch: BatchRun, size: int) -> None:
         """Hand in those of a batch of `size` samples; collective."""

@@ -109,7 +109,7 @@ class Preparing:
             if self.rank in wired.layout.share_of and wired.task.task.name == name
         }
         for wired in wiring.slices:
-            if wired.task.task.name == name and wired.layout.dp > 1:
+            if wired.task.task.name == name and wired.layout.is_shared:
                 _require_splittable(wired.piece.label, wired.ops[:-1] if gathers(wired) else wired.ops)
         for local in slices.values():
             layout = local.wired.layout

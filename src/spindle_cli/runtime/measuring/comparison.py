@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from spindle_cli.costs.share_times import OpSeconds, times_of
 from spindle_cli.files.run_files import (
     Comparison,
     DeviceTimes,
@@ -17,7 +18,6 @@ from spindle_cli.files.run_files import (
     StartUp,
 )
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.types import CurvePoint
 from spindle_cli.runtime.measuring.gathering import gather_json
 from spindle_cli.runtime.measuring.timing import Activity, Key
 
@@ -81,13 +81,14 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
     )
 
 
-def _point(plan: Plan, piece: Slice) -> CurvePoint:
-    """The point of the MetaOp's curve that a slice was planned by; `check` has seen to it."""
-    curve = plan.by_name[piece.metaop].curve
-    return next(point for point in curve if (point.dp, point.tp) == (piece.dp, piece.tp))
+def _point(plan: Plan, piece: Slice) -> OpSeconds:
+    """What a slice was planned by."""
+    op = times_of(plan.by_name[piece.metaop], piece)
+    assert op is not None, "`check` has seen to it"
+    return op
 
 
-def _backward_s(piece: Slice, point: CurvePoint) -> float:
+def _backward_s(piece: Slice, point: OpSeconds) -> float:
     """Of one op; what is computed again is part of it."""
     return point.backward_s + (point.forward_s if piece.recompute else 0.0)
 

@@ -38,7 +38,9 @@ _STEPS_AHEAD = 2
 
 
 def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
-    """What this rank's slices read; slices of a task whose samples overlap load them together, once."""
+    """What this rank's slices read; slices of a task whose samples overlap, or follow each other, load them
+    together, once.
+    """
     needs: dict[str, list[tuple[Samples, tuple[str, ...]]]] = {}
     for local in slices:
         if local.wired.fields or local.wired.task.varying:  # of which the lengths are needed at least
@@ -47,7 +49,7 @@ def portions(slices: Iterable[LocalSlice]) -> tuple[Portion, ...]:
     for task, wanted in needs.items():
         merged: list[Portion] = []
         for samples, fields in sorted(wanted):
-            if merged and samples[0] < merged[-1].samples[1]:
+            if merged and samples[0] <= merged[-1].samples[1]:
                 last = merged.pop()
                 samples = (last.samples[0], max(last.samples[1], samples[1]))
                 fields = tuple(dict.fromkeys((*last.fields, *fields)))

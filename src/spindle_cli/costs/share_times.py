@@ -1,0 +1,68 @@
+"""What an op takes on a share of its batch, by the curve or the shares of its MetaOp."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.profile.types import CurvePoint, ShareTime
+
+
+class OpSeconds(NamedTuple):
+    """Of one op on one share, by the devices that hold it together.
+
+    `communication_s`: of both, what the op's own collectives take.
+    """
+
+    forward_s: float
+    backward_s: float
+    communication_s: float = 0.0
+
+
+class Timed(Protocol):
+    """What is known of a MetaOp's times."""
+
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def curve(self) -> Sequence[CurvePoint]: ...
+    @property
+    def shares(self) -> Sequence[ShareTime]: ...
+
+
+def times_of(metaop: Timed, piece: SliceShape) -> OpSeconds | None:
+    """Of one op of a slice: of whole batches by the curve, of micro-batches by the shares; None: these do not
+    have it.
+    """
+    if piece.shares_of_batch == piece.dp:
+        for point in metaop.curve:
+            if (point.dp, point.tp) == (piece.dp, piece.tp):
+                return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
+        return None
+    return share_seconds(metaop.shares, metaop.batch_size / piece.shares_of_batch, piece.tp)
+
+
+def share_seconds(shares: Sequence[ShareTime], samples: float, tp: int) -> OpSeconds | None:
+    """Between two entries linear in the samples; None below the first entry and beyond the last."""
+    known = [share for share in shares if share.tp == tp]
+    place = bisect_left([share.samples for share in known], samples)
+    if place == len(known):
+        return None
+    above = known[place]
+    if above.samples == samples:
+        return OpSeconds(above.forward_s, above.backward_s, above.communication_s)
+    if place == 0:
+        return None
+    below = known[place - 1]
+    part = (samples - below.samples) / (above.samples - below.samples)
+
+    def between(low: float, high: float) -> float:
+        return low + part * (high - low)
+
+    return OpSeconds(
+        between(below.forward_s, above.forward_s),
+        between(below.backward_s, above.backward_s),
+        between(below.communication_s, above.communication_s),
+    )

@@ -1,0 +1,1 @@
+"""The best plan of all strategies, orders, fallbacks and micro-batches."""

@@ -1,0 +1,125 @@
+"""The best plan of a workload whose steps run all tasks: of whole batches, or of micro-batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.drafts import best_judged
+from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
+from spindle_cli.plan.best.rounds import in_rounds
+from spindle_cli.plan.best.tight import least_fallback, with_fallback
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.passes_apart import with_passes_apart
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import Profile
+
+# By how much less is kept of a batch in micro-batches, and how many of these in a row gain nothing before no
+# more of them are tried.
+KEPT_LESS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+IN_VAIN = 2
+
+
+class BelowBoundError(Exception):
+    """A schedule that is shorter than the lower bound."""
+
+
+def require_above(lower_bound_s: float, best: Judged) -> None:
+    """Stop where a schedule ends before the bound that no schedule can end before: one of both is wrong.
+
+    Without tolerance: the bound is lowered by what floats can be off, and durations are rounded up.
+
+    Raises:
+        BelowBoundError: this is a bug of ours.
+    """
+    compute_s = best.prediction.compute_s
+    if compute_s < lower_bound_s:
+        raise BelowBoundError(
+            f"the schedule of {best.strategy} ends at {compute_s:.9g} s, before the lower bound of "
+            f"every schedule, {lower_bound_s:.9g} s"
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan of some tasks.
+
+    Attributes:
+        is_short: memory stood in the way of a faster one.
+        note: what it says of that.
+        cut: whose slices it has, where tasks are cut into micro-batches.
+    """
+
+    best: Judged
+    is_short: bool
+    note: str | None = None
+    cut: MicroBatched | None = None
+
+
+def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int) -> Found | None:
+    """The best plan by a profile, its passes in the best order; None if nothing fits.
+
+    Raises:
+        NoPlanError: a MetaOp has no valid allocation.
+        BelowBoundError: a bug of the planner.
+    """
+    problem = make_problem(profile, cluster)
+    bound = lower_bound(problem)
+    best, all_fit = best_judged(problem, bound, strategy, effort)
+    note = None
+    if best is None or not all_fit:
+        tight = with_fallback(profile, cluster, strategy, effort)
+        if tight is not None and (best is None or tight[0].rank() < best.rank()):
+            best, problem, note = tight
+    if best is None:
+        return None
+    require_above(bound.lower_bound_s, best)
+    return Found(with_passes_apart(problem, best), not all_fit, note)
+
+
+def find_in(cut: MicroBatched, strategy: StrategyName, effort: int) -> Found | None:
+    """The best plan with these micro-batches; None if nothing fits."""
+    one = find(cut.one, cut.cluster, strategy, effort)
+    if one is None:
+        return None
+    if not cut.counts:
+        return one
+    best = in_rounds(cut, one.best)
+    return None if best is None else Found(best, one.is_short, one.note, cut)
+
+
+def in_best_micro_batches(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, whole: Found | None
+) -> Found | None:
+    """The best plan with as many micro-batches as it takes, where memory is short: of quick plans that keep
+    ever less of the batch that keeps most, instead of recomputing it, as long as that gains.
+
+    Args:
+        whole: the best plan of whole batches.
+    """
+    quick: tuple[Judged, MicroBatched] | None = None
+    known: list[dict[str, int]] = []
+    in_vain = 0
+    for times in KEPT_LESS:
+        counts = micro_batches_for(profile, times, cluster.num_devices)
+        if not counts or counts in known:
+            continue
+        known.append(counts)
+        cut = in_micro_batches(profile, counts, cluster)
+        one = least_fallback(cut.one, cluster, strategy, recomputes=False)
+        found = None if one is None else in_rounds(cut, one.judged)
+        if found is not None and (quick is None or found.rank() < quick[0].rank()):
+            quick, in_vain = (found, cut), 0
+        elif quick is not None:
+            in_vain += 1
+        if in_vain == IN_VAIN:
+            break
+    if quick is None:
+        return whole
+    searched = find_in(quick[1], strategy, effort)
+    best = Found(quick[0], is_short=True, cut=quick[1])
+    if searched is not None and searched.best.rank() < best.best.rank():
+        best = searched
+    return best if whole is None or best.best.rank() < whole.best.rank() else whole

@@ -1,0 +1,255 @@
+"""Micro-batches in the search: what one of them is, planned like a batch, and all of them, each a task of its
+own whose MetaOps share their parameters with those of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.errors import NoPlanError, UsageError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import Problem, make_problem, parts_of
+from spindle_cli.plan.types import Slice
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
+
+
+@dataclass(frozen=True)
+class MicroBatched:
+    """A profile whose tasks are cut.
+
+    Attributes:
+        one: the profile of one micro-batch of each task that is cut, and of the whole batches of the others.
+        counts: of micro-batches, by task; of those that are cut.
+        cluster: that it is planned for.
+    """
+
+    one: Profile
+    counts: Mapping[str, int]
+    cluster: Cluster
+
+    def count_of(self, piece: Slice) -> int:
+        """How many micro-batches the task of a slice has."""
+        return self.counts.get(self.one.by_name[piece.metaop].task, 1)
+
+    @cached_property
+    def first(self) -> Problem:
+        """Of `one`."""
+        return make_problem(self.one, self.cluster)
+
+    @cached_property
+    def all(self) -> Problem:
+        """Of all micro-batches, with MetaOps for each."""
+        metaops = [
+            _numbered(metaop, number)
+            for metaop in self.one.metaops
+            for number in range(self.counts.get(metaop.task, 1))
+        ]
+        return make_problem(_with_metaops(self.one, metaops), self.cluster)
+
+    def numbered(self, piece: Slice, number: int) -> Slice:
+        """A slice of `one` as that of a micro-batch in `all`."""
+        return piece.model_copy(update={"metaop": _name_of(piece.metaop, number)})
+
+    def folded(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+        """Slices of `all` as a plan has them."""
+        whole = {
+            _name_of(metaop.name, number): (metaop.name, number, count)
+            for metaop in self.one.metaops
+            for count in [self.counts.get(metaop.task, 1)]
+            for number in range(count)
+        }
+        found = []
+        for piece in slices:
+            name, number, count = whole[piece.metaop]
+            update = {"metaop": name, "micro_batch": number, "micro_batches": count}
+            found.append(piece.model_copy(update=update))
+        return tuple(found)
+
+
+def in_micro_batches(profile: Profile, counts: Mapping[str, int], cluster: Cluster) -> MicroBatched:
+    """A profile whose tasks are cut into so many micro-batches, with curves as far as shares are known.
+
+    Raises:
+        NoPlanError: a task cannot be cut so.
+        UsageError: there is no such task.
+    """
+    _require_sound(profile, counts)
+    counts = {task: count for task, count in counts.items() if count > 1}
+    metaops = [_part(metaop, counts.get(metaop.task, 1), cluster) for metaop in profile.metaops]
+    return MicroBatched(_with_metaops(profile, metaops), counts, cluster)
+
+
+def _with_metaops(profile: Profile, metaops: Sequence[MetaOpProfile]) -> Profile:
+    return Profile.model_construct(**{**dict(profile), "metaops": tuple(metaops)})
+
+
+def _name_of(name: str, number: int) -> str:
+    return f"{name}, micro-batch {number}"
+
+
+def _numbered(metaop: MetaOpProfile, number: int) -> MetaOpProfile:
+    return metaop.model_copy(
+        update={
+            "name": _name_of(metaop.name, number),
+            "inputs": tuple(_name_of(name, number) for name in metaop.inputs),
+            "inputs_of_every_op": tuple(_name_of(name, number) for name in metaop.inputs_of_every_op),
+            "parameters": metaop.name if metaop.parameters is None else metaop.parameters,
+        }
+    )
+
+
+def micro_batches_for(profile: Profile, times: float, num_devices: int) -> dict[str, int]:
+    """Into how many micro-batches tasks are cut so that none of these keeps more than 1 / `times` of what the
+    batch does that keeps most; empty where none can be cut so.
+
+    The fewest that do, of those whose samples the devices divide evenly, where there are any. Tasks that
+    exchange values are cut alike.
+    """
+    part_of = parts_of(profile.metaops)
+    members: dict[int, list[MetaOpProfile]] = {}
+    for metaop in profile.metaops:
+        members.setdefault(part_of[metaop.name], []).append(metaop)
+    kept = {
+        part: sum(metaop.num_ops * metaop.activation_bytes_per_op for metaop in each)
+        for part, each in members.items()
+    }
+    at_most = max(kept.values()) / times
+    counts: dict[str, int] = {}
+    for part, each in members.items():
+        possible = [count for count in _cuts_of(each) if kept[part] <= count * at_most]
+        even = [count for count in possible if each[0].batch_size // count % num_devices == 0]
+        if (even or possible) and (count := min(even or possible)) > 1:
+            counts |= {metaop.task: count for metaop in each}
+    return counts
+
+
+def _cuts_of(metaops: Sequence[MetaOpProfile]) -> list[int]:
+    """Into how many micro-batches these MetaOps of one batch can be cut; ascending."""
+    if not all(metaop.shares for metaop in metaops):
+        return [1]
+    batch_size = metaops[0].batch_size
+    fewest = max(metaop.shares[0].samples for metaop in metaops)
+    return [count for count in range(1, batch_size // fewest + 1) if batch_size % count == 0]
+
+
+def parse_counts(texts: Sequence[str]) -> dict[str, int]:
+    """Of 'task=count' texts, how many micro-batches each task has.
+
+    Raises:
+        UsageError: one is no such text, or a task is named twice.
+    """
+    counts: dict[str, int] = {}
+    for text in texts:
+        task, _, count = text.rpartition("=")
+        if not (task and count.isascii() and count.isdigit() and 0 < int(count) < 2**31):
+            raise UsageError(
+                f"--micro-batches {text}: expected TASK=COUNT, for example --micro-batches image_text=4"
+            )
+        if task in counts:
+            raise UsageError(f"--micro-batches {text}: task {task!r} is named twice")
+        counts[task] = int(count)
+    return counts
+
+
+def _require_sound(profile: Profile, counts: Mapping[str, int]) -> None:
+    part_of = parts_of(profile.metaops)
+    count_of: dict[int, tuple[str, int]] = {}
+    tasks = {metaop.task for metaop in profile.metaops}
+    for task in sorted(counts.keys() - tasks):
+        raise UsageError(
+            f"micro-batches of task {task!r}: the profile has no such task",
+            hint=f"Its tasks are {', '.join(sorted(tasks))}.",
+        )
+    for metaop in profile.metaops:
+        count = counts.get(metaop.task, 1)
+        other, others = count_of.setdefault(part_of[metaop.name], (metaop.task, count))
+        if count != others:
+            raise NoPlanError(
+                f"micro-batches: task {metaop.task!r} has {count}, and task {other!r}, whose values it "
+                f"exchanges, {others}",
+                hint="Cut both into as many.",
+            )
+        if count > 1:
+            _require_cuttable(metaop, count)
+
+
+def _require_cuttable(metaop: MetaOpProfile, count: int) -> None:
+    if metaop.batch_size % count:
+        raise NoPlanError(
+            f"{metaop.name}: a batch of {metaop.batch_size} samples is not cut into {count} equal "
+            "micro-batches",
+            hint="Use a divisor of the batch.",
+        )
+    if not metaop.shares:
+        raise NoPlanError(
+            f"{metaop.name}: its batch is not cut into micro-batches: its samples depend on each other, or "
+            "the profile says nothing of shares",
+            hint="Leave its task whole, or profile again with this version.",
+        )
+
+
+def _part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> MetaOpProfile:
+    """What one of `count` micro-batches is."""
+    if count == 1:
+        return metaop
+
+    def part(num_bytes: int) -> int:
+        return ceil(num_bytes / count)
+
+    inner = metaop.inner_output_bytes
+    return metaop.model_copy(
+        update={
+            "batch_size": metaop.batch_size // count,
+            "activation_bytes_per_op": part(metaop.activation_bytes_per_op),
+            "memory": tuple(_memory_of_part(entry, count) for entry in metaop.memory),
+            "field_bytes": {op: part(num_bytes) for op, num_bytes in metaop.field_bytes.items()},
+            "output_bytes": part(metaop.output_bytes),
+            "inner_output_bytes": None if inner is None else part(inner),
+            "flops_per_op": None if metaop.flops_per_op is None else metaop.flops_per_op / count,
+            "curve": _curve_of_part(metaop, count, cluster),
+            "fit": None,
+        }
+    )
+
+
+def _memory_of_part(entry: OpMemory, count: int) -> OpMemory:
+    keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+    pairs = {key: getattr(entry, key) for key in keys}
+    parts = {key: (fixed, ceil(whole / count)) for key, (fixed, whole) in pairs.items()}
+    return entry.model_copy(update={**parts, "joined_bytes": ceil(entry.joined_bytes / count)})
+
+
+def _curve_of_part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> tuple[CurvePoint, ...]:
+    """On every number of devices that cuts a micro-batch into shares of known times.
+
+    Raises:
+        NoPlanError: there is none.
+    """
+    samples = metaop.batch_size // count
+    points = []
+    for tp in sorted({share.tp for share in metaop.shares}):
+        for dp in range(1, min(samples, cluster.num_devices // tp) + 1):
+            op = share_seconds(metaop.shares, samples // dp, tp) if samples % dp == 0 else None
+            if op is not None and op.forward_s + op.backward_s > 0:
+                points.append(
+                    CurvePoint(
+                        num_devices=dp * tp,
+                        dp=dp,
+                        tp=tp,
+                        forward_s=op.forward_s,
+                        backward_s=op.backward_s,
+                        source="fitted",
+                        communication_s=op.communication_s,
+                    )
+                )
+    if not points:
+        raise NoPlanError(
+            f"{metaop.name}: the profile knows no share of {samples} samples, or of a part of them, on "
+            f"{cluster.num_devices} devices",
+            hint="Use fewer micro-batches, or profile again with this version.",
+        )
+    return tuple(sorted(points, key=lambda point: (point.num_devices, point.tp)))

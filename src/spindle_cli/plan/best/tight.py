@@ -1,0 +1,91 @@
+"""The best plan of those that give up speed for memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.drafts import best_judged
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import Profile
+
+# Where memory asks for a fallback, so many ways to split layers are planned and the best one kept.
+SPLITS_COMPARED = 3
+MORE_STEPS = (1, 2, 4)
+
+
+def with_fallback(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
+) -> tuple[Judged, Problem, str] | None:
+    """The best plan of those that give up speed for memory, with what it says of that; None if none fits."""
+    best = least_fallback(profile, cluster, strategy)
+    if best is None:
+        return None
+    tight = best.tight
+    searched, _ = best_judged(tight.problem, tight.bound, strategy, effort)
+    return searched or best.judged, tight.problem, describe(tight.fallback)
+
+
+def least_fallback(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, *, recomputes: bool = True
+) -> TightPlan | None:
+    """The best of quick searches. Without `recomputes` layers may be split alone."""
+    found: list[TightPlan] = []
+    for split in splits(profile, cluster):
+        fastest_s = min((plan.judged.prediction.iteration_s for plan in found), default=inf)
+        if len(found) == SPLITS_COMPARED or split.bound.lower_bound_s >= fastest_s:
+            break
+        least = _least_recomputing(split, strategy) if recomputes else _recomputing(split, 0, strategy)
+        if least is not None:
+            found.append(least)
+    if not found:
+        return None
+    best = min(found, key=lambda plan: plan.judged.rank())
+    if not recomputes:
+        return best
+    # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
+    # nevertheless.
+    found += [plan for step in MORE_STEPS if (plan := _recomputing(best.tight, best.step + step, strategy))]
+    return min(found, key=lambda plan: plan.judged.rank())
+
+
+@dataclass(frozen=True)
+class TightPlan:
+    """The best plan of a quick search under some memory fallback, at a step of recomputation."""
+
+    judged: Judged
+    tight: TightProblem
+    step: int
+
+
+def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
+    if step > STEPS:
+        return None
+    tight = recomputing(split, step)
+    if tight is None:
+        return None
+    judged, _ = best_judged(tight.problem, tight.bound, strategy, NO_SEARCH)
+    return None if judged is None else TightPlan(judged, tight, step)
+
+
+def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan | None:
+    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit."""
+    found: TightPlan | None = None
+    low, high = (
+        (0 if split.fallback.split else 1),
+        STEPS,
+    )  # without a split, recomputing nothing has been tried
+    step = high
+    while low <= high:
+        fitting = _recomputing(split, step, strategy)
+        if fitting is not None:
+            found, high = fitting, step - 1
+        else:
+            low = step + 1
+        step = (low + high) // 2
+    return found

@@ -1,0 +1,181 @@
+"""Slices of a plan, and the waves that they make up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
+
+from spindle_cli.files.artifact import Model
+from spindle_cli.files.cluster import MAX_DEVICES
+from spindle_cli.files.parsing import shown
+from spindle_cli.profile.types import Devices, NumOps, Seconds
+
+# What `parse_devices` takes.
+DEVICES_SCHEMA = {
+    "type": "array",
+    "minItems": 1,
+    "items": {"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string", "pattern": "^[0-9]+-[0-9]+$"}]},
+}
+
+
+def parse_devices(value: Any) -> tuple[int, ...]:
+    """Device numbers from numbers and inclusive ranges: [0, '2-4'] -> (0, 2, 3, 4). Order is kept.
+
+    Raises:
+        ValueError: not a list, or an item that is neither a number nor an ascending 'first-last'.
+    """
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("expected a list of device numbers and 'first-last' ranges")
+    devices: list[int] = []
+    for item in value:
+        if isinstance(item, int) and not isinstance(item, bool) and item >= 0:
+            devices.append(item)
+            continue
+        first, dash, last = item.partition("-") if isinstance(item, str) else ("", "", "")
+        if not (first.isdigit() and dash and last.isdigit() and int(first) <= int(last) < MAX_DEVICES):
+            raise ValueError(f"expected a device number or a 'first-last' range, found {shown(item)}")
+        devices.extend(range(int(first), int(last) + 1))
+        if len(devices) > MAX_DEVICES:
+            raise ValueError(f"more than {MAX_DEVICES} devices")
+    return tuple(devices)
+
+
+def format_devices(devices: tuple[int, ...]) -> list[int | str]:
+    """The inverse of `parse_devices`: runs of three or more consecutive numbers become 'first-last'."""
+    items: list[int | str] = []
+    start = 0
+    while start < len(devices):
+        end = start
+        while end + 1 < len(devices) and devices[end + 1] == devices[end] + 1:
+            end += 1
+        if end - start >= 2:
+            items.append(f"{devices[start]}-{devices[end]}")
+        else:
+            items.extend(devices[start : end + 1])
+        start = end + 1
+    return items
+
+
+class Slice(Model):
+    """Consecutive ops [first, last) of one MetaOp on a list of devices.
+
+    From `start_s` to `end_s` it runs forward and backward together; where it says when it runs backward
+    (version 2), forward alone. Each consecutive `tp` devices of the list hold one batch share; the dp shares
+    go in the order of the list.
+    """
+
+    metaop: str
+    ops: tuple[Annotated[int, Field(ge=0, le=1_000_000)], NumOps]
+    devices: Annotated[tuple[int, ...], WithJsonSchema(DEVICES_SCHEMA)]
+    dp: Devices
+    tp: Devices = 1
+    start_s: Seconds
+    end_s: Seconds
+    backward_start_s: Seconds | None = None
+    backward_end_s: Seconds | None = None
+    recompute: bool = False  # activations are recomputed in the backward pass instead of kept
+    # which of its task's micro-batches it runs, and of how many: the plan says that for each task
+    micro_batch: Annotated[int, Field(ge=0, le=2**31)] = 0
+    micro_batches: Annotated[int, Field(ge=1, exclude=True)] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_rows(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("rows") is not None:
+            raise ValueError(
+                f"rows: {shown(data['rows'])}: shares of unequal size are not known to this version; "
+                "expected no rows, for equal shares"
+            )
+        return data
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _parse_devices(cls, value: Any) -> tuple[int, ...]:
+        return parse_devices(value)
+
+    @field_serializer("devices")
+    def _format_devices(self, devices: tuple[int, ...]) -> list[int | str]:
+        return format_devices(devices)
+
+    @model_validator(mode="after")
+    def _backward_whole_or_not(self) -> Slice:
+        if (self.backward_start_s is None) != (self.backward_end_s is None):
+            raise ValueError(f"{self.label}: backward_start_s and backward_end_s: expected both or neither")
+        return self
+
+    @property
+    def backward_s(self) -> tuple[float, float] | None:
+        """Start and end of the backward pass; None where forward and backward are planned together."""
+        if self.backward_start_s is None or self.backward_end_s is None:
+            return None
+        return self.backward_start_s, self.backward_end_s
+
+    @property
+    def times_s(self) -> tuple[tuple[float, float], ...]:
+        """Start and end of each stretch in which its devices run it: one, or that of each pass."""
+        backward = self.backward_s
+        return ((self.start_s, self.end_s),) if backward is None else ((self.start_s, self.end_s), backward)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds that it occupies each of its devices, both passes."""
+        return sum(end_s - start_s for start_s, end_s in self.times_s)
+
+    @property
+    def last_s(self) -> float:
+        """When its devices are through with it."""
+        return max(end_s for _, end_s in self.times_s)
+
+    @property
+    def shares_of_batch(self) -> int:
+        """Into how many shares of this size its task's batch is cut."""
+        return self.dp * self.micro_batches
+
+    @property
+    def num_ops(self) -> int:
+        """Number of ops in the slice."""
+        return self.ops[1] - self.ops[0]
+
+    @property
+    def label(self) -> str:
+        """For people and programs: 'image_text/vision[0:6]', or 'image_text/vision[0:6] 2/4', the second of
+        four micro-batches.
+        """
+        return f"{self.metaop}[{self.ops[0]}:{self.ops[1]}]{self.part}"
+
+    @property
+    def part(self) -> str:
+        """Which of how many micro-batches it is of, as part of a label; empty where there is one."""
+        return f" {self.micro_batch + 1}/{self.micro_batches}" if self.micro_batches > 1 else ""
+
+
+class Wave(Model):
+    """Slices that run side by side on disjoint devices."""
+
+    index: Annotated[int, Field(ge=0, le=2**31)]
+    start_s: Seconds
+    end_s: Seconds
+    slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
+
+
+def with_counts(wave: Wave, counts: Mapping[str, int]) -> Wave:
+    """A wave whose slices know how many micro-batches there are, by MetaOp.
+
+    Raises:
+        ValueError: a slice is of one that there is not.
+    """
+    for piece in wave.slices:
+        count = counts.get(piece.metaop, 1)
+        if piece.micro_batch >= count:
+            raise ValueError(
+                f"slice {piece.label}: micro_batch: expected less than {count}, its task's micro_batches "
+                f"(found {piece.micro_batch})"
+            )
+    if all(piece.micro_batches == counts.get(piece.metaop, 1) for piece in wave.slices):
+        return wave
+    slices = []
+    for piece in wave.slices:
+        slices.append(piece.model_copy(update={"micro_batches": counts.get(piece.metaop, 1)}))
+    return wave.model_copy(update={"slices": tuple(slices)})

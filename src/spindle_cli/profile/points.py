@@ -1,0 +1,93 @@
+"""What ops of a MetaOp take of time and memory, and the ranges of what files say."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from spindle_cli.files.artifact import Model
+from spindle_cli.files.cluster import MAX_DEVICES
+
+Source = Literal["measured", "composed", "fitted", "estimated"]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
+OpSeconds = Annotated[float, Field(ge=0, le=1e9)]  # more is no measurement; sums of them stay finite
+Bytes = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+Samples = Annotated[int, Field(ge=1, le=2**40)]  # of a batch
+Ratio = Annotated[float, Field(ge=0, le=1e6)]  # of bytes, or seconds of bytes, to others
+NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are counted one by one
+
+
+class CurvePoint(Model):
+    """One valid allocation of a MetaOp, dp x tp = num_devices, and one op's seconds over the whole batch.
+
+    `spread`: interquartile range of the repeats over their median.
+    """
+
+    num_devices: Devices
+    dp: Devices
+    tp: Devices = 1
+    forward_s: OpSeconds
+    backward_s: OpSeconds
+    source: Source
+    spread: Annotated[float, Field(ge=0)] | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+    communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+
+    @model_validator(mode="after")
+    def _degrees_multiply(self) -> CurvePoint:
+        if self.dp * self.tp != self.num_devices:
+            raise ValueError(f"dp {self.dp} x tp {self.tp} is not num_devices {self.num_devices}")
+        return self
+
+    @property
+    def op_s(self) -> float:
+        """Seconds of one op, forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+class ShareTime(Model):
+    """Seconds of one op on a share of so many samples, by the `tp` devices that hold it together.
+
+    Between two shares of the same `tp` times are linear; beyond the largest, and below the smallest, nothing
+    is known.
+    """
+
+    samples: Samples
+    tp: Devices = 1
+    forward_s: OpSeconds
+    backward_s: OpSeconds
+    source: Source
+    communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+
+
+class OpMemory(Model):
+    """What ops of a MetaOp take of a device's memory at one degree of tensor parallelism.
+
+    Beside parameters, inputs and the batch's fields. Each is a pair: bytes whatever the share of the batch,
+    and bytes for the whole batch, of which a device has 1 / dp.
+
+    `first_op`: it is so from this op on, up to the next entry's. `kept_bytes`: from forward to backward.
+    `forward_bytes`: the most while an op runs forward, with what it keeps. `backward_bytes`: the most while
+    it runs backward, beyond what it had kept. `first_backward_bytes`: the same where it makes the gradients
+    of its parameters, instead of adding to those that are there. `joined_bytes`: for the whole batch, what an
+    op hands on of which devices have a part of the sequence each; at a slice's end they keep all of it, too.
+    """
+
+    tp: Devices = 1
+    first_op: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    kept_bytes: tuple[Bytes, Bytes]
+    forward_bytes: tuple[Bytes, Bytes]
+    backward_bytes: tuple[Bytes, Bytes]
+    first_backward_bytes: tuple[Bytes, Bytes]
+    joined_bytes: Bytes = 0
+
+    def rebatched(self, ratio: float) -> OpMemory:
+        """The same for a batch of `ratio` times as many samples."""
+        keys = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+        pairs = {key: getattr(self, key) for key in keys}
+        return self.model_copy(
+            update={key: (fixed, round(whole * ratio)) for key, (fixed, whole) in pairs.items()}
+            | {"joined_bytes": round(self.joined_bytes * ratio)}
+        )
