@@ -11,6 +11,7 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.plan.best.micro_batches import in_micro_batches, micro_batches_for, parse_counts
 from spindle_cli.plan.make import make_plan
 from spindle_cli.profile.types import OpMemory
+from spindle_cli.simulate.run import simulate
 from spindle_cli.units import MIB
 
 # Of a batch of 12: 0.1 s for a sample and 0.3 s besides.
@@ -107,6 +108,9 @@ def test_a_chain_on_two_devices_is_a_pipeline() -> None:
     # 8 passes of each take 4 x 0.6 s; the second device waits for the first forward, the first for the last
     # backward pass behind it: 2.4 + 0.2 + 0.4 s, where one after the other takes 4.8 s.
     assert plan.predicted.compute_s == pytest.approx(3.0, abs=1e-6)
+    # Links take microseconds; the simulator knows nothing of how micro-batches were planned.
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-3)
+    assert plan.predicted.iteration_s == pytest.approx(3.0, rel=1e-2)
 
 
 def test_as_many_micro_batches_as_memory_asks_for() -> None:

@@ -15,7 +15,6 @@ from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
 from spindle_cli.profile.calibration import Calibration as Calibration
-from spindle_cli.profile.fitted import Fit as Fit
 from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
 from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
@@ -23,6 +22,7 @@ from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
 from spindle_cli.profile.points import Bytes as Bytes
 from spindle_cli.profile.points import CurvePoint as CurvePoint
 from spindle_cli.profile.points import Devices as Devices
+from spindle_cli.profile.points import Fit as Fit
 from spindle_cli.profile.points import NumOps as NumOps
 from spindle_cli.profile.points import OpMemory as OpMemory
 from spindle_cli.profile.points import OpSeconds as OpSeconds

@@ -15,7 +15,7 @@ from itertools import pairwise
 from statistics import median
 
 from spindle_cli.profile.curves.isotonic import non_increasing
-from spindle_cli.profile.fitted import Fit, FitSegment
+from spindle_cli.profile.points import Fit, FitSegment
 from spindle_cli.profile.types import CurvePoint
 
 
