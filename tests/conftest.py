@@ -16,6 +16,8 @@ from helpers import examples, ready_python
 from spindle_cli.launch.starting import apart
 
 PROCESSES = "processes"  # the mark of tests that start workers
+ALONE = "alone"  # the mark of those of them that are below this folder
+RUNTIME = Path(__file__).parent / "runtime"
 LONG = (
     "tests/zoo/test_calibration.py",
     "tests/plan/test_plan_properties.py",
@@ -43,15 +45,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: not item.nodeid.startswith(LONG))
     for item in items:
-        if item.get_closest_marker(PROCESSES) and item.nodeid.startswith("tests/runtime/"):
-            item.add_marker("alone")
+        if item.get_closest_marker(PROCESSES) and RUNTIME in item.path.parents:
+            item.add_marker(ALONE)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Of the tests that start workers, only files that have some are imported: a fifth of all."""
+    """Of the tests that start workers, only files that have some are imported: a fifth of all. Those of them
+    that run alone, and the others, are imported without each other.
+    """
     asked = config.option.markexpr.split(" and ")
-    if PROCESSES not in asked or collection_path.suffix != ".py":
+    if PROCESSES not in asked:
         return None
+    if collection_path == RUNTIME:
+        return True if f"not {ALONE}" in asked else None
+    if collection_path.suffix != ".py":
+        return None
+    if ALONE in asked and RUNTIME not in collection_path.parents:
+        return True
     return True if f"mark.{PROCESSES}" not in collection_path.read_text(encoding="utf-8") else None
 
 
