@@ -12,12 +12,14 @@ import yaml
 from calibration.made_runs import made_run, slower
 from calibration.test_moving import INSIDE_S, chain, transfer, wait
 from helpers.cli import Ended, run_spindle
-from helpers.plans import cluster_of, two_towers
+from helpers.cut import cuttable
+from helpers.plans import cluster_of, profile_of, two_towers
 from spindle_cli.errors import ExitCode
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
 from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 
@@ -165,6 +167,13 @@ def no_such_share(folder: Path) -> None:
     write_json(folder / "profile.json", profile.model_copy(update={"metaops": (few, *profile.metaops[1:])}))
 
 
+def in_micro_batches(folder: Path) -> None:
+    profile = profile_of(cuttable("t/net", 1, {8: 1.0, 4: 0.6}))
+    plan = make_plan(profile, cluster_of(1), micro_batches={"t": 2})
+    made_run(folder / "run", plan, profile)
+    write_json(folder / "profile.json", profile)
+
+
 def cut_off(folder: Path) -> None:
     path = folder / "run" / PREDICTED_FILE
     path.write_text(path.read_text()[:200])
@@ -185,6 +194,7 @@ def timeline_of_another(folder: Path) -> None:
         (other_device, "a run on devices 'h100-80gb'"),
         (another_plan, "it is not the plan that was run"),
         (no_such_share, "slice pairs/vision[0:3] ran on dp 2, tp 1, which"),
+        (in_micro_batches, "batches of t ran in micro-batches"),
         (replaced(compile="inductor"), "of compile inductor"),
         (replaced(loss_chunks=4), "of loss_chunks 4"),
         (replaced(accumulate=2), "of accumulate 2"),

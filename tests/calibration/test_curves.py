@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.cut import cuttable, shares_of
 from helpers.plans import metaop_of, profile_of
 from spindle_cli.calibrate.curves import Factor, calibrated_metaops, neighbours
 from spindle_cli.calibrate.points import Measured, OpTimes
@@ -97,3 +98,18 @@ def test_collectives_take_no_more_than_the_op() -> None:
     (found,) = calibrated_metaops(profile_of(split), {("a/x", 2, 1): ran(3.0, (0.5, 0.5))})
     assert [each.communication_s for each in found.curve] == [1.5, 1.5]
     assert [each.source for each in found.curve] == ["fitted", "measured"]
+
+
+def test_shares_follow_the_curve() -> None:
+    """Of a batch of 8: those that the curve has are the curve's; a smaller one goes with the nearest of them."""
+    share_s = {8: 8.0, 4: 4.0, 2: 2.4}
+    net = cuttable("a/net", 1, share_s)
+    net = net.model_copy(update={"curve": net.curve[:2], "shares": (*net.shares, *shares_of({9: 1.0}, tp=2))})
+    (found,) = calibrated_metaops(profile_of(net), {("a/net", 2, 1): ran(4.0, (2.0, 3.0))})
+    times = {share.samples: (share.forward_s, share.backward_s, share.source) for share in found.shares}
+    assert times[4] == pytest.approx((8 / 3, 8.0, "measured"))
+    assert times[8] == (found.curve[0].forward_s, found.curve[0].backward_s, "fitted")
+    assert times[2] == (pytest.approx(1.6), pytest.approx(4.8), "fitted")
+    assert times[9] == (pytest.approx(1 / 3), pytest.approx(2 / 3), "measured")  # nothing of its tp has run
+    (same,) = calibrated_metaops(profile_of(net), {("a/net", 2, 1): ran(4.0, (1.0, 1.0))})
+    assert same.shares == net.shares

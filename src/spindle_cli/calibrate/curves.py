@@ -8,7 +8,7 @@ from math import log2
 from statistics import fmean
 
 from spindle_cli.calibrate.points import Allocation, Measured, OpTimes, point_of
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, ShareTime
 
 # Closer than this counts as equal: what is left of dividing and multiplying again.
 EQUAL = 1e-9
@@ -144,10 +144,42 @@ def _times(point: CurvePoint, times: OpTimes) -> dict[str, float]:
 
 
 def _with_curve(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> MetaOpProfile:
-    """With another curve; the fit was of the old one."""
+    """With another curve, and shares that agree with it; the fit was of the old one."""
     same = all(
         (old.forward_s, old.backward_s) == (new.forward_s, new.backward_s)
         for old, new in zip(metaop.curve, curve, strict=True)
     )
     fields = {name: getattr(metaop, name) for name in type(metaop).model_fields}
-    return type(metaop)(**{**fields, "curve": tuple(curve), "fit": metaop.fit if same else None})
+    return type(metaop)(
+        **{
+            **fields,
+            "curve": tuple(curve),
+            "shares": _shares(metaop, curve),
+            "fit": metaop.fit if same else None,
+        }
+    )
+
+
+def _shares(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> tuple[ShareTime, ...]:
+    """Those that the curve has, as it has them; others by the factor of its nearest share of the same `tp`."""
+    found = []
+    for share in metaop.shares:
+        pairs = [(old, new) for old, new in zip(metaop.curve, curve, strict=True) if old.tp == share.tp]
+        if not pairs:
+            found.append(share)
+            continue
+        old, new = min(pairs, key=lambda pair: abs(log2(metaop.batch_size / pair[0].dp / share.samples)))
+        if (old.forward_s, old.backward_s) == (new.forward_s, new.backward_s):
+            found.append(share)
+            continue
+        if metaop.batch_size == share.samples * old.dp:
+            times = OpTimes(new.forward_s, new.backward_s)
+            source = new.source
+        else:
+            factor = factor_of(old, Measured(OpTimes(new.forward_s, new.backward_s), 1.0, 1))
+            times = OpTimes(share.forward_s * factor.forward, share.backward_s * factor.backward)
+            source = "fitted"
+        update = {"forward_s": times.forward_s, "backward_s": times.backward_s, "source": source}
+        update["communication_s"] = min(share.communication_s, times.op_s)
+        found.append(share.model_copy(update=update))
+    return tuple(found)

@@ -126,6 +126,12 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             hint="Give a run on the profile's type of device.",
         )
     require_same_settings(plan, profile, f"{folder}: a run by a plan", profile_path)
+    if plan.micro_batches:
+        cut = ", ".join(plan.micro_batches)
+        raise InputError(
+            f"{folder}: batches of {cut} ran in micro-batches, whose shares no point of a curve has",
+            hint="Give a run of whole batches: plan with `--micro-batches TASK=1`.",
+        )
     for piece in plan.slices:
         metaop = profile.by_name.get(piece.metaop)
         if metaop is None or all((point.dp, point.tp) != (piece.dp, piece.tp) for point in metaop.curve):

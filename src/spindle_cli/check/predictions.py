@@ -30,6 +30,14 @@ def times(plan: Plan) -> Iterator[Violation]:
             value=exact_s(predicted.lower_bound_s),
             expected=f"at most compute_s, {exact_s(predicted.compute_s)}",
         )
+    any_s = predicted.lower_bound_any_s
+    if any_s is not None and any_s > predicted.compute_s + slack:
+        yield Violation(
+            rule="lower-bound",
+            where="predicted.lower_bound_any_s",
+            value=exact_s(any_s),
+            expected=f"at most compute_s, {exact_s(predicted.compute_s)}",
+        )
     if predicted.iteration_s < predicted.compute_s - slack:
         yield Violation(
             rule="iteration",

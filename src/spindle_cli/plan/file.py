@@ -115,7 +115,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     always = {"schema": plan.schema_, "strategy": plan.strategy}
     rows = {"workload": _Row(data["workload"]), "profile": _Row(data["profile"])}
-    predicted = plan.predicted.model_dump(mode="json")
+    predicted = plan.predicted.model_dump(mode="json", exclude_none=True)
     metaops = [_Row(_metaop_data(metaop)) for metaop in plan.metaops]
     waves = [_wave_data(wave) for wave in plan.waves]
     written = {"cluster": _cluster_data(plan), "predicted": predicted, "metaops": metaops, "waves": waves}
@@ -128,7 +128,7 @@ def _set_data(each: PlannedSet) -> dict[str, Any]:
     return {
         "tasks": list(each.tasks),
         "share": each.share,
-        "predicted": each.predicted.model_dump(mode="json"),
+        "predicted": each.predicted.model_dump(mode="json", exclude_none=True),
         "waves": [_wave_data(wave) for wave in each.waves],
     }
 

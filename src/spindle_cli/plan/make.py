@@ -16,8 +16,9 @@ from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
-from spindle_cli.plan.best.find import find, find_in, in_best_micro_batches
+from spindle_cli.plan.best.find import find, find_in, in_best_micro_batches, require_above
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.no_fit import no_fit
 from spindle_cli.plan.problem import make_problem
@@ -80,6 +81,8 @@ def plan_of_all(
     if found is None:
         raise no_fit(profile, cluster)
     best = found.best
+    any_s = lower_bound_any_s(profile, cluster.num_devices)
+    require_above(any_s, best)
     if found.note is not None:
         notes.append(found.note)
     name = best.strategy
@@ -90,6 +93,7 @@ def plan_of_all(
         iteration_s=best.prediction.iteration_s,
         compute_s=best.prediction.compute_s,
         lower_bound_s=bound.lower_bound_s,
+        lower_bound_any_s=any_s,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         memory_formula=MEMORY_FORMULA,
         transfer_s=best.prediction.transfer_s,

@@ -43,6 +43,8 @@ class Predicted(Model):
     iteration_s: Seconds
     compute_s: Seconds
     lower_bound_s: Seconds
+    # of every schedule, however batches are cut; None: the planner has not said
+    lower_bound_any_s: Seconds | None = None
     peak_memory_bytes: tuple[Bytes, ...]
     memory_formula: Annotated[int, Field(ge=1)] = 1  # of account/device_memory.py, behind peak_memory_bytes
     transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
@@ -195,7 +197,7 @@ class Plan(TrainedArtifact):
         mean = {
             name: sum(each.share * getattr(each.predicted, name) for each in self.task_sets)
             for name in Predicted.model_fields
-            if name.endswith("_s")
+            if name.endswith("_s") and name != "lower_bound_any_s"
         }
         needs = zip(*(each.predicted.peak_memory_bytes for each in self.task_sets), strict=True)
         return self.predicted.model_copy(update={**mean, "peak_memory_bytes": tuple(map(max, needs))})
