@@ -101,7 +101,7 @@ def test_collectives_take_no_more_than_the_op() -> None:
 
 
 def test_shares_follow_the_curve() -> None:
-    """Of a batch of 8: those that the curve has are the curve's; a smaller one goes with the nearest of them."""
+    """Of a batch of 8: those that the curve has are the curve's; a smaller one goes with the nearest."""
     share_s = {8: 8.0, 4: 4.0, 2: 2.4}
     net = cuttable("a/net", 1, share_s)
     net = net.model_copy(update={"curve": net.curve[:2], "shares": (*net.shares, *shares_of({9: 1.0}, tp=2))})

@@ -22,8 +22,8 @@ def test_work_goes_by_the_share_that_takes_least_for_a_sample() -> None:
 
 def test_shares_of_two_devices_count_for_both_and_only_where_there_are_two() -> None:
     net = cuttable("t/net", 1, {8: 2.0})
-    split = net.model_copy(update={"shares": (*net.shares, *shares_of({9: 0.9}, tp=2))})
-    assert lower_bound_any_s(profile_of(split), 2) == pytest.approx(8 * 2 * 0.1 / 2)
+    split = net.model_copy(update={"shares": (*shares_of({6: 0.5}, tp=2), *net.shares)})
+    assert lower_bound_any_s(profile_of(split), 2) == pytest.approx(8 * 2 * (0.5 / 6) / 2)
     assert lower_bound_any_s(profile_of(split), 1) == pytest.approx(2.0)
 
 

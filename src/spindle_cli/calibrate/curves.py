@@ -161,7 +161,7 @@ def _with_curve(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> MetaOpPro
 
 
 def _shares(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> tuple[ShareTime, ...]:
-    """Those that the curve has, as it has them; others by the factor of its nearest share of the same `tp`."""
+    """Those that the curve has, as it has them; others by the factor of its nearest share of that `tp`."""
     found = []
     for share in metaop.shares:
         pairs = [(old, new) for old, new in zip(metaop.curve, curve, strict=True) if old.tp == share.tp]

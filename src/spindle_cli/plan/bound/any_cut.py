@@ -1,4 +1,4 @@
-"""A bound of all schedules, however batches are cut: into any number of micro-batches, and shares of any size."""
+"""A bound of all schedules, however batches are cut: into any number of micro-batches, shares of any size."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ def lower_bound_any_s(profile: Profile, num_devices: int) -> float:
     """
     kinds = {metaop.name: _shares(metaop, num_devices) for metaop in profile.metaops}
     work_s = sum(
-        metaop.num_ops
-        * metaop.batch_size
-        * min(tp * op_s / samples for samples, tp, op_s in kinds[metaop.name])
-        for metaop in profile.metaops
+        metaop.num_ops * metaop.batch_size * min(tp * op_s / samples for samples, tp, op_s in kinds[name])
+        for name, metaop in profile.by_name.items()
     )
     longest_s: dict[str, float] = {}
     for name in topological_order(profile.metaops):
