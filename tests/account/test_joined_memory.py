@@ -31,3 +31,23 @@ def test_recomputed_ops_keep_their_part_of_what_goes_in() -> None:
 
     # Inputs of three ops; all of the last one's output, while it is kept, and while it is recomputed.
     assert mib(round(kept(0) - kept(4))) == (3 * 4 - (3 * 4 / 2 + 4),)
+
+
+def test_what_a_slice_keeps_at_its_edges_goes_with_its_backward_pass() -> None:
+    """Two tasks as above on the same devices, each forward and then backward: never more than of one."""
+    nets = [model(f"{task}/m", 3, op(kept=1, forward=1, tp=2, joined_bytes=4 * MIB)) for task in "ab"]
+    slices = [
+        slice_of(
+            net.name,
+            (0, 3),
+            [0, 1],
+            1,
+            tp=2,
+            start_s=at_s,
+            backward_start_s=at_s + 1,
+            backward_end_s=at_s + 2,
+        )
+        for net, at_s in zip(nets, (0, 2), strict=True)
+    ]
+    (need, _) = needs_of(nets, slices, gpus(2))
+    assert mib(need.activation_bytes) == (3 * 1 + 4 / 2 + 4,)

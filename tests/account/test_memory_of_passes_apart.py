@@ -92,3 +92,44 @@ def test_a_sum_takes_its_buffer_behind_the_last_backward_pass_that_adds_to_it() 
         memory = memory_by_pass(metaops, slices, cluster_of(2), profile)[0]
         before, behind = memory.passes[first, True][1], memory.passes[1 - first, True][1]
         assert behind - before == pytest.approx(1.01 * MIB, rel=1e-3)
+
+
+def test_each_sum_takes_its_buffer_behind_its_own_task_s_backward_pass() -> None:
+    """Tasks of 1 and 3 x 1 MiB on two devices, one after the other, their optimizer state shared by gloo."""
+    nothing = {"activation_bytes_per_op": 0}
+    metaops = [metaop_of(f"{name}/net", count, {2: 1.0}, **nothing) for name, count in (("a", 1), ("b", 3))]
+    metaops = [each.model_copy(update={"output_bytes": 0}) for each in metaops]
+    profile = profile_of(*metaops).model_copy(update={"optimizer_state_sharded": True})
+    slices = [
+        at(slice_of(each, (0, each.num_ops), (0, 1), 0.0), (at_s, at_s + 1, at_s + 1, at_s + 3))
+        for each, at_s in zip(metaops, (0.0, 3.0), strict=True)
+    ]
+    memory = memory_by_pass(metaops, slices, cluster_of(2), profile)[0]
+    each_pass = [(0, False), (0, True), (1, False), (1, True)]
+    behind = [(memory.passes[each][1] - memory.idle_bytes) / 1.01 / MIB for each in each_pass]
+    assert behind == pytest.approx([0, 1, 1, 4], abs=1e-3)
+
+
+def test_of_passes_that_take_no_time_the_last_forward_is_the_first_backward() -> None:
+    """Two tasks at once that keep 1 and 3 MiB, F0 F1 B1 B0; a third that keeps 5 comes before or behind."""
+    kept = {"a": 1, "b": 3, "c": 5}
+
+    def after(order: str, third_s: float) -> list[float]:
+        metaops = [
+            metaop_of(f"{name}/net", 1, {1: 1.0}, activation_bytes_per_op=size * MIB, param_bytes_per_op=0)
+            for name, size in kept.items()
+        ]
+        metaops = [each.model_copy(update={"output_bytes": 0}) for each in metaops]
+        times = (1.0, 1.0, third_s)
+        slices = [
+            at(slice_of(each, (0, 1), (0,), 0.0), (at_s,) * 4)
+            for each, at_s in zip(metaops, times, strict=True)
+        ]
+        slices.sort(key=lambda piece: piece.start_s)
+        place = {piece.metaop[0]: index for index, piece in enumerate(slices)}
+        memory = memory_by_pass(metaops, slices, cluster_of(1), profile_of(*metaops))[0]
+        passes = [memory.passes[place[each[1]], each[0] == "B"] for each in order.split()]
+        return [round((left - memory.idle_bytes) / 1.01 / MIB, 3) for _, left in passes]
+
+    assert after("Fa Fb Bb Ba Fc Bc", 2.0) == [1, 4, 1, 0, 5, 0]
+    assert after("Fc Bc Fa Fb Bb Ba", 0.0) == [5, 0, 1, 4, 1, 0]
