@@ -40,6 +40,20 @@ def test_tasks_go_one_by_one_or_in_groups_but_never_all_at_once() -> None:
         "F0 B0 F1 B1 F2 B2",
         "F0 F1 B1 B0 F2 B2",
     ]
+    problem, slices = on_one_device()
+    assert [written(order) for order in in_groups(problem, slices[:2])] == ["F0 B0 F1 B1"]
+    assert not list(in_groups(problem, slices[:1]))
+
+
+def test_groups_are_twice_as_large_each_time() -> None:
+    tasks = [metaop_of(f"{task}/net", 1, {1: 1.0}) for task in "abcde"]
+    problem = make_problem(profile_of(*tasks), cluster_of(1))
+    slices = [slice_of(each, (0, 1), (0,), float(at_s)) for at_s, each in enumerate(tasks)]
+    assert [written(order) for order in in_groups(problem, slices)] == [
+        "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+        "F0 F1 B1 B0 F2 F3 B3 B2 F4 B4",
+        "F0 F1 F2 F3 B3 B2 B1 B0 F4 B4",
+    ]
 
 
 def test_metaops_that_take_from_each_other_are_one_part() -> None:
@@ -71,11 +85,34 @@ def test_as_they_come_a_device_never_waits_and_gives_memory_back_first() -> None
     assert longest == "F0 F1 F2 F3 B2 B3 B0 B1"
 
 
+def test_a_pass_can_start_when_the_last_of_what_it_takes_has_ended() -> None:
+    """The loss takes what ends at 3 s and what ends at 1; what shares its device can start at 2."""
+    seconds = {"t/left": 3.0, "t/right": 1.0, "u/first": 2.0, "t/loss": 1.0, "u/second": 1.0}
+    inputs = {"t/loss": ("t/left", "t/right"), "u/second": ("u/first",)}
+    metaops = [
+        metaop_of(name, 1, {1: 3 * forward_s}, inputs=inputs.get(name, ()))
+        for name, forward_s in seconds.items()
+    ]
+    problem = make_problem(profile_of(*metaops), cluster_of(4))
+    slices = [
+        slice_of(each, (0, 1), (device,), at_s)
+        for each, device, at_s in zip(metaops, (0, 1, 3, 2, 2), (0.0, 0.0, 0.0, 3.0, 2.0), strict=True)
+    ]
+    for longest_first in (False, True):
+        found = written(as_they_come(problem, slices, longest_first=longest_first))
+        assert found.startswith("F0 F1 F2 F4 ")
+
+
 def test_of_passes_that_can_start_together_the_backward_one_or_the_longest_chain_goes_first() -> None:
     problem, slices = on_one_device()
     assert written(as_they_come(problem, slices, longest_first=False)) == "F0 B0 F1 B1 F2 B2"
     # to come behind: 3 s of the third, 2 s of the second and of the third's backward pass, ...
     assert written(as_they_come(problem, slices, longest_first=True)) == "F2 F1 B2 B1 F0 B0"
+    # Three ops of 1 s are more than one of 2 s.
+    three, one = metaop_of("a/net", 3, {1: 1.0}), metaop_of("b/net", 1, {1: 2.0})
+    problem = make_problem(profile_of(three, one), cluster_of(1))
+    slices = [slice_of(one, (0, 1), (0,), 0.0), slice_of(three, (0, 3), (0,), 2.0)]
+    assert written(as_they_come(problem, slices, longest_first=True)).startswith("F1 ")
 
 
 def test_each_pass_is_as_early_as_its_devices_and_inputs_allow() -> None:

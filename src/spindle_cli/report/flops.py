@@ -41,7 +41,7 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
     for span in simulation.spans:
         lengths[_pass_of(span)] += span.end_s - span.start_s
     # In whole operations per second, so that what begins and ends leaves nothing behind.
-    changes: dict[float, int] = defaultdict(int, {0.0: 0, round(simulation.step_s, _DECIMALS): 0})
+    changes: dict[float, int] = defaultdict(int, {0.0: 0})
     for span in simulation.spans:
         piece = simulation.plan.slices[span.piece]
         of_op = work[piece.metaop][span.activity is Activity.BACKWARD]
