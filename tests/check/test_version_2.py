@@ -8,6 +8,7 @@ import pytest
 
 from helpers.plans import two_towers
 from spindle_cli.check.run import check_plan
+from spindle_cli.check.types import place_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 
@@ -111,3 +112,12 @@ def test_times_of_passes_that_do_not_fit_the_version_are_wrong_inputs() -> None:
         InputError, match=r"version '3' is not known; .* reads spindle.plan/1 or spindle.plan/2"
     ):
         Plan.from_data(data, where="plan.yaml")
+
+
+def test_a_producer_that_runs_backward_too_early_is_named_with_its_own_wave() -> None:
+    """Vision's last op is in wave 1; the loss, in wave 2, is through backward at 1.7."""
+    plan = Plan.from_data(apart(vision_3=(1.0, 1.4, 1.6, 2.5)), where="plan.yaml")
+    (found,) = (each for each in check_plan(plan) if each.rule == "backward")
+    wave = next(wave for wave in plan.waves for piece in wave.slices if piece.label == "pairs/vision[3:4]")
+    assert wave.index == 1
+    assert found.where == place_of(1, wave.slices[0])

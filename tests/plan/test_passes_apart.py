@@ -124,6 +124,15 @@ def test_each_pass_is_as_early_as_its_devices_and_inputs_allow() -> None:
     assert [piece.metaop for piece in apart] == ["a/net", "b/net", "c/net"]
 
 
+def test_a_pass_waits_for_what_another_device_makes_forward_and_backward() -> None:
+    maker, taker = metaop_of("t/maker", 1, {1: 3.0}), metaop_of("t/taker", 1, {1: 1.5}, inputs=("t/maker",))
+    problem = make_problem(profile_of(maker, taker), cluster_of(2))
+    slices = [slice_of(maker, (0, 1), (0,), 0.0), slice_of(taker, (0, 1), (1,), 3.0)]
+    first, second = (piece.times_s for piece in timed(problem, slices, mirrored(range(2))))
+    assert first == (pytest.approx((0, 1), abs=1e-6), pytest.approx((2.5, 4.5), abs=1e-6))
+    assert second == (pytest.approx((1, 1.5), abs=1e-6), pytest.approx((1.5, 2.5), abs=1e-6))
+
+
 def test_devices_hold_one_task_s_activations_at_a_time() -> None:
     """Each task keeps 40 MiB; all forward first, three are held at once."""
     _, slices = on_one_device()
