@@ -215,3 +215,38 @@ def why_whole(made: type[nn.Module]) -> str:
     with pytest.raises(NotBySequenceError) as refused:
         split_found(made)
     return str(refused.value)
+
+
+class Recalling(nn.Module):
+    """Attends to what it remembers, which its norm goes over as over the trunk."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = Attention(WIDTH, HEADS)
+        self.remembered = nn.Parameter(torch.randn(1, 3, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        remembered = self.recalled().expand(len(x), -1, -1)
+        return x + self.attention(self.norm(x), remembered)
+
+    def recalled(self) -> Tensor:
+        return self.norm(self.remembered)
+
+
+class RecallingApart(Recalling):
+    """The same with another norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other_norm = nn.LayerNorm(WIDTH)
+
+    def recalled(self) -> Tensor:
+        return self.other_norm(self.remembered)
+
+
+def test_a_norm_that_is_used_for_a_part_and_for_what_all_have_alike_keeps_the_sequence_whole() -> None:
+    assert "both for a part of the positions and for all of them" in why_whole(Recalling)
+    split = split_found(RecallingApart)
+    assert split.partial == {"layers.1.norm.weight", "layers.1.norm.bias"}
+    assert split.alike == {"layers.1.attention.key", "layers.1.attention.value"}

@@ -68,3 +68,16 @@ def test_passes_wait_for_what_they_take_and_no_two_end_together() -> None:
     assert clock.forward_ended == ends[1] == pytest.approx(4e9 * 0.6)
     assert clock.end((Kind.BACKWARD, 0)) == pytest.approx(4e9 * 1.3)
     assert len({end % 4 for _, end in clock.when.values()}) == 4
+
+
+def test_in_version_2_each_pass_is_as_long_as_planned_and_a_nanosecond_at_least() -> None:
+    """The taker's curve says 0.25 s each way, its plan 0.5 and 0.2; the maker's 0.1 and 0.2, none and 0.7."""
+    data = two_slices(0.25, 0.25).model_dump(mode="json", by_alias=True)
+    data["schema"] = "spindle.plan/2"
+    keys = ("start_s", "end_s", "backward_start_s", "backward_end_s")
+    for wave, times in zip(data["waves"], ((0.0, 0.0, 0.7, 1.4), (0.0, 0.5, 0.5, 0.7)), strict=True):
+        wave["slices"][0].update(zip(keys, times, strict=True))
+        wave.update(start_s=times[0], end_s=times[1])
+    clock = clock_of(Plan.from_data(data, where="test"))
+    lengths = [pass_s(clock, kind, piece) for piece in (0, 1) for kind in (Kind.FORWARD, Kind.BACKWARD)]
+    assert lengths == pytest.approx([1e-9, 0.7, 0.5, 0.2], rel=1e-6)
