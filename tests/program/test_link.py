@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -196,3 +197,27 @@ def test_a_thousand_devices_link_and_prove_in_seconds() -> None:
     started = time.process_time()
     prove(link(plan))
     assert time.process_time() - started < 12  # 4.4 s by itself
+
+
+@pytest.mark.parametrize(("num_makers", "num_others"), [(1, 6), (6, 1)])
+def test_behind_a_pass_its_sum_goes_first_then_what_it_sends_then_the_flags(
+    num_makers: int, num_others: int
+) -> None:
+    """Of the last pass on devices 0 and 1, whose gradients go to device 2; other tasks' sums come before, and
+    more or fewer transfers. Device 3 is idle.
+    """
+    makers = [metaop_of(f"a/maker{number}", 1, {1: 1.0}) for number in range(num_makers)]
+    taker = metaop_of("a/taker", 1, {2: 1.0}, inputs=tuple(maker.name for maker in makers))
+    others = [metaop_of(f"{task}/net", 1, {2: 1.0}) for task in "bcdefg"[:num_others]]
+    waves = [
+        *([slice_of(maker, (0, 1), (2,), float(at_s))] for at_s, maker in enumerate(makers)),
+        *([slice_of(each, (0, 1), (0, 1), 9.0 + at_s)] for at_s, each in enumerate((taker, *others))),
+    ]
+    plan = plan_of(profile_of(*makers, taker, *others), cluster_of(4), waves)
+    actions = link(plan, settings=StepSettings(sharded=True)).actions[0]
+    kinds = [action.kind for action in actions]
+    behind = kinds[kinds.index(Kind.SEND_GRAD) - 2 :]
+    # Device 2 has room for what its next two passes take, for more when these are through.
+    sent = [Kind.SEND_GRAD] * min(num_makers, 2)
+    assert behind[: 3 + len(sent)] == [Kind.BACKWARD, Kind.SUM, *sent, Kind.FLAGS]
+    assert [action.group for action in actions if action.kind is Kind.SUM] == list(range(num_others + 1))

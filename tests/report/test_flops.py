@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -14,9 +15,10 @@ from helpers.random_plans import plans
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile
 from spindle_cli.report.flops import flops_over_time, step_flops
 from spindle_cli.simulate.run import simulate
+from spindle_cli.simulate.types import Activity, Span
 
 GIGA = 10**9
 
@@ -52,6 +54,14 @@ def test_backward_passes_of_what_trains_nothing_do_nothing_but_take_their_time()
     # A third of the parameters trained: 1 + 1/3 products backward for each forward, over 2 s.
     thirds = steps_of(two_slices(trainable_fraction=1 / 3))
     assert thirds == [(0.0, 7.0), (1.0, pytest.approx(4 + 3 * (4 / 3) / 2)), (3.0, 4.0), (6.0, 0.0)]
+
+
+def test_a_pass_that_takes_no_time_is_left_out() -> None:
+    """`b`'s forward pass: its backward pass from 0 to 2 s."""
+    point = CurvePoint(num_devices=1, dp=1, forward_s=0.0, backward_s=2.0, source="measured")
+    data = two_slices(curve=(point,)).model_dump(mode="json", by_alias=True)
+    data["waves"][0]["slices"][1]["end_s"] = 2.0
+    assert steps_of(Plan.from_data(data, where="test")) == [(0.0, 7.0), (2.0, 4.0), (6.0, 0.0)]
 
 
 def test_what_is_computed_again_takes_time_and_counts_for_nothing() -> None:
@@ -116,6 +126,22 @@ def test_while_all_wait_for_what_is_on_its_way_there_is_nothing() -> None:
     found = steps_of(plan)
     assert [rate for _, rate in found] == [2.0, 0.0, 8.0, 0.0, 2.0, 0.0]
     assert [at_s for at_s, _ in found] == pytest.approx([0, 1, 2, 3.5, 4.5, 6.5], abs=2e-3)
+
+
+def test_a_pass_that_stops_for_parameters_does_its_work_in_what_is_left_of_its_time() -> None:
+    """3 GFLOP forward in 1 s and 2 s, with a second in between; 6 GFLOP backward in 6 s."""
+    net = metaop_of("a/net", 1, {1: 9.0}, flops_per_op=3.0 * GIGA)
+    plan = plan_of(profile_of(net), cluster_of(1), [[slice_of(net, (0, 1), (0,), 0.0)]])
+    times = ((Activity.FORWARD, 0.0, 1.0), (Activity.FORWARD, 2.0, 4.0), (Activity.BACKWARD, 4.0, 10.0))
+    spans = tuple(Span(0, activity, 0, start_s, end_s) for activity, start_s, end_s in times)
+    steps = flops_over_time(replace(simulate(plan), step_s=10.0, spans=spans))
+    assert steps is not None
+    assert [(step.at_s, step.flops_per_s) for step in steps] == [
+        (0.0, GIGA),
+        (1.0, 0),
+        (2.0, GIGA),
+        (10.0, 0),
+    ]
 
 
 def test_each_batch_of_a_step_counts() -> None:
