@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
     METRICS_FILE,
@@ -69,7 +70,7 @@ def made_run(
     took, steps_s = slice_durations(link(true)), step_durations(true)
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder / PLAN_FILE, plan)
-    measured_s = plan.predicted.iteration_s if iteration_s is None else iteration_s
+    measured_s = predicted_again(plan, truth).iteration_s if iteration_s is None else iteration_s
     write_json(
         folder / PREDICTED_FILE,
         PredictedVsMeasured(

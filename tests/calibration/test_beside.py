@@ -63,18 +63,19 @@ def told(times: float, off: tuple[float, ...] = (0, 0, 0, 0)) -> Beside:
 
 @pytest.mark.parametrize("times", [0.0, 0.5, 1.0, 1.5])
 def test_equal_ops_beside_more_and_less_of_it_tell_the_costs_apart(times: float) -> None:
-    assert processor_times([told(times)]) == pytest.approx(times)
+    assert processor_times([told(times)]) == pytest.approx(times, abs=1e-9)
 
 
 def test_where_they_do_not_agree_or_are_too_few_costs_stay() -> None:
     assert processor_times([told(0.5, off=(0, 2.0, -2.0, 0))]) == 1.0
     few = told(0.5)
     assert processor_times([beside(few.slices[:3], few.took_s[:3], few.beside_s)]) == 1.0
-    alike = [0.99, 1.0, 1.01, 1.02]
-    run = told(0.5)
-    assert processor_times([beside(run.slices, [6.0 + 0.5 * s for s in alike], alike)]) == 1.0
-    # Less with more of it: that is something else. What is left is that 3 of 4.5 s are more than half.
-    assert processor_times([told(-0.5)]) == 0.75
+    # Hardly better: what is seen of other work is within what ops differ by anyway.
+    assert processor_times([told(0.9, off=(0, 0.2, -0.2, 0))]) == 1.0
+
+
+def test_less_beside_more_of_it_says_that_it_takes_nothing() -> None:
+    assert processor_times([told(-0.1)]) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_several_runs_tell_together() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ import pytest
 from calibration.made_runs import made_run, slower
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from spindle_cli.calibrate.predicting import predicted_again
-from spindle_cli.calibrate.run import Calibrated, calibrate
+from spindle_cli.calibrate.reading import read_run
+from spindle_cli.calibrate.run import Calibrated, calibrate, calibrated_by
+from spindle_cli.files.run_files import SliceTimes
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.batch_sums import BatchSum
@@ -99,6 +102,8 @@ def test_a_run_as_predicted_changes_nothing(tmp_path: Path, made: object) -> Non
     assert (found.profile.processor, found.profile.links) == (profile.processor, profile.links)
     assert found.profile.optimizer_s_per_byte == profile.optimizer_s_per_byte
     assert found.processor_times == 1.0
+    assert found.profile.calibration is not None
+    assert found.profile.calibration.held_up == 0.0
 
 
 def test_a_plan_made_by_the_planner_with_passes_apart_is_calibrated_too(tmp_path: Path) -> None:
@@ -218,3 +223,49 @@ def test_the_curve_of_a_metaop_with_another_fit_has_none(tmp_path: Path) -> None
     fits = {each.name: each.fit for each in calibrated(profile, run).profile.metaops}
     assert fits["pairs/text"] is None
     assert fits["pairs/vision"] is not None
+
+
+def test_what_nothing_accounts_for_is_a_share_of_the_next_iterations(tmp_path: Path) -> None:
+    """Of a tenth more and, with thrice the steps, of half more."""
+    profile, plan = two_towers()
+    accounted_s = predicted_again(plan, profile).iteration_s
+    runs = [
+        made_run(tmp_path / "one", plan, profile, steps=10, iteration_s=1.1 * accounted_s),
+        made_run(tmp_path / "two", plan, profile, steps=30, iteration_s=1.5 * accounted_s),
+    ]
+    found = calibrated(profile, *runs).profile
+    assert seconds(found) == seconds(profile)
+    assert found.calibration is not None
+    assert found.calibration.held_up == pytest.approx(0.4)
+    assert predicted_again(plan, found).iteration_s == pytest.approx(1.4 * accounted_s)
+    before, after = (make_plan(each, cluster_of(4)).predicted for each in (profile, found))
+    assert after.held_up_s == pytest.approx(0.4 * before.iteration_s)
+    assert after.iteration_s == pytest.approx(1.4 * before.iteration_s)
+    assert after.compute_s == before.compute_s
+    # Once more, by one that took as long as accounted for: nothing is left of it.
+    again = calibrated(found, made_run(tmp_path / "three", plan, profile)).profile
+    assert again.calibration is not None
+    assert again.calibration.held_up == 0.0
+
+
+def test_a_run_that_was_faster_than_accounted_for_holds_nothing_up(tmp_path: Path) -> None:
+    profile, plan = two_towers()
+    found = calibrated(profile, made_run(tmp_path / "run", plan, profile, iteration_s=0.5)).profile
+    assert found.calibration is not None
+    assert found.calibration.held_up == 0.0
+
+
+def test_slices_on_the_same_share_count_by_their_ops(tmp_path: Path) -> None:
+    """One op in 1 s forward and 2 s backward, three in 6 s and 3 s: 7 / 4 and 5 / 4 s an op."""
+    layers = metaop_of("a/x", 4, {1: 3.0})
+    profile = profile_of(layers)
+    slices = [slice_of(layers, (0, 1), (0,), 0.0), slice_of(layers, (1, 4), (1,), 3.0)]
+    plan = plan_of(profile, cluster_of(2), [(each,) for each in slices])
+    run = read_run(made_run(tmp_path / "run", plan, profile))
+    took = (
+        SliceTimes(slice=0, forward_s=1.0, backward_s=2.0),
+        SliceTimes(slice=1, forward_s=6.0, backward_s=3.0),
+    )
+    run = replace(run, measured=run.measured.model_copy(update={"slices": took}))
+    (metaop,) = calibrated_by((run,), profile).profile.metaops
+    assert [(each.forward_s, each.backward_s) for each in metaop.curve] == [(1.75, 1.25)]

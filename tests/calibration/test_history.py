@@ -107,7 +107,7 @@ def test_the_plan_says_whose_times_it_has_and_calibrate_makes_its_profile(tmp_pa
     ended, path = plan_with(tmp_path)
     assert ended.code == 0, ended.err
     plan = Plan.read(path)
-    assert "calibrated by first (10 steps on 2 devices, iteration +0% off its plan)" in plan.notes[0]
+    assert "calibrated by first (10 steps on 2 devices, iteration +75% off its plan)" in plan.notes[0]
     assert f"`spindle calibrate {made} PROFILE.json`" in plan.notes[0]
     truth = slower(PROFILE, {NAME: (2.0, 2.0)})
     assert plan.predicted.iteration_s == pytest.approx(make_plan(truth, cluster_of(2)).predicted.iteration_s)

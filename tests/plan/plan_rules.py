@@ -156,7 +156,8 @@ def _predictions(plan: dict[str, Any], slices: list[dict[str, Any]], num_devices
     if not bound_s <= predicted["compute_s"] <= predicted["iteration_s"]:
         wrong.append(f"predictions out of order: {predicted}")
     parts = sum(
-        predicted[key] for key in ("compute_s", "transfer_s", "processor_s", "gradient_sum_s", "optimizer_s")
+        predicted[key]
+        for key in ("compute_s", "transfer_s", "processor_s", "gradient_sum_s", "optimizer_s", "held_up_s")
     )
     if abs(parts - predicted["iteration_s"]) > 1e-9 * predicted["iteration_s"]:
         wrong.append("the parts of the iteration do not add up")

@@ -7,7 +7,7 @@ known; and what the device did outside of all that is timed (`other_s`): so much
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -21,11 +21,15 @@ from spindle_cli.profile.types import Profile
 MOST_BESIDE = 0.5
 # Rounds until stretches agree with the seconds that they leave: each at least halves what is missing.
 _ROUNDS = 60
-# Costs are told apart where the shares of other work differ by so much, with so many slices more than unknown
-# numbers, and with no larger error of the factor.
-_LEAST_SPREAD = 0.05
+# Costs are told apart where there are so many slices more than unknown numbers, where as they are ops do not
+# agree to so much, and where with others they do so much better: four times the standard error (an F-test of
+# one number).
 _LEAST_FREE = 2
-_MOST_ERROR = 0.1
+_AGREES = 1e-6
+_CLEARLY = 4.0
+_GRID, _THIRDS = 20, 60
+
+_Share = tuple[str, int, int]  # a MetaOp's name, dp, tp
 
 
 @dataclass(frozen=True)
@@ -85,15 +89,27 @@ class Beside:
             for beside_s, outside_s in zip(self.beside_s, self.outside_s, strict=True)
         ]
         found = [1.0] * len(self.slices)
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS if any(inside_s) else 0):
             own_s = [took_s / stretch for took_s, stretch in zip(self.took_s, found, strict=True)]
             of_device = _by_device(self.slices, own_s, len(self.beside_s))
             stretched = [
                 1.0 + other_s / compute_s if compute_s else 1.0
                 for other_s, compute_s in zip(inside_s, of_device, strict=True)
             ]
-            found = [max(stretched[device] for device in piece.devices) for piece in self.slices]
+            before, found = found, [max(stretched[each] for each in piece.devices) for piece in self.slices]
+            if found == before:
+                break
         return found
+
+    def own_s(self, times: float) -> list[tuple[_Share, float]]:
+        """Of each slice that computes nothing again, what an op of it took without what its devices did
+        beside it; `times`: see `stretches`.
+        """
+        return [
+            ((piece.metaop, piece.dp, piece.tp), took_s / stretch / piece.num_ops)
+            for piece, took_s, stretch in zip(self.slices, self.took_s, self.stretches(times), strict=True)
+            if took_s > 0 and not piece.recompute
+        ]
 
 
 def processor_times(runs: Sequence[Beside]) -> float:
@@ -103,44 +119,49 @@ def processor_times(runs: Sequence[Beside]) -> float:
     """
     most = min(
         ((MOST_BESIDE + outside) / share for run in runs for share, outside in run.shares() if share > 0),
-        default=1.0,
+        default=None,
     )
-    told = _told_apart(runs)
-    return min(most, 1.0 if told is None else told)
+    if most is None:
+        return 1.0
+    told = _told_apart(runs, most)
+    return min(most, 1.0) if told is None else told
 
 
-def _told_apart(runs: Sequence[Beside]) -> float | None:
-    """Least squares: of slices with the same share of a MetaOp, seconds of an op x (1 + share outside - times
-    x share beside) are the same. None where that leaves `times` open.
+def _told_apart(runs: Sequence[Beside], most: float) -> float | None:
+    """With which costs the seconds that are left of an op on the same share of a batch agree best; None where
+    they agree without any change, or hardly better with one.
     """
-    groups: dict[tuple[str, int, int], list[tuple[float, float]]] = {}
-    for run in runs:
-        for piece, took_s, (beside, outside) in zip(run.slices, run.took_s, run.shares(), strict=True):
-            if took_s > 0 and not piece.recompute:
-                all_s = took_s / piece.num_ops * (1 + outside)
-                group = groups.setdefault((piece.metaop, piece.dp, piece.tp), [])
-                group.append((all_s, beside / (1 + outside)))
-    wide = [found for found in groups.values() if _spread(found) >= _LEAST_SPREAD]
-    free = sum(len(found) - 1 for found in wide) - 1
+    known = [key for run in runs for key, _ in run.own_s(1.0)]
+    free = len(known) - len(set(known)) - 1
     if free < _LEAST_FREE:
         return None
-    pairs = [pair for found in wide for pair in _around_mean(found)]
-    square = sum(x * x for x, _ in pairs)
-    times = sum(x * y for x, y in pairs) / square
-    error = (sum((y - times * x) ** 2 for x, y in pairs) / free / square) ** 0.5
-    return times if times >= 0 and error <= _MOST_ERROR else None
+    found = _least(lambda times: _disagreement(runs, times), most)
+    now, then = _disagreement(runs, 1.0), _disagreement(runs, found)
+    if now <= _AGREES**2 or now - then <= _CLEARLY**2 * then / free:
+        return None
+    return found
 
 
-def _spread(found: Sequence[tuple[float, float]]) -> float:
-    shares = [share for _, share in found]
-    return max(shares) - min(shares)
+def _disagreement(runs: Sequence[Beside], times: float) -> float:
+    """The squared distances of ops' own seconds from the mean of those on the same share, over that mean."""
+    groups: dict[_Share, list[float]] = {}
+    for key, own_s in (each for run in runs for each in run.own_s(times)):
+        groups.setdefault(key, []).append(own_s)
+    means = {key: fmean(found) for key, found in groups.items()}
+    return sum((own_s / means[key] - 1) ** 2 for key, found in groups.items() for own_s in found)
 
 
-def _around_mean(found: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """(other work, all) of each slice of a group, as distances from the group's means, over its seconds."""
-    mean_s = fmean(op_s for op_s, _ in found)
-    mean_beside_s = fmean(op_s * share for op_s, share in found)
-    return [((op_s * share - mean_beside_s) / mean_s, (op_s - mean_s) / mean_s) for op_s, share in found]
+def _least(of: Callable[[float], float], most: float) -> float:
+    """Where a function is least between 0 and `most`: the best of a grid, and around it by thirds."""
+    best = min(range(_GRID + 1), key=lambda number: of(most * number / _GRID))
+    low, high = most * max(best - 1, 0) / _GRID, most * min(best + 1, _GRID) / _GRID
+    for _ in range(_THIRDS):
+        third = (high - low) / 3
+        if of(low + third) <= of(high - third):
+            high -= third
+        else:
+            low += third
+    return (low + high) / 2
 
 
 def _by_device(slices: Sequence[Slice], seconds: Sequence[float], num_devices: int) -> list[float]:

@@ -18,9 +18,13 @@ from spindle_cli.calibrate.links import (
 )
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.points import Allocation, Measured, all_runs, measured_points, point_of
+from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
 from spindle_cli.profile.types import CalibratedRun, Calibration, Profile
 from spindle_cli.units import counted
+
+# A share of an iteration that is no time that anything was held up: times in plans are rounded.
+HARDLY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -94,17 +98,31 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
     )
     s_per_byte = update_s_per_byte(runs, profile.optimizer_s_per_byte)
     records = [_record(run, own, profile) for run, own in zip(runs, of_runs, strict=True)]
-    made = profile.model_copy(
-        update={
-            "metaops": calibrated_metaops(profile, points),
-            "links": slower_links(profile.links, times_of_links(over_own)),
-            "processor": with_processor_times(profile.processor, times),
-            "optimizer_s_per_byte": profile.optimizer_s_per_byte if s_per_byte is None else s_per_byte,
-            "calibration": Calibration(runs=_with(profile.calibration, records), links=times_of_links(moved)),
-        }
-    )
-    fields = {name: getattr(made, name) for name in type(made).model_fields}
-    return Calibrated(Profile(**fields), profile, runs, points, moved, times, s_per_byte)
+    record = Calibration(runs=_with(profile.calibration, records), links=times_of_links(moved))
+    fields = {name: getattr(profile, name) for name in type(profile).model_fields}
+    fields |= {
+        "metaops": calibrated_metaops(profile, points),
+        "links": slower_links(profile.links, times_of_links(over_own)),
+        "processor": with_processor_times(profile.processor, times),
+        "optimizer_s_per_byte": profile.optimizer_s_per_byte if s_per_byte is None else s_per_byte,
+        "calibration": record,
+    }
+    share = held_up(runs, Profile(**fields))
+    made = Profile(**{**fields, "calibration": record.model_copy(update={"held_up": share})})
+    return Calibrated(made, profile, runs, points, moved, times, s_per_byte)
+
+
+def held_up(runs: Sequence[Run], accounted: Profile) -> float:
+    """The share by which the runs' iterations, each by its steps, are longer than a profile accounts for; 0
+    where they are not.
+
+    Args:
+        accounted: calibrated by the runs, but for this.
+    """
+    measured_s = sum(run.measured.steps * run.measured.iteration.measured_s for run in runs)
+    accounted_s = sum(run.measured.steps * predicted_again(run.plan, accounted).iteration_s for run in runs)
+    share = measured_s / accounted_s - 1
+    return share if share > HARDLY else 0.0
 
 
 def _joined(of_runs: Iterable[Mapping[tuple[str, str], Moved]]) -> dict[tuple[str, str], Moved]:

@@ -100,6 +100,7 @@ def plan_of_all(
         processor_s=best.prediction.processor_s,
         gradient_sum_s=best.prediction.gradient_sum_s,
         optimizer_s=best.prediction.optimizer_s,
+        held_up_s=best.prediction.held_up_s,
     )
     counts = None if found.cut is None else found.cut.counts
     return make_plan_file(profile, cluster, strategy, slices, predicted, tuple(notes), counts)

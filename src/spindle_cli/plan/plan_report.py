@@ -93,6 +93,7 @@ class PlanReport(Artifact):
             *([f"    processor {format_seconds(predicted.processor_s)}"] if predicted.processor_s else []),
             f"    sums      {format_seconds(predicted.gradient_sum_s)}",
             f"    optimizer {format_seconds(predicted.optimizer_s)}",
+            *([f"    held up   {format_seconds(predicted.held_up_s)}"] if predicted.held_up_s else []),
             f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",
         ]
         if self.micro_batches:

@@ -51,6 +51,7 @@ class Predicted(Model):
     processor_s: Seconds = 0.0  # by what communication and reading take of the processors that compute
     gradient_sum_s: Seconds = 0.0  # the same for gradient sums
     optimizer_s: Seconds = 0.0  # added by the optimizer's step
+    held_up_s: Seconds = 0.0  # by what runs have shown beyond all that, where the profile is calibrated
 
 
 class PlanMetaOp(MetaOp):

@@ -45,9 +45,12 @@ class Calibration(Model):
     """The runs that the times of a profile were taken from, the latest last.
 
     Attributes:
+        held_up: share by which the iterations of the latest runs were longer than all that the profile
+            accounts for: devices that were held up in single steps, time between slices, data.
         links: how many times as long as before messages and sums take, by kind of link, where that was
             measured; of the latest calibration.
     """
 
     runs: Annotated[tuple[CalibratedRun, ...], Field(min_length=1)]
+    held_up: Annotated[float, Field(ge=0, le=1e6)] = 0.0
     links: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)

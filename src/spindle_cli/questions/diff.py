@@ -78,6 +78,7 @@ def _figures(before: Plan, after: Plan) -> tuple[Figure, ...]:
         figure("processor", "s", old.processor_s, new.processor_s),
         figure("gradient sums", "s", old.gradient_sum_s, new.gradient_sum_s),
         figure("optimizer", "s", old.optimizer_s, new.optimizer_s),
+        *([figure("held up", "s", old.held_up_s, new.held_up_s)] if old.held_up_s or new.held_up_s else []),
         figure(
             "peak memory",
             "bytes",

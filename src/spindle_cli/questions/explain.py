@@ -43,6 +43,7 @@ class Explanation(Artifact):
     processor_s: float = 0.0
     gradient_sum_s: float
     optimizer_s: float
+    held_up_s: float = 0.0
     idle: Idle
     chain: tuple[Link, ...]
     worth: Worth | None
@@ -80,6 +81,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
         processor_s=predicted.processor_s,
         gradient_sum_s=predicted.gradient_sum_s,
         optimizer_s=predicted.optimizer_s,
+        held_up_s=predicted.held_up_s,
         idle=Idle(device_s=max(0.0, total_s - busy_s), share=max(0.0, 1 - busy_s / total_s)),
         chain=critical_chain(plan),
         worth=None if profile is None else worth_of(plan, profile),

@@ -30,7 +30,9 @@ def headline(explanation: Explanation) -> str:
         f"iteration {format_seconds(e.iteration_s)} = schedule {format_seconds(e.compute_s)} + transfers "
         f"{format_seconds(e.transfer_s)} + processor {format_seconds(e.processor_s)} "
         f"+ gradient sums {format_seconds(e.gradient_sum_s)} "
-        f"+ optimizer {format_seconds(e.optimizer_s)}\n"
+        f"+ optimizer {format_seconds(e.optimizer_s)}"
+        + (f" + held up {format_seconds(e.held_up_s)}" if e.held_up_s else "")
+        + "\n"
         f"the schedule is {over:.1%} above the lower bound {format_seconds(e.lower_bound_s)}; "
         f"devices are idle for {e.idle.share:.1%} of it"
     )

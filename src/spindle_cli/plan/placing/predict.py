@@ -26,7 +26,7 @@ class Prediction:
     """Seconds of an iteration: of one batch, on average over those of a step.
 
     Attributes:
-        iteration_s: all of it: `compute_s` plus the other four.
+        iteration_s: all of it: `compute_s` plus the other five.
         compute_s: the schedule alone.
         transfer_s: added by transfers, and by forward and backward passes that do not fit each other as their
             sums do.
@@ -34,6 +34,7 @@ class Prediction:
         gradient_sum_s: added by gradient sums with what belongs to them, and by gathers of what they have
             updated.
         optimizer_s: added by the optimizer's step.
+        held_up_s: added by what nothing else accounts for, where runs have shown how much that is.
     """
 
     iteration_s: float
@@ -42,6 +43,7 @@ class Prediction:
     processor_s: float
     gradient_sum_s: float
     optimizer_s: float
+    held_up_s: float = 0.0
 
 
 def predict(
@@ -66,13 +68,17 @@ def predict(
     with_step_s = max(with_sums_s, *(ready + step for ready, step in zip(ready_s, steps_s, strict=True)))
     added_s = first_s - plain_s + with_sums_s - last_s
     moved_s = max(compute_s, min(plain_s, passes.without_processor_s())) if passes.is_stretched else plain_s
+    accounted_s = plain_s + (added_s + with_step_s - with_sums_s) / batches
+    calibration = problem.profile.calibration
+    held_up_s = accounted_s * calibration.held_up if calibration is not None else 0.0
     return Prediction(
-        iteration_s=plain_s + (added_s + with_step_s - with_sums_s) / batches,
+        iteration_s=accounted_s + held_up_s,
         compute_s=compute_s,
         transfer_s=moved_s - compute_s,
         processor_s=plain_s - moved_s,
         gradient_sum_s=added_s / batches,
         optimizer_s=(with_step_s - with_sums_s) / batches,
+        held_up_s=held_up_s,
     )
 
 

@@ -162,6 +162,7 @@ def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:
         processor_s=prediction.processor_s,
         gradient_sum_s=prediction.gradient_sum_s,
         optimizer_s=prediction.optimizer_s,
+        held_up_s=prediction.held_up_s,
     )
 
 

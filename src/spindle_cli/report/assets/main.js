@@ -20,6 +20,7 @@ function headerParts() {
       predicted.processor_s ? figure('Processor', seconds(predicted.processor_s), ofIteration(predicted.processor_s, 'added')) : null,
       figure('Gradient sums', seconds(predicted.gradient_sum_s), ofIteration(predicted.gradient_sum_s, 'added')),
       figure('Optimizer', seconds(predicted.optimizer_s), ofIteration(predicted.optimizer_s, 'added')),
+      predicted.held_up_s ? figure('Held up', seconds(predicted.held_up_s), ofIteration(predicted.held_up_s, 'added, as runs have shown')) : null,
       figure('Peak memory', bytes(peak), `of ${bytes(cluster.memory_bytes)}`),
       DATA.timeline ? figure('Devices in use', percent(DATA.timeline.mean_use), 'mean, simulated') : null),
     DATA.violations.length ? el('div', { class: 'banner', role: 'alert' },

@@ -6,11 +6,13 @@ function strategiesSection() {
   const most = Math.max(...planned.map((each) => each.predicted.iteration_s));
   const parts = [['Compute', CATEGORIES[0]], ['Transfers', CATEGORIES[1]], ['Processor', CATEGORIES[4]],
     ['Gradient sums', CATEGORIES[6]], ['Optimizer', CATEGORIES[3]]];
+  if (planned.some((each) => each.predicted.held_up_s)) parts.push(['Held up', CATEGORIES[5]]);
   const bars = DATA.strategies.map((each) => {
     const name = el('span', { class: 'strategy-name' }, each.strategy, each.is_this ? el('em', {}, 'this plan') : null);
     if (!each.predicted) return el('div', { class: 'strategy' }, name, el('span', { class: 'bad' }, `no plan: ${each.failure}`));
-    const { iteration_s, compute_s, transfer_s, processor_s, gradient_sum_s, optimizer_s } = each.predicted;
-    const track = el('div', { class: 'track' }, [compute_s, transfer_s, processor_s, gradient_sum_s, optimizer_s].map((value, index) => {
+    const { iteration_s, compute_s, transfer_s, processor_s, gradient_sum_s, optimizer_s, held_up_s } = each.predicted;
+    const values = [compute_s, transfer_s, processor_s, gradient_sum_s, optimizer_s, held_up_s].slice(0, parts.length);
+    const track = el('div', { class: 'track' }, values.map((value, index) => {
       const part = tell(el('div', { class: 'part' }), `${each.strategy}: ${parts[index][0].toLowerCase()}`,
         [['Time', seconds(value)], ['Of its iteration', percent(value / iteration_s, 1)]]);
       part.style.width = `${value / most * 100}%`;
