@@ -31,10 +31,12 @@ from file_fuzz.names import (
     PROFILE,
     REQUEST,
     RUN,
+    RUN_PLAN,
     SHARD,
     SUMS,
     TIMELINE,
     TINY_PLAN,
+    TINY_PROFILE,
     TRAINED_METRICS,
     WORKLOAD_FILE,
 )
@@ -48,6 +50,8 @@ MAX_MESSAGE = 6000  # characters; some quote what an edited plan breaks, rule by
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 _RESUME = f"launch {TINY_PLAN} --run-dir {RUN} --resume"
+_CALIBRATE = f"calibrate {RUN} {TINY_PROFILE} -o out.json"
+_HISTORY = f"plan {TINY_PROFILE} --cluster {CLUSTER_FILE} -o out.yaml --history ."
 _OF_CHECKPOINTS = (
     _RESUME,
     f"launch {TINY_PLAN} --run-dir new --from {RUN}",
@@ -93,8 +97,10 @@ _READERS: dict[str, tuple[str, ...]] = {
     SUMS: _OF_CHECKPOINTS,
     SHARD: _OF_CHECKPOINTS,
     TRAINED_METRICS: (_RESUME, "read metrics", f"report {TINY_PLAN} --run {RUN} -o out.html"),
-    PREDICTED: (f"report {TINY_PLAN} --run {RUN} -o out.html",),
-    TIMELINE: (f"report {TINY_PLAN} --run {RUN} -o out.html", "read trace"),
+    PREDICTED: (f"report {TINY_PLAN} --run {RUN} -o out.html", _CALIBRATE, _HISTORY),
+    TIMELINE: (f"report {TINY_PLAN} --run {RUN} -o out.html", "read trace", _CALIBRATE),
+    RUN_PLAN: (_CALIBRATE, _HISTORY),
+    TINY_PROFILE: (_CALIBRATE, _HISTORY),
     OWNER: (_RESUME, "read claims"),
     REQUEST: ("read request",),
     MEMO: ("read memo",),

@@ -20,8 +20,8 @@ STEP = 2
 CHECKPOINT = f"{RUN}/checkpoints/step-{STEP:06d}"
 INDEX, SUMS = f"{CHECKPOINT}/{INDEX_FILE}", f"{CHECKPOINT}/{SUMS_FILE}"
 SHARD = f"{CHECKPOINT}/{shard_name(0)}"
-TRAINED_METRICS, PREDICTED, TIMELINE = (
-    f"{RUN}/{name}" for name in ("metrics.jsonl", "predicted.json", "timeline.json")
+TRAINED_METRICS, PREDICTED, TIMELINE, RUN_PLAN = (
+    f"{RUN}/{name}" for name in ("metrics.jsonl", "predicted.json", "timeline.json", "run-plan.yaml")
 )
 REQUEST, MEMO, OWNER, EXITS, ERROR, JOURNAL = (
     f"{RUN}/workers/{name}"

@@ -20,6 +20,7 @@ from file_fuzz.names import (
     PREDICTED,
     REQUEST,
     RUN,
+    RUN_PLAN,
     STEP,
     TIMELINE,
     TINY,
@@ -47,11 +48,18 @@ from spindle_cli.files.request import (
     WorkerError,
     capture_path,
 )
-from spindle_cli.files.run_files import Comparison, MetaOpComparison, PredictedVsMeasured, StepMetrics
+from spindle_cli.files.run_files import (
+    Comparison,
+    DeviceTimes,
+    MetaOpComparison,
+    PredictedVsMeasured,
+    SliceTimes,
+    StepMetrics,
+)
 from spindle_cli.files.run_timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.launch.owner import Owner
 from spindle_cli.launch.types import WorkerExit, WorkerExits
-from spindle_cli.plan.file import read_plan
+from spindle_cli.plan.file import read_plan, write_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.workload.analyse import analyse_for_others
 from spindle_cli.workload.building.load import load
@@ -92,8 +100,8 @@ def build():
 def write_run(folder: Path) -> None:
     """Put the workload, its profile and plan, and the run's folder into the current folder, `folder`."""
     Path(TINY).write_text(_WORKLOAD, encoding="utf-8")
-    _spindle(f"profile {TINY}:build -o {TINY_PROFILE} --estimate --device h100 --cluster cluster.yaml")
-    _spindle(f"plan {TINY_PROFILE} --cluster cluster.yaml -o {TINY_PLAN} --assume-same-device")
+    _spindle(f"profile {TINY}:build -o {TINY_PROFILE} --estimate --cluster cluster.yaml")
+    _spindle(f"plan {TINY_PROFILE} --cluster cluster.yaml -o {TINY_PLAN}")
     plan = read_plan(Path(TINY_PLAN))
     (folder / CHECKPOINT).mkdir(parents=True)
     (folder / RUN / "workers").mkdir()
@@ -164,15 +172,29 @@ def _shard(path: Path, keys: tuple[str, ...]) -> Shard:
 def _write_times(folder: Path, plan: Plan) -> None:
     times = Comparison(predicted_s=0.1, measured_s=0.1)
     metaops = tuple(MetaOpComparison(metaop=name, predicted_s=0.1, measured_s=0.1) for name in plan.by_name)
-    _write(folder / PREDICTED, PredictedVsMeasured(steps=1, iteration=times, metaops=metaops))
+    slices = tuple(SliceTimes(slice=n, forward_s=0.1, backward_s=0.2) for n in range(len(plan.slices)))
+    devices = tuple(
+        DeviceTimes(device=n, compute_s=0.3, wait_s=0.1, data_s=0.0, optimizer_s=0.1, other_s=0.01)
+        for n in range(plan.cluster.num_devices)
+    )
+    compared = PredictedVsMeasured(
+        steps=1,
+        iteration=times,
+        metaops=metaops,
+        slices=slices,
+        devices=devices,
+        plan_sha256=plan.sha256(),
+    )
+    _write(folder / PREDICTED, compared)
+    write_plan(folder / RUN_PLAN, plan)
     spans = (
         MeasuredSpan(kind="forward", start_s=0.0, end_s=0.1, slice=0),
         MeasuredSpan(kind="wait", start_s=0.1, end_s=0.2, cause="losses"),
         MeasuredSpan(kind="transfer", start_s=0.1, end_s=0.2, slice=0, source_slice=0, peer=1, num_bytes=8),
         MeasuredSpan(kind="sum", start_s=0.2, end_s=0.3, group=0, num_bytes=8),
     )
-    devices = (spans,) * plan.cluster.num_devices
-    steps = (MeasuredStep(step=1, start_s=0.0, end_s=0.3, devices=devices),)
+    of_devices = (spans,) * plan.cluster.num_devices
+    steps = (MeasuredStep(step=1, start_s=0.0, end_s=0.3, devices=of_devices),)
     _write(folder / TIMELINE, MeasuredTimeline(plan_sha256=plan.sha256(), clock_error_s=0.0, steps=steps))
 
 

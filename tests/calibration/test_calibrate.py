@@ -46,9 +46,6 @@ def with_costs(profile: Profile, **costs: object) -> Profile:
     return profile.model_copy(update=costs)
 
 
-BUSY = ProcessorCosts(message_s=0.01, s_per_byte=1e-7, load_s={"pairs": 0.005})
-
-
 def shared(op_s: dict[int, float] | None = None) -> tuple[Profile, Plan]:
     """Two tasks on one trunk: messages, sums of parameters, reading and updates, on two devices."""
     curve = op_s or {1: 1.0, 2: 0.6}
@@ -106,7 +103,7 @@ def test_a_run_as_predicted_changes_nothing(tmp_path: Path, made: object) -> Non
     assert found.profile.calibration.held_up == 0.0
 
 
-def test_a_plan_made_by_the_planner_with_passes_apart_is_calibrated_too(tmp_path: Path) -> None:
+def test_a_plan_with_passes_apart_is_calibrated_too(tmp_path: Path) -> None:
     profile, plan = shared()
     pieces = [
         piece.model_copy(
@@ -269,3 +266,55 @@ def test_slices_on_the_same_share_count_by_their_ops(tmp_path: Path) -> None:
     run = replace(run, measured=run.measured.model_copy(update={"slices": took}))
     (metaop,) = calibrated_by((run,), profile).profile.metaops
     assert [(each.forward_s, each.backward_s) for each in metaop.curve] == [(1.75, 1.25)]
+
+
+def test_processor_costs_that_cannot_be_are_written_smaller(tmp_path: Path) -> None:
+    """Two seconds of messages and reading beside each that a device was seen to compute."""
+    profile, plan = shared()
+    run = made_run(tmp_path / "run", plan, profile)
+    many = profile.processor.model_copy(update={"message_s": 1.0, "load_s": {"a": 1.0, "b": 1.0}})
+    found = calibrated(with_costs(profile, processor=many), run)
+    assert 0 < found.processor_times < 1
+    processor = found.profile.processor
+    assert processor.message_s == pytest.approx(found.processor_times)
+    assert processor.load_s == pytest.approx({"a": found.processor_times, "b": found.processor_times})
+
+
+def test_an_update_that_was_not_measured_stays_as_it_is(tmp_path: Path) -> None:
+    profile, plan = shared()
+    run = read_run(made_run(tmp_path / "run", plan, profile))
+    run = replace(run, measured=run.measured.model_copy(update={"devices": ()}))
+    found = calibrated_by((run,), profile)
+    assert (found.s_per_byte, found.profile.optimizer_s_per_byte) == (None, 1e-8)
+
+
+def test_a_plan_is_predicted_with_the_profiles_update() -> None:
+    layers = metaop_of("a/x", 2, {1: 3.0}, param_bytes_per_op=10**6)
+    profile = profile_of(layers)
+    plan = plan_of(profile, cluster_of(1), [(slice_of(layers, (0, 2), (0,), 0.0),)])
+    slow = with_costs(profile, optimizer_s_per_byte=1e-6)
+    assert predicted_again(plan, profile).iteration_s == pytest.approx(6.0)
+    assert predicted_again(plan, slow).iteration_s == pytest.approx(8.0)
+
+
+def test_a_plan_is_predicted_in_its_own_order_of_passes() -> None:
+    """On device 1 y runs forward and backward, then z: x is through at 6 s, z at 7 s. In the order of version
+    1 y's backward pass is behind z's, and x ends at 9 s.
+    """
+    x = metaop_of("a/x", 1, {1: 3.0}, param_bytes_per_op=0, inner_output_bytes=0)
+    y = metaop_of("a/y", 1, {1: 3.0}, param_bytes_per_op=0, inputs=(x.name,))
+    z = metaop_of("b/z", 1, {1: 3.0}, param_bytes_per_op=0)
+    profile = profile_of(x, y, z)
+    times = {x.name: (0.0, 4.0), y.name: (1.0, 2.0), z.name: (4.0, 5.0)}
+    devices = {x.name: 0, y.name: 1, z.name: 1}
+    first = [slice_of(each, (0, 1), (devices[each.name],), times[each.name][0]) for each in (x, y, z)]
+    plan = plan_of(profile, cluster_of(2), [(each,) for each in first])
+    assert predicted_again(plan, profile).iteration_s == pytest.approx(9.0, rel=1e-3)
+    waves = []
+    for wave, piece in zip(plan.waves, first, strict=True):
+        start_s, back_s = times[piece.metaop]
+        changed = {"end_s": start_s + 1, "backward_start_s": back_s, "backward_end_s": back_s + 2}
+        waves.append(wave.model_copy(update={"slices": (piece.model_copy(update=changed),)}))
+    fields = {name: getattr(plan, name) for name in Plan.model_fields}
+    apart = Plan(**{**fields, "schema_": "spindle.plan/2", "waves": tuple(waves)})
+    assert predicted_again(apart, profile).iteration_s == pytest.approx(7.0, rel=1e-3)

@@ -20,7 +20,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, PlannedSet
 from spindle_cli.profile.types import Profile
 
 TIMES = {"pairs/vision": (1.5, 0.8), "pairs/text": (2.0, 3.0)}
@@ -155,6 +155,16 @@ def other_device(folder: Path) -> None:
     replaced(cluster=cluster.model_copy(update={"nodes": (node,)}))(folder)
 
 
+def sampled(folder: Path) -> None:
+    _, plan = two_towers()
+    only = PlannedSet(tasks=("pairs",), share=1.0, predicted=plan.predicted, waves=plan.waves)
+    path = folder / "run" / PLAN_FILE
+    fields = {name: getattr(plan, name) for name in Plan.model_fields}
+    changed = Plan(**{**fields, "task_sets": (only,)})
+    write_plan(path, changed)
+    edited(plan_sha256=changed.sha256())(folder)
+
+
 def another_plan(folder: Path) -> None:
     _, plan = two_towers()
     write_plan(folder / "run" / PLAN_FILE, plan.model_copy(update={"notes": ("other",)}))
@@ -192,6 +202,7 @@ def timeline_of_another(folder: Path) -> None:
         (without(PLAN_FILE), "the plan of this run is not in it (run-plan.yaml)"),
         (other_workload, "a run of workload 'other'"),
         (other_device, "a run on devices 'h100-80gb'"),
+        (sampled, "not every step of this run ran all tasks"),
         (another_plan, "it is not the plan that was run"),
         (no_such_share, "slice pairs/vision[0:3] ran on dp 2, tp 1, which"),
         (in_micro_batches, "batches of t ran in micro-batches"),
@@ -203,6 +214,8 @@ def timeline_of_another(folder: Path) -> None:
         (edited(slices=[]), "what each slice took is missing"),
         (edited(slices=[{"slice": 1, "forward_s": 1, "backward_s": 1}]), "each of the plan's 4 slices once"),
         (edited(steps=0), "steps"),
+        (edited(iteration={"predicted_s": 1, "measured_s": 1.1e9}), "1.1e+09 s are no measurement"),
+        (edited(iteration={"predicted_s": 1e-6, "measured_s": 1e8}), "make no profile: held_up would be"),
         (
             edited(devices=[{"device": 4, "compute_s": 1, "wait_s": 0, "data_s": 0}]),
             "device 4 is not in the plan",

@@ -16,7 +16,7 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import Profile
+from spindle_cli.profile.types import Device, Profile
 
 NAME = "a/layers"
 PROFILE = profile_of(
@@ -46,6 +46,7 @@ def test_the_run_on_the_nearest_number_of_devices_is_taken(tmp_path: Path) -> No
     assert times_of(tmp_path, 2) == pytest.approx(3.0)
     assert times_of(tmp_path, 3) == pytest.approx(3.0)  # 3 / 2 is less than 8 / 3
     assert times_of(tmp_path, 8) == pytest.approx(5.0)
+    assert times_of(tmp_path, 5) == pytest.approx(5.0)  # 8 / 5 is less than 5 / 2, though 3 more
 
 
 def test_of_the_same_number_the_nearest_number_of_nodes(tmp_path: Path) -> None:
@@ -73,6 +74,37 @@ def test_a_calibrated_profile_is_taken_where_it_is_nearer_or_has_more_steps(tmp_
     assert times_of(folder, 8) == pytest.approx(5.0)
     run(folder / "many", 8, 7.0, steps=2)
     assert times_of(folder, 8) == pytest.approx(7.0)
+
+
+def test_a_profile_is_as_near_as_the_nearest_of_its_runs(tmp_path: Path) -> None:
+    folder = tmp_path / "history"
+    made = [run(tmp_path / "one", 1, 2.0, steps=5), run(tmp_path / "eight", 8, 2.0)]
+    folder.mkdir()
+    write_json(tmp_path / "profile.json", PROFILE)
+    run_spindle("calibrate", *made, tmp_path / "profile.json", "-o", folder / "calibrated.json")
+    run(folder / "two", 2, 3.0, steps=20)
+    assert times_of(folder, 1) == pytest.approx(2.0)
+    assert times_of(folder, 8) == pytest.approx(2.0)
+    assert times_of(folder, 2) == pytest.approx(3.0)
+    run(folder / "single", 1, 4.0, steps=6)  # more than the five on one device
+    assert times_of(folder, 1) == pytest.approx(4.0)
+
+
+def test_profiles_of_another_type_of_device_and_what_lies_too_deep_are_not_taken(tmp_path: Path) -> None:
+    made = run(tmp_path / "run", 2, 2.0)
+    write_json(tmp_path / "profile.json", PROFILE)
+    folder = tmp_path / "history"
+    folder.mkdir()
+    run_spindle("calibrate", made, tmp_path / "profile.json", "-o", folder / "calibrated.json")
+    assert times_of(folder, 2) == pytest.approx(2.0)
+    calibrated = Profile.read(folder / "calibrated.json")
+    gpu = Device(type="cuda", name="NVIDIA H200", memory_bytes=2**37)
+    write_json(folder / "calibrated.json", calibrated.model_copy(update={"device": gpu}))
+    assert times_of(folder, 2) == 1.0
+    run(folder / "a/b/c/d", 2, 5.0)
+    assert times_of(folder, 2) == 1.0
+    run(folder / "a/b/c", 2, 5.0)
+    assert times_of(folder, 2) == pytest.approx(5.0)
 
 
 def test_what_is_of_others_is_left_alone_and_what_is_damaged_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
 
 FEWEST_STEPS = 3
+MOST_S = 1e9  # more is no measurement; sums of them stay finite
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def read_run(folder: Path) -> Run:
             "by the tasks of a step",
             hint="Calibrate by a run of a plan without `task_sets`.",
         )
-    _require_slices(plan, measured, predicted_path)
+    _require_sound(plan, measured, predicted_path)
     timeline = MeasuredTimeline.read(timeline_path) if timeline_path.exists() else None
     if timeline is not None:
         timeline.require_of(plan.sha256(), len(plan.slices), plan.cluster.num_devices, where=timeline_path)
@@ -86,7 +87,7 @@ def _not_ended(folder: Path) -> InputError:
     )
 
 
-def _require_slices(plan: Plan, measured: PredictedVsMeasured, path: Path) -> None:
+def _require_sound(plan: Plan, measured: PredictedVsMeasured, path: Path) -> None:
     found = [each.slice for each in measured.slices]
     if not found:
         raise InputError(
@@ -97,6 +98,15 @@ def _require_slices(plan: Plan, measured: PredictedVsMeasured, path: Path) -> No
         raise InputError(
             f"{path}: slices: expected each of the plan's {len(plan.slices)} slices once, in order",
             hint="The file is damaged, or of a run by another plan; run the plan again.",
+        )
+    iteration = measured.iteration
+    slices = [seconds for each in measured.slices for seconds in (each.forward_s, each.backward_s)]
+    devices_s = [seconds for each in measured.devices for seconds in (each.optimizer_s, each.other_s or 0.0)]
+    most_s = max(iteration.predicted_s, iteration.measured_s, *slices, *devices_s)
+    if most_s > MOST_S:
+        raise InputError(
+            f"{path}: {most_s:g} s are no measurement; expected at most {MOST_S:g}",
+            hint="The file is damaged; run the plan again.",
         )
     devices = [each.device for each in measured.devices if each.device >= plan.cluster.num_devices]
     if devices:

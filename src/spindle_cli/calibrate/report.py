@@ -122,8 +122,9 @@ def summary_lines(report: CalibrationReport) -> str:
             f"{link.what} over {link.link}: {link.count} seen, {times} as long as by the plan's links"
         )
     if report.measured_optimizer_s_per_byte is not None:
-        times = _times(report.measured_optimizer_s_per_byte, report.optimizer_s_per_byte)
-        lines.append(f"update: {times} as long as before")
+        before = report.optimizer_s_per_byte
+        times = f"{_times(report.measured_optimizer_s_per_byte, before)} as long as before"
+        lines.append(f"update: {times if before else 'measured; the profile had none'}")
     if report.processor_times != 1.0:
         lines.append(f"processor costs: {report.processor_times:.2f} times as large as before")
     for each in report.iterations:
@@ -137,4 +138,4 @@ def summary_lines(report: CalibrationReport) -> str:
 
 
 def _times(measured: float, before: float) -> str:
-    return f"{measured / before:.2f} times" if before else "not 0 times"
+    return f"{measured / before:.2f} times" if before else "not 0 times"  # links without any latency

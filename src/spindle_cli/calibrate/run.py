@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from pydantic import ValidationError
+
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.calibrate.beside import Beside, processor_times
 from spindle_cli.calibrate.curves import EQUAL, calibrated_metaops
@@ -20,6 +22,9 @@ from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
 from spindle_cli.calibrate.points import Allocation, Measured, all_runs, measured_points, point_of
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
+from spindle_cli.errors import InputError
+from spindle_cli.files.parsing import shown
+from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.profile.types import CalibratedRun, Calibration, Profile
 from spindle_cli.units import counted
 
@@ -81,7 +86,24 @@ def calibrate(folders: Sequence[Path], profile: Profile, profile_path: Path) -> 
 
 
 def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
-    """Correct a profile by runs that belong to it."""
+    """Correct a profile by runs that belong to it.
+
+    Raises:
+        InputError: their times make no profile.
+    """
+    try:
+        return _calibrated_by(runs, profile)
+    except ValidationError as error:
+        names = ", ".join(str(run.folder) for run in runs)
+        problem = error.errors()[0]
+        raise InputError(
+            f"{names}: the times of these runs make no profile: {problem['loc'][-1]} would be "
+            f"{shown(problem['input'])} ({problem['msg']})",
+            hint=f"See whether {PREDICTED_FILE} or the profile is damaged.",
+        ) from error
+
+
+def _calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
     traffic = [traffic_of(run.plan) for run in runs]
     beside = [Beside.of(run, profile, moves) for run, moves in zip(runs, traffic, strict=True)]
     times = processor_times(beside)
@@ -108,7 +130,8 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
         "calibration": record,
     }
     share = held_up(runs, Profile(**fields))
-    made = Profile(**{**fields, "calibration": record.model_copy(update={"held_up": share})})
+    record = Calibration(runs=record.runs, links=record.links, held_up=share)
+    made = Profile(**{**fields, "calibration": record})
     return Calibrated(made, profile, runs, points, moved, times, s_per_byte)
 
 
