@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench_commands import run_command
 from memory_bench.rank import STEPS, read_peaks
-from memory_bench.variants import VARIANTS, plan_variant, write_run, write_variant
+from memory_bench.variants import VARIANTS, Estimates, plan_variant, write_run, write_variant
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.launch.build import TORCHRUN
@@ -112,12 +112,14 @@ def rows(
     runs = folder / "runs"
     runs.mkdir(parents=True)
     plans = {}
+    estimates = Estimates(cluster, folder)
     for number, name in enumerate(variants):
         own = folder / f"variant-{number}"
         own.mkdir()
         workload = write_variant(source, VARIANTS[name], own)
         for strategy in strategies:
-            plan = plan_variant(workload, VARIANTS[name], cluster, strategy, own)
+            profile = estimates.of(workload, VARIANTS[name])
+            plan = plan_variant(profile, VARIANTS[name], cluster, strategy, own)
             if plan is not None:
                 run = runs / f"{number:02d}-{strategy}"
                 write_run(plan, workload, run, STEPS)

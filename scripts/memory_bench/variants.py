@@ -77,13 +77,29 @@ def write_variant(source: Path, variant: Variant, folder: Path) -> Path:
     return path
 
 
+class Estimates:
+    """Estimated profiles of one workload for a cluster: one for all variants that are trained alike."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._found: dict[str, Profile] = {}
+
+    def of(self, workload: Path, variant: Variant) -> Profile:
+        """Of a variant, in whose workload file its train settings are."""
+        key = repr(variant.train)
+        if key not in self._found:
+            said: list[str] = []
+            audience = Audience(Console(quiet=True), said.append)
+            path = self._folder / f"profile-{len(self._found)}.json"
+            self._found[key] = estimate_profile(str(workload), path, audience, cluster=self._cluster)
+        return self._found[key]
+
+
 def plan_variant(
-    workload: Path, variant: Variant, cluster: Cluster, strategy: StrategyName, folder: Path
+    profile: Profile, variant: Variant, cluster: Cluster, strategy: StrategyName, folder: Path
 ) -> Plan | None:
-    """A plan of a variant, from an estimated profile; None where it is no other than without the variant."""
-    said: list[str] = []
-    audience = Audience(Console(quiet=True), said.append)
-    profile = estimate_profile(str(workload), folder / "profile.json", audience, cluster=cluster)
+    """A plan of a variant, from its profile; None where it is no other than without the variant."""
     whole = tuple(_split(metaop, variant.tp) for metaop in profile.metaops)
     split = profile.model_copy(update={"metaops": whole})
     profile = Profile.model_validate(split.model_dump(by_alias=True))
