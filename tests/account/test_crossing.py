@@ -38,3 +38,18 @@ def test_two_consumers_on_the_same_devices_send_nothing_and_their_sum_takes_a_sh
     assert crossings.returned_to(0) == [4 * MIB] * 2
     crossings = Crossings(slices[:2], {each.name: each for each in (made, one)})
     assert crossings.returned_to(0) is None
+
+
+def test_micro_batches_hand_on_their_part() -> None:
+    """The same as for the whole batch, in two micro-batches: half of the bytes each."""
+    made, same, other = of("a/made"), of("a/same", "a/made"), of("a/other", "a/made")
+    slices = [
+        slice_of(each, (0, 1), devices, 0.0).model_copy(update={"micro_batch": number, "micro_batches": 2})
+        for number in (0, 1)
+        for each, devices in ((made, (0, 1)), (same, (0, 1)), (other, (2,)))
+    ]
+    crossings = Crossings(slices, {each.name: each for each in (made, same, other)})
+    for first in (0, 3):
+        assert crossings.received_by(first + 1) is None
+        assert crossings.received_by(first + 2) == [4 * MIB]
+        assert crossings.returned_to(first) == [2 * MIB + 2 * MIB] * 2

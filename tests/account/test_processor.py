@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.processor import ProcessorTime, slice_stretches
+from spindle_cli.account.processor import ProcessorTime, beside_slices, slice_stretches
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import ProcessorCosts
 from spindle_cli.simulate.run import simulate
 
@@ -47,6 +48,22 @@ def test_of_several_readings_of_a_task_the_largest_counts() -> None:
         time.read(0, "a", samples)
     time.read(0, "b", 100)
     assert time.seconds == (0.08,)
+
+
+def test_a_device_reads_all_of_its_micro_batches() -> None:
+    """8 samples in two micro-batches: 4 and 4 on device 0, of the second 2 on device 1 as well; at 10 ms."""
+    net = metaop_of("a/net", 1, {1: 1.0, 2: 1.0}, field_bytes={0: 1})
+    whole = slice_of(net, (0, 1), (0,), 0.0)
+    halves = [whole.model_copy(update={"micro_batch": n, "micro_batches": 2}) for n in (0, 1)]
+    shared = halves[1].model_copy(update={"devices": (1, 0), "dp": 2})
+    by_name = {"a/net": net}
+
+    def read_s(*slices: Slice) -> tuple[float, ...]:
+        return beside_slices(COSTS, 2, slices, by_name, [], []).seconds
+
+    assert read_s(whole) == (0.08, 0.0)
+    assert read_s(*halves) == (0.08, 0.0)
+    assert read_s(halves[0], shared) == pytest.approx((0.06, 0.02))
 
 
 def test_a_slice_is_as_slow_as_its_slowest_device() -> None:

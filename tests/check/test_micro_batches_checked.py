@@ -117,6 +117,10 @@ def test_shares_have_times_and_dp_divides_a_micro_batch() -> None:
     piece = pieces_of(data)["t/first", 0]
     piece |= {"dp": 3, "devices": [0, 1, 2]}
     assert "allocation" in rules_of(data | {"cluster": cluster_of(3).model_dump(by_alias=True)})
+    piece |= {"dp": 8, "devices": ["0-7"]}  # divides the batch
+    eight = data | {"cluster": cluster_of(8).model_dump(by_alias=True)}
+    (found,) = [each for each in check_plan(Plan.from_data(eight, where="p")) if "dp 8" in each.value]
+    assert found.expected == "a divisor of the micro-batch of 4 samples"
 
 
 def test_the_profile_has_the_shares_that_a_plan_says() -> None:

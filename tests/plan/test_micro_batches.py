@@ -6,11 +6,13 @@ import pytest
 
 from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.plan.best.micro_batches import in_micro_batches, micro_batches_for, parse_counts
 from spindle_cli.plan.make import make_plan
-from spindle_cli.profile.types import OpMemory
+from spindle_cli.profile.types import OpMemory, ProcessorCosts
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import MIB
 
@@ -71,6 +73,29 @@ def test_all_micro_batches_run_one_behind_the_other_on_one_device() -> None:
     ]
     assert plan.metaops[0].curve == ()
     assert check_plan(plan, profile) == ()
+
+
+def test_micro_batches_share_parameters_without_a_name_too() -> None:
+    """2 MiB of parameters in two blocks, with as much of gradients and twice of optimizer state."""
+    net = cuttable("t/net", 2, LINEAR, parameters=None)
+    plan = make_plan(profile_of(net), cluster_of(2), micro_batches={"t": 3})
+    memory = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
+    assert memory[0].parts["parameters"] == 2 * MIB
+    # Parts of a batch are rounded up for the search, to bytes.
+    assert plan.predicted.peak_memory_bytes == pytest.approx([each.total_bytes for each in memory], abs=16)
+    found = traffic_of(plan).groups
+    assert sum(group.num_bytes for group in found) == 2 * MIB  # summed once
+
+
+def test_readings_of_all_micro_batches_are_planned_for() -> None:
+    """12 samples at 50 ms, in one go or three."""
+    net = cuttable("t/net", 1, {12: 1.2, 4: 0.4}, field_bytes={0: 1})
+    costs = ProcessorCosts(load_s={"t": 0.05})
+    profile = profile_of(net).model_copy(update={"processor": costs})
+    for counts in ({}, {"t": 3}):
+        plan = make_plan(profile, cluster_of(1), micro_batches=counts)
+        assert plan.predicted.processor_s == pytest.approx(0.6, rel=1e-6)
+        assert simulate(plan).iteration_s == pytest.approx(1.8, rel=1e-4)
 
 
 def test_tasks_may_have_different_numbers_and_one_stay_whole() -> None:

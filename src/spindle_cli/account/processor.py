@@ -35,7 +35,7 @@ class ProcessorTime:
     def __init__(self, costs: ProcessorSeconds, num_devices: int) -> None:
         self._costs = costs
         self._seconds = [0.0] * num_devices
-        self._read: dict[tuple[int, str], float] = {}
+        self._read: dict[tuple[int, str, int], float] = {}
 
     def message(self, source: int, destination: int, num_bytes: float) -> None:
         """A message from one device to another."""
@@ -50,16 +50,17 @@ class ProcessorTime:
         for device in collective.devices:
             self._seconds[device] += ends * self._costs.message_s + moved * self._costs.s_per_byte
 
-    def read(self, device: int, task: str, samples: float) -> None:
-        """A device reads so many samples of a task's batch; of several readings the largest counts."""
+    def read(self, device: int, task: str, samples: float, micro_batch: int = 0) -> None:
+        """A device reads so many samples of a micro-batch; of several readings of one the largest counts."""
         seconds = samples * self._costs.load_s.get(task, 0.0)
-        self._read[device, task] = max(self._read.get((device, task), 0.0), seconds)
+        key = device, task, micro_batch
+        self._read[key] = max(self._read.get(key, 0.0), seconds)
 
     @property
     def seconds(self) -> tuple[float, ...]:
         """Of each device."""
         seconds = list(self._seconds)
-        for (device, _), read_s in self._read.items():
+        for (device, _, _), read_s in self._read.items():
             seconds[device] += read_s
         return tuple(seconds)
 
@@ -122,7 +123,8 @@ def beside_slices(
         metaop = by_name[piece.metaop]
         if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):
             for device in piece.devices:
-                beside.read(device, metaop.task, metaop.batch_size / piece.shares_of_batch)
+                samples = metaop.batch_size / piece.shares_of_batch
+                beside.read(device, metaop.task, samples, piece.micro_batch)
     return beside
 
 

@@ -52,7 +52,7 @@ class MicroBatched:
 
     def numbered(self, piece: Slice, number: int) -> Slice:
         """A slice of `one` as that of a micro-batch in `all`."""
-        return piece.model_copy(update={"metaop": _name_of(piece.metaop, number)})
+        return piece.model_copy(update={"metaop": _name_of(piece.metaop, number), "micro_batch": number})
 
     def folded(self, slices: Sequence[Slice]) -> tuple[Slice, ...]:
         """Slices of `all` as a plan has them."""
