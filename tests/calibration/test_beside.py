@@ -85,3 +85,10 @@ def test_several_runs_tell_together() -> None:
         beside(run.slices[2:], run.took_s[2:], run.beside_s),
     ]
     assert processor_times(halves) == pytest.approx(0.5)
+
+
+def test_slices_that_compute_again_say_nothing_of_the_costs() -> None:
+    run = told(0.5)
+    again = slice_of(LAYERS, (0, 1), (4,), 0.0, recompute=True)
+    longer = beside([*run.slices, again], [*run.took_s, 9.0], [*run.beside_s, 0.5])
+    assert processor_times([longer]) == pytest.approx(0.5)
