@@ -6,7 +6,7 @@ import pytest
 
 from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
-from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.device_memory import device_memory, memory_within
 from spindle_cli.account.edges import edges_between, slice_layouts
 from spindle_cli.account.rows import Layout, route
 from spindle_cli.costs.share_times import share_seconds, times_of
@@ -119,3 +119,17 @@ def test_slices_of_micro_batches_go_by_shares_and_others_by_the_curve() -> None:
     assert times_of(metaop, part) == pytest.approx((0.7 / 3, 1.4 / 3, 0.0))
     assert times_of(metaop.model_copy(update={"curve": ()}), whole) is None
     assert times_of(metaop.model_copy(update={"shares": ()}), part) is None
+
+
+def test_memory_within_capacities_is_the_same_and_a_byte_less_is_too_little() -> None:
+    """Device 1 runs a slice more than device 0, and needs more."""
+    first, second = metaop_of("t/a", 1, {2: 1.0}), metaop_of("t/b", 1, {1: 1.0}, inputs=("t/a",))
+    slices = [slice_of(first, (0, 1), (0, 1), 0.0), slice_of(second, (0, 1), (1,), 1.0)]
+    metaops, cluster, profile = (first, second), cluster_of(3), profile_of(first, second)
+    needs = device_memory(metaops, slices, cluster, profile)
+    exact = [need.total_bytes for need in needs]
+    assert exact[1] > exact[0] > exact[2]
+    assert memory_within(metaops, slices, cluster, profile, exact) == needs
+    for device in (0, 1):
+        less = [size - (each == device) for each, size in enumerate(exact)]
+        assert memory_within(metaops, slices, cluster, profile, less) is None

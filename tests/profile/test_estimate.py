@@ -92,3 +92,18 @@ def test_what_is_not_known_is_asked_for(tmp_path: Path) -> None:
         estimate_profile(TINY, tmp_path / "p.json", NOBODY, device_name="gameboy", num_devices=2)
     with pytest.raises(InputError, match="does not exist"):
         estimate_profile(TINY, tmp_path / "no" / "p.json", NOBODY, device_name="h200", num_devices=2)
+
+
+def test_shares_are_those_of_the_curve_and_smaller_ones(tiny: Profile) -> None:
+    """Of as many samples as the curve's devices have each, down to one; none where the batch stays whole."""
+    for metaop in tiny.metaops:
+        if metaop.coupled:
+            assert metaop.shares == ()
+            continue
+        known = {(share.samples, share.tp): (share.forward_s, share.backward_s) for share in metaop.shares}
+        for point in metaop.curve:
+            assert known[metaop.batch_size // point.dp, point.tp] == (point.forward_s, point.backward_s)
+        assert min(samples for samples, _ in known) == 1
+        by_size = [sum(known[key]) for key in sorted(known) if key[1] == 1]
+        assert by_size == sorted(by_size)
+    assert any(metaop.coupled for metaop in tiny.metaops)

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from helpers.cli import run_spindle
+from helpers.cut import cuttable
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from spindle_cli.plan.file import write_plan
+from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.show.grid import make_grid
 from spindle_cli.show.picture import BAR, IDLE, draw, legend
@@ -142,3 +144,12 @@ def test_every_plan_that_can_be_read_can_be_drawn(
     text = draw(plan, width, max_rows).plain
     assert max(map(len, text.splitlines())) <= width
     summarise(plan)
+
+
+def test_ops_that_run_in_every_micro_batch_count_once() -> None:
+    """Three ops, in two micro-batches on one device each; and the picture says which is which."""
+    profile = profile_of(cuttable("t/net", 3, {8: 1.0, 4: 0.6}))
+    plan = make_plan(profile, cluster_of(1), micro_batches={"t": 2})
+    (metaop,) = summarise(plan).metaops
+    assert metaop.allocations == (Allocation(num_ops=3, dp=1, tp=1),)
+    assert metaop.busy_s == pytest.approx(2 * 3 * 0.6, rel=1e-6)

@@ -7,7 +7,7 @@ time; activations come with each op's forward pass and go with its backward pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -148,11 +148,42 @@ def device_memory(
     * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
       there before the first tensor.
     """
-    needs = _needs(metaops, slices, cluster, optimizer, turn)
+    return _peaks(
+        _needs(metaops, slices, cluster, optimizer, turn), outside_bytes(cluster, communicator_bytes)
+    )
+
+
+def memory_within(
+    metaops: Iterable[MetaOp],
+    slices: Sequence[SliceShape],
+    cluster: Cluster,
+    optimizer: OptimizerNumbers,
+    capacities: Sequence[int],
+) -> tuple[DeviceMemory, ...] | None:
+    """The same without communicators, for slices that may not fit: None as soon as a device, by those that
+    run most slices, has less than it needs. `capacities`: bytes of each device.
+    """
+    outside = outside_bytes(cluster, None)
+    left = [capacity - own for capacity, own in zip(capacities, outside, strict=True)]
+
+    def has_room(need: _Need, device: int) -> bool:
+        return need.peak().total_bytes <= left[device]
+
+    try:
+        return _peaks(_needs(metaops, slices, cluster, optimizer, None, has_room), outside)
+    except _NoRoomError:
+        return None
+
+
+def _peaks(needs: Sequence[_Need], outside: Sequence[int]) -> tuple[DeviceMemory, ...]:
     peaks = {need: need.peak() for need in dict.fromkeys(needs)}
-    both = list(zip(needs, outside_bytes(cluster, communicator_bytes), strict=True))
+    both = list(zip(needs, outside, strict=True))
     found = {(need, own): replace(peaks[need], outside_bytes=own) for need, own in dict.fromkeys(both)}
     return tuple(found[each] for each in both)
+
+
+class _NoRoomError(Exception):
+    """A device has less memory than it needs."""
 
 
 def optimizer_steps_s(devices: Iterable[DeviceMemory], s_per_byte: float) -> tuple[float, ...]:
@@ -192,8 +223,13 @@ def _needs(
     cluster: Cluster,
     optimizer: OptimizerNumbers,
     turn: Turn,
+    has_room: Callable[[_Need, int], bool] | None = None,
 ) -> list[_Need]:
-    """Of each device; devices that need the same share one object."""
+    """Of each device; devices that need the same share one object.
+
+    Raises:
+        _NoRoomError: `has_room` says so of a device, those that run most slices first.
+    """
     by_name = {metaop.name: metaop for metaop in metaops}
     others: Sequence[SliceShape] = ()
     if turn is not None:
@@ -235,7 +271,13 @@ def _needs(
         gradient_width=optimizer.gradient_bytes_per_param,
     )
     account = _Account(setting, cluster.is_cpu, optimizer, due)
-    needs = {role: account.need(*role) for role in dict.fromkeys(of_device)}
+    needs: dict[object, _Need] = {}
+    for device in sorted(range(len(of_device)), key=lambda device: -len(of_device[device][0])):
+        role = of_device[device]
+        if role not in needs:
+            needs[role] = account.need(*role)
+        if has_room is not None and not has_room(needs[role], device):
+            raise _NoRoomError
     return [needs[role] for role in of_device]
 
 

@@ -16,10 +16,8 @@ from spindle_cli.plan.search.passes_apart import with_passes_apart
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
-# By how much less is kept of a batch in micro-batches, and how many of these in a row gain nothing before no
-# more of them are tried.
+# By how much less is kept of a batch in micro-batches.
 KEPT_LESS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
-IN_VAIN = 2
 
 
 class BelowBoundError(Exception):
@@ -101,7 +99,6 @@ def in_best_micro_batches(
     """
     quick: tuple[Judged, MicroBatched] | None = None
     known: list[dict[str, int]] = []
-    in_vain = 0
     for times in KEPT_LESS:
         counts = micro_batches_for(profile, times, cluster.num_devices)
         if not counts or counts in known:
@@ -111,10 +108,8 @@ def in_best_micro_batches(
         one = least_fallback(cut.one, cluster, strategy, recomputes=False)
         found = None if one is None else in_rounds(cut, one.judged)
         if found is not None and (quick is None or found.rank() < quick[0].rank()):
-            quick, in_vain = (found, cut), 0
+            quick = found, cut
         elif quick is not None:
-            in_vain += 1
-        if in_vain == IN_VAIN:
             break
     if quick is None:
         return whole

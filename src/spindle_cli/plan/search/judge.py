@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.device_memory import DeviceMemory, device_memory, optimizer_steps_s
+from spindle_cli.account.device_memory import DeviceMemory, memory_within, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.ordering.orders import in_groups
@@ -142,8 +142,10 @@ def measure_as_they_are(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
 ) -> Judged | None:
     """The same in the order of passes that the slices have."""
-    memory = memory_of(problem, slices)
-    if not _has_room(problem, memory):
+    memory = memory_within(
+        problem.profile.metaops, slices, problem.cluster, problem.profile, problem.cluster.memory_bytes
+    )
+    if memory is None:
         return None
     placed = placed_slices(problem, slices)
     traffic = traffic_of(placed, problem.uses)
@@ -159,9 +161,3 @@ def measure_as_they_are(
 def _has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:
     capacities = problem.cluster.memory_bytes
     return all(need.total_bytes <= capacity for need, capacity in zip(memory, capacities, strict=True))
-
-
-def memory_of(problem: Problem, slices: Sequence[Slice]) -> tuple[DeviceMemory, ...]:
-    """What each device holds, but for communicators."""
-    profile = problem.profile
-    return device_memory(profile.metaops, slices, problem.cluster, profile)
