@@ -162,9 +162,15 @@ def test_training_is_bit_for_bit_what_it_is_without_evaluations(world: None, tmp
     same_training(watched.run_dir, unwatched.run_dir, 1)
 
 
-@pytest.mark.parametrize("count", [1, 4, 5])
-def test_any_number_of_samples_is_evaluated(world: None, tmp_path: Path, count: int) -> None:
-    case = Case("some", (0,), "eval_toys", args={"held_out": count}, train=ADAMW, steps=1)
+@pytest.mark.parametrize(
+    ("count", "cut"), [(1, {}), (4, {}), (5, {}), (1, {"classify": 2}), (7, {"classify": 2})]
+)
+def test_any_number_of_samples_is_evaluated(
+    world: None, tmp_path: Path, count: int, cut: dict[str, int]
+) -> None:
+    """Also where micro-batches of the last batch have few samples, or none."""
+    args = {"held_out": count}
+    case = Case("some", (0,), "eval_toys", args=args, train=ADAMW, steps=1, micro_batches=cut, apart=3)
     request = run_case(case, tmp_path / "some")
     expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 1, 1)
     for line in read_evaluations(request.run_dir):
