@@ -170,6 +170,7 @@ def fallback_of(plan: Plan) -> MemoryFallback:
         metaop.name: sum(
             piece.num_ops for piece in plan.slices if piece.metaop == metaop.name and piece.recompute
         )
+        // plan.micro_batches.get(metaop.task, 1)
         for metaop in plan.metaops
     }
     degree = {
@@ -195,7 +196,11 @@ def command_s(profile: Path, cluster: Path) -> float:
 
 
 def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
-    """What transfers would add to the iteration if the plan's schedule took the lowest free devices."""
+    """What transfers would add to the iteration if the plan's schedule took the lowest free devices; of
+    micro-batches, which are placed in rounds, what they add.
+    """
+    if plan.micro_batches:
+        return plan.predicted.transfer_s
     roomy = Cluster(
         name=cluster.name,
         nodes=tuple(group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in cluster.nodes),

@@ -18,6 +18,8 @@ from spindle_cli.profile.types import Profile
 
 # By how much less is kept of a batch in micro-batches.
 KEPT_LESS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+# A quick plan of micro-batches that takes more than this many times as long as that of whole batches is left.
+NEAR = 1.05
 
 
 class BelowBoundError(Exception):
@@ -88,6 +90,13 @@ def find_in(cut: MicroBatched, strategy: StrategyName, effort: int) -> Found | N
     return None if best is None else Found(best, one.is_short, one.note, cut)
 
 
+def _is_near(quick: Judged, whole: Found | None) -> bool:
+    """Whether a quick plan is so good that a longer search may make it better than that of whole batches."""
+    if whole is None:
+        return True
+    return quick.prediction.iteration_s <= NEAR * whole.best.prediction.iteration_s
+
+
 def in_best_micro_batches(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, whole: Found | None
 ) -> Found | None:
@@ -111,7 +120,7 @@ def in_best_micro_batches(
             quick = found, cut
         elif quick is not None:
             break
-    if quick is None:
+    if quick is None or not _is_near(quick[0], whole):
         return whole
     searched = find_in(quick[1], strategy, effort)
     best = Found(quick[0], is_short=True, cut=quick[1])
