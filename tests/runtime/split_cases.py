@@ -57,6 +57,7 @@ EXACT = (
     Case("recomputed", SPLIT, "split_toys", recompute=RECOMPUTED),
     Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}),
     Case("accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED, "accumulate": 2}),
+    Case("cut", SPLIT, "split_toys", train=ADAMW, micro_batches={"left": 4, "right": 2}, apart=6),
     Case("chunks", SPLIT, "split_toys", train={**ADAMW, "loss_chunks": 2}),
     Case(
         "chunks-recomputed",
