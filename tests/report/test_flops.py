@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.cut import cuttable
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile
 from spindle_cli.report.flops import flops_over_time, step_flops
@@ -177,3 +179,14 @@ def test_what_is_shown_is_all_that_is_done_and_ends_with_nothing(plan: Plan, gig
     flops = flops_by_metaop(counted.metaops)
     assert flops is not None
     assert done == pytest.approx(plan.accumulate * sum(flops.values()), rel=1e-6)
+
+
+def test_a_micro_batch_does_its_part_of_the_operations() -> None:
+    """12e9 operations forward for 8 samples: each micro-batch does 6e9 in 0.2 s, and twice as much back."""
+    metaop = cuttable("t/net", 1, {8: 1.0, 4: 0.6}).model_copy(update={"flops_per_op": 12.0 * GIGA})
+    plan = make_plan(profile_of(metaop), cluster_of(1), micro_batches={"t": 2})
+    steps = flops_over_time(simulate(plan))
+    assert steps is not None
+    assert max(step.flops_per_s for step in steps) == pytest.approx(30 * GIGA, rel=1e-4)
+    done = sum(step.flops_per_s * (after.at_s - step.at_s) for step, after in pairwise(steps))
+    assert done == pytest.approx(3 * 12 * GIGA, rel=1e-6)

@@ -47,7 +47,8 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
         of_op = work[piece.metaop][span.activity is Activity.BACKWARD]
         length_s = lengths[_pass_of(span)]
         if length_s > 0:
-            rate = round(piece.num_ops * of_op / len(piece.devices) / length_s)
+            shares = len(piece.devices) * piece.micro_batches
+            rate = round(piece.num_ops * of_op / shares / length_s)
             changes[round(span.start_s, _DECIMALS)] += rate
             changes[round(span.end_s, _DECIMALS)] -= rate
     steps: list[FlopsStep] = []
