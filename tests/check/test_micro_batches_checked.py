@@ -140,6 +140,22 @@ def test_rows_that_would_be_left_out_are_refused() -> None:
         Plan.from_data(data, where="plan.yaml")
 
 
+def test_tasks_that_hand_values_to_each_other_are_cut_alike() -> None:
+    data = as_written()
+    data["metaops"][1]["task"] = "u"
+    assert "micro-batches" not in rules_of(data | {"micro_batches": {"t": 2, "u": 2}})
+    assert "micro-batches" in rules_of(data | {"micro_batches": {"t": 2, "u": 4}})
+
+
+@pytest.mark.parametrize(
+    "needs", [{"changes_buffers": True}, {"batch_sums": [{"num_bytes": 8, "forward": 1, "backward": 1}]}]
+)
+def test_what_needs_its_whole_batch_has_one_micro_batch(needs: Data) -> None:
+    data = as_written()
+    data["metaops"][0] |= needs
+    assert "micro-batches" in rules_of(data)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

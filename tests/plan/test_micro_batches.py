@@ -202,3 +202,26 @@ def test_numbers_of_micro_batches_are_task_and_count(text: str) -> None:
     with pytest.raises(UsageError, match="named twice"):
         parse_counts(["a=2", "b=3", "a=2"])
     assert parse_counts(["a=2", "b=c=3"]) == {"a": 2, "b=c": 3}
+
+
+def test_micro_batches_that_do_not_fit_are_not_blamed_on_the_workload() -> None:
+    """The batch itself fits two devices, a micro-batch of one sample has room on neither."""
+    net = cuttable("t/net", 1, {n: LINEAR[n] for n in (1, 12)}, param_bytes_per_op=100 * MIB)
+    with pytest.raises(NoPlanError, match="no plan fits 'test' with these micro-batches: t in 12"):
+        make_plan(profile_of(net), cluster_of(1, memory_gib=0.3), micro_batches={"t": 12})
+
+
+def test_a_number_that_devices_cannot_take_is_passed_over() -> None:
+    """Shares of less than 12 samples are known for two devices together alone, and there is one."""
+    memory = OpMemory(
+        kept_bytes=(0, 600 * MIB),
+        forward_bytes=(0, 600 * MIB),
+        backward_bytes=(0, 0),
+        first_backward_bytes=(0, 0),
+    )
+    net = cuttable("t/net", 2, {12: 1.5}, memory=(memory,), activation_bytes_per_op=600 * MIB)
+    shares = (*shares_of({1: 0.3, 6: 0.5}, tp=2), *net.shares)
+    profile = profile_of(net.model_copy(update={"shares": shares}))
+    plan = make_plan(profile, cluster_of(1, memory_gib=1.0))
+    assert plan.micro_batches == {}
+    assert any(piece.recompute for piece in plan.slices)

@@ -50,8 +50,8 @@ def test_an_error_in_the_users_layer_names_the_slice_that_ran(two_workers: Path)
     assert "in the forward pass of slice pairs/vision-2[0:1]" in error.message
     assert error.place is not None
     assert "runtime_toys.py" in error.place
-    peer = WorkerError.read(error_path(two_workers / BROKEN.name, 0))
-    assert peer.lost_peer
+    peer = error_path(two_workers / BROKEN.name, 0)
+    assert not peer.exists() or WorkerError.read(peer).lost_peer  # torchrun may end it before it notices
 
 
 def analyse_toy(function: str):

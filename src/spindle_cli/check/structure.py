@@ -156,6 +156,30 @@ def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
                 )
 
 
+def whole_micro_batches(plan: Plan) -> Iterator[Violation]:
+    """MetaOps that hand values to each other have as many micro-batches, and one where an op sums something
+    over the samples of its batch or changes buffers with it.
+    """
+    for metaop in plan.metaops:
+        count = plan.micro_batches.get(metaop.task, 1)
+        for name in metaop.inputs:
+            others = plan.micro_batches.get(plan.by_name[name].task, 1)
+            if count != others:
+                yield Violation(
+                    rule="micro-batches",
+                    where=f"metaops, {metaop.name}",
+                    value=f"{count} micro-batches, and {others} of {name}, which it takes from",
+                    expected="as many of both",
+                )
+        if count > 1 and (metaop.batch_sums or metaop.changes_buffers):
+            yield Violation(
+                rule="micro-batches",
+                where=f"metaops, {metaop.name}",
+                value=f"{count} micro-batches",
+                expected="one: it sums something over the samples of its batch, or changes buffers with it",
+            )
+
+
 def valid_allocations(plan: Plan) -> Iterator[Violation]:
     """Of each slice, dp divides the batch and the curve has a point for dp and tp; or dp divides the
     micro-batch and the time of its share is known.

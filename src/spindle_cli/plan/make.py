@@ -48,6 +48,7 @@ def make_plan(
 
     Raises:
         NoPlanError: no valid allocation, nothing fits the devices' memory, or a task cannot be cut so.
+        UsageError: there is no such task.
         BelowBoundError: a bug of the planner.
     """
     if micro_batches and profile.task_sets:
@@ -78,6 +79,12 @@ def plan_of_all(
             found = in_best_micro_batches(profile, cluster, strategy, effort, whole)
     else:
         found = find_in(in_micro_batches(profile, micro_batches, cluster), strategy, effort)
+    if found is None and micro_batches:
+        cut = ", ".join(f"{task} in {count}" for task, count in micro_batches.items())
+        raise NoPlanError(
+            f"no plan fits {cluster.name!r} with these micro-batches: {cut}",
+            hint="Plan without --micro-batches: as many as memory asks for are found, or what is missing.",
+        )
     if found is None:
         raise no_fit(profile, cluster)
     best = found.best

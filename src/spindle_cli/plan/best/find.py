@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.drafts import best_judged
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
@@ -113,8 +114,11 @@ def in_best_micro_batches(
         if not counts or counts in known:
             continue
         known.append(counts)
-        cut = in_micro_batches(profile, counts, cluster)
-        one = least_fallback(cut.one, cluster, strategy, recomputes=False)
+        try:
+            cut = in_micro_batches(profile, counts, cluster)
+            one = least_fallback(cut.one, cluster, strategy, recomputes=False)
+        except NoPlanError:  # shares of so few samples have no allocation here; fewer cuts may have
+            continue
         found = None if one is None else in_rounds(cut, one.judged)
         if found is not None and (quick is None or found.rank() < quick[0].rank()):
             quick = found, cut

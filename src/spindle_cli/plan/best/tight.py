@@ -76,11 +76,8 @@ def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> Tigh
 def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan | None:
     """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit."""
     found: TightPlan | None = None
-    low, high = (
-        (0 if split.fallback.split else 1),
-        STEPS,
-    )  # without a split, recomputing nothing has been tried
-    step = high
+    low = 0 if split.fallback.split else 1  # without a split, recomputing nothing has been tried
+    high = step = STEPS
     while low <= high:
         fitting = _recomputing(split, step, strategy)
         if fitting is not None:

@@ -33,6 +33,7 @@ from spindle_cli.runtime.part.evaluated import (
 from spindle_cli.runtime.part.load_part import load_part
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
+from spindle_cli.runtime.part.whole_batches import require_whole_batches
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
@@ -131,6 +132,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     dtype = dtype_of(request, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
     wirings = [wire(typed, program) for program in programs.all]
+    for wiring in wirings:
+        require_whole_batches(wiring.slices, str(request.plan))
     evaluated = evaluated_parts(plan, graph)  # before parameters that are not this rank's lose their shapes
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
     ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place)
