@@ -151,9 +151,9 @@ def samples_by_device(plan: Plan, index: int) -> dict[int, set[int]]:
     """Which samples each device of a slice has, from the words of the contract."""
     piece = plan.slices[index]
     size = plan.by_name[piece.metaop].batch_size // plan.micro_batches.get(piece.metaop.partition("/")[0], 1)
-    share, begin = size // piece.dp, piece.micro_batch * size
+    begin, rows = piece.micro_batch * size, piece.rows or [size * n // piece.dp for n in range(piece.dp + 1)]
     return {
-        device: set(range(begin + place // piece.tp * share, begin + (place // piece.tp + 1) * share))
+        device: set(range(begin + rows[place // piece.tp], begin + rows[place // piece.tp + 1]))
         for place, device in enumerate(piece.devices)
     }
 

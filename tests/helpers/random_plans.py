@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from spindle_cli.account.edges import edges_between
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.sets.restrict import restricted
+from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import CurvePoint, ShareTime, WorkloadRef
@@ -71,7 +73,7 @@ def plans(draw: st.DrawFn) -> Plan:
         tasks = draw(st.sampled_from([("a",), ("a", "b")]))
         metaops = tuple(_of_task(each, task) for task in tasks for each in draw(metagraphs()))
         slices, metaops = draw(placed(cluster, metaops))
-        slices, metaops, counts = draw(in_micro_batches(cluster, slices, metaops))
+        slices, metaops, counts = draw(cut_anew(cluster, slices, metaops))
         plan = plan_on(cluster, metaops, draw(passes_apart(cluster, metaops, slices)), counts)
     else:
         slices, metaops = draw(placed(cluster, draw(metagraphs())))
@@ -80,10 +82,12 @@ def plans(draw: st.DrawFn) -> Plan:
 
 
 @st.composite
-def in_micro_batches(
+def cut_anew(
     draw: st.DrawFn, cluster: Cluster, slices: Sequence[Slice], metaops: Sequence[PlanMetaOp]
 ) -> tuple[list[Slice], tuple[PlanMetaOp, ...], dict[str, int]]:
-    """The same with some tasks cut into 2 or 3, each on devices of its own; and how many they are."""
+    """The same with some tasks cut into 2 or 3 micro-batches, and some slices into shares that need not be
+    equal, each on devices of its own; and how many micro-batches they are.
+    """
     counts: dict[str, int] = {}
     for task in dict.fromkeys(metaop.task for metaop in metaops):
         own = [metaop for metaop in metaops if metaop.task == task]
@@ -96,17 +100,25 @@ def in_micro_batches(
     for piece in slices:
         metaop = by_name[piece.metaop]
         count = counts.get(metaop.task, 1)
-        if count == 1:
+        by_rows = draw(st.booleans())
+        if count == 1 and not by_rows:
             found.append(piece)
             continue
         size = metaop.batch_size // count
         for number in range(count):
-            dp, tp = draw(st.sampled_from(_degrees(size, cluster)))
+            possible = _degrees(size, cluster, any_number=by_rows)
+            dp, tp = draw(
+                st.sampled_from([each for each in possible if each[1] == 1 or not metaop.batch_sums])
+            )
+            rows = draw(_offsets(size, dp)) if by_rows else equal_rows(size, dp)
+            if count == 1 and rows == equal_rows(size, dp):  # of which the curve may know nothing
+                found.append(piece)
+                continue
             order = draw(st.permutations(range(cluster.num_devices)))
             devices = _groups_in_nodes(order, dp, tp, cluster)
             update = {"dp": dp, "tp": tp, "devices": devices, "micro_batch": number, "micro_batches": count}
-            found.append(piece.model_copy(update=update))
-            used.setdefault(metaop.name, set()).add((size // dp, tp))
+            found.append(piece.model_copy(update=update | {"rows": rows if by_rows else None}))
+            used.setdefault(metaop.name, set()).add((max(b - a for a, b in pairwise(rows)), tp))
     times = {"forward_s": _OP_S / 4, "backward_s": 3 * _OP_S / 4, "source": "estimated"}
     timed = tuple(
         metaop.model_copy(
@@ -120,6 +132,13 @@ def in_micro_batches(
         for metaop in metaops
     )
     return found, timed, counts
+
+
+@st.composite
+def _offsets(draw: st.DrawFn, size: int, dp: int) -> tuple[int, ...]:
+    """Of `dp` shares of so many samples, as different as can be."""
+    inner = st.lists(st.integers(1, max(1, size - 1)), min_size=dp - 1, max_size=dp - 1, unique=True)
+    return (0, *sorted(draw(inner)), size)
 
 
 @st.composite
@@ -251,12 +270,14 @@ def trainings(draw: st.DrawFn) -> dict[str, object]:
     }
 
 
-def _degrees(batch_size: int, cluster: Cluster) -> list[tuple[int, int]]:
+def _degrees(batch_size: int, cluster: Cluster, *, any_number: bool = False) -> list[tuple[int, int]]:
+    """(dp, tp) that a batch can be run on; with `any_number` also of shares that are not equal."""
     return [
         (dp, tp)
         for dp in range(1, cluster.num_devices + 1)
         for tp in (1, 2, 4)
-        if dp <= sum(size // tp for size in cluster.node_sizes) and batch_size % dp == 0
+        if dp <= sum(size // tp for size in cluster.node_sizes)
+        if batch_size % dp == 0 or (any_number and dp <= batch_size)
     ]
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from spindle_cli.account.edges import edge_bytes, edges_between
+from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
 from spindle_cli.costs.memory import SliceShape, inner_bytes
+from spindle_cli.costs.share_sizes import cuts_by_share
 from spindle_cli.profile.types import MetaOp
 
 
@@ -16,6 +17,7 @@ class Crossings:
 
     def __init__(self, slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp]) -> None:
         self._slices = slices
+        self._by_name = by_name
         self._places: dict[int, dict[int, int]] = {}
         self._sources: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, producer)
         self._takers: list[list[tuple[int, int]]] = [[] for _ in slices]  # of each slice: (bytes, consumer)
@@ -34,9 +36,10 @@ class Crossings:
         missing = self._missing(index, takers)
         if len(takers) < 2:
             return missing
-        piece = self._slices[index]
-        most = max(num_bytes for num_bytes, _ in takers) / piece.shares_of_batch
-        return [size + most for size in missing or [0.0] * len(piece.devices)]
+        piece, most = self._slices[index], max(num_bytes for num_bytes, _ in takers)
+        cuts = cuts_by_share(piece)
+        found = missing or [0.0] * len(piece.devices)
+        return [size + most / cuts[position // piece.tp] for position, size in enumerate(found)]
 
     def is_handed_on(self, index: int) -> bool:
         """Whether another slice takes what a slice makes."""
@@ -44,6 +47,7 @@ class Crossings:
 
     def _missing(self, index: int, others: Sequence[tuple[int, int]]) -> list[float] | None:
         piece = self._slices[index]
+        cuts = cuts_by_share(piece)
         missing: list[float] | None = None
         for num_bytes, other in others:
             has = self._holder(other, piece)
@@ -52,14 +56,18 @@ class Crossings:
             missing = missing or [0.0] * len(piece.devices)
             for position, device in enumerate(piece.devices):
                 if not has(device, position // piece.tp):
-                    missing[position] += num_bytes / piece.shares_of_batch
+                    missing[position] += num_bytes / cuts[position // piece.tp]
         return missing
 
     def _holder(self, other: int, piece: SliceShape) -> Callable[[int, int], bool]:
         """Whether a device's share of the slice `other` includes a share of `piece`."""
         source = self._slices[other]
-        if (source.devices, source.dp, source.tp) == (piece.devices, piece.dp, piece.tp):
+        alike = (source.devices, source.dp, source.tp, source.rows)
+        if alike == (piece.devices, piece.dp, piece.tp, piece.rows):
             return _EVERYWHERE
+        if source.rows is not None or piece.rows is not None:
+            layouts = layout_of(source, self._by_name), layout_of(piece, self._by_name)
+            return lambda device, share: layouts[0].holds(device, *layouts[1].rows(share))
         if other not in self._places:
             self._places[other] = {held: place for place, held in enumerate(source.devices)}
         places = self._places[other]

@@ -18,6 +18,7 @@ from spindle_cli.account.joint import beside
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 
@@ -184,7 +185,7 @@ def _needs(
     in_order = sorted(slices, key=lambda piece: piece.start_s)
     crossings = Crossings(in_order, by_name)
     parts = [
-        Part(piece, by_name, is_handed_on=crossings.is_handed_on(index))
+        Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=crossings.is_handed_on(index))
         for index, piece in enumerate(in_order)
     ]
     order = _own_order(in_order)
@@ -192,24 +193,26 @@ def _needs(
     for each in order or ():
         for device in in_order[each.piece].devices:
             passes[device].append(each)
+    held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
+    for index, piece in enumerate(others, len(in_order)):
+        parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False))
+        for position, device in enumerate(piece.devices):
+            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    uses = [(index, block) for index, part in enumerate(parts) for block in part.blocks]
     roles: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(in_order):
         received, returned = crossings.received_by(index), crossings.returned_to(index)
+        number_of = _parts_by_share(index, piece, parts, by_name) if piece.rows is not None else None
         for position, device in enumerate(piece.devices):
             crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
-            roles[device].append((index, position % piece.tp, *crossing))
-    held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
-    for index, piece in enumerate(others, len(in_order)):
-        parts.append(Part(piece, by_name, is_handed_on=False))
-        for position, device in enumerate(piece.devices):
-            held[device].append((index, position % piece.tp, 0.0, 0.0))
+            number = index if number_of is None else number_of[position // piece.tp]
+            roles[device].append((number, position % piece.tp, *crossing))
     due = {block for part in parts[: len(in_order)] for block in part.blocks}
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [
         (tuple(own), tuple(only), None if order is None else tuple(ordered))
         for own, only, ordered in zip(roles, held, passes, strict=True)
     ]
-    uses = ((index, block) for index, part in enumerate(parts) for block in part.blocks)
     setting = Setting(
         parts=parts,
         holders=Holders([*in_order, *others], uses),
@@ -226,6 +229,23 @@ def _needs(
         if has_room is not None and not has_room(needs[role], device):
             raise _NoRoomError
     return [needs[role] for role in of_device]
+
+
+def _parts_by_share(
+    index: int, piece: SliceShape, parts: list[Part], by_name: Mapping[str, MetaOp]
+) -> list[int]:
+    """The number of the part of each share of a slice whose shares are not equal; new ones are added to
+    `parts`, where the slice's own is of its largest.
+    """
+    own = parts[index]
+    number_of = {own.shares: index}
+    found = []
+    for shares in cuts_by_share(piece):
+        if shares not in number_of:
+            number_of[shares] = len(parts)
+            parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on))
+        found.append(number_of[shares])
+    return found
 
 
 def _own_order(slices: Sequence[SliceShape]) -> list[Pass] | None:
@@ -305,7 +325,7 @@ class _Account:
         last_first = roles
         if passes is not None:
             place = {piece: number for number, (piece, is_backward) in enumerate(passes) if is_backward}
-            last_first = sorted(roles, key=lambda role: -place[role[0]])
+            last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
         held = self._held(last_first, held_only)
         sharded = self.optimizer.optimizer_state_sharded
         trained = sum(there.share * there.trained_bytes for there in held.values())

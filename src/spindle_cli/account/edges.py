@@ -14,14 +14,16 @@ from spindle_cli.profile.types import MetaOp
 
 def slice_layouts(plan: PlacedPlan) -> tuple[Layout, ...]:
     """Who holds which samples, of each of `plan.slices`."""
-    return tuple(_layout(piece, plan.by_name[piece.metaop]) for piece in plan.slices)
+    return tuple(layout_of(piece, plan.by_name) for piece in plan.slices)
 
 
-def _layout(piece: SliceShape, metaop: MetaOp) -> Layout:
+def layout_of(piece: SliceShape, by_name: Mapping[str, MetaOp]) -> Layout:
+    """Who holds which samples of a slice."""
+    metaop = by_name[piece.metaop]
     # An op that sums over its shares is never split by tensor parallelism as well.
     sums_shares = bool(metaop.batch_sums) and piece.dp > 1
     micro_batch = piece.micro_batch, piece.shares_of_batch // piece.dp
-    return Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size, sums_shares, micro_batch)
+    return Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size, sums_shares, micro_batch, piece.rows)
 
 
 def slice_edges(plan: PlacedPlan) -> tuple[Edge, ...]:

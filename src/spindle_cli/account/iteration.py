@@ -18,7 +18,7 @@ SUM_BUFFER_BYTES = 32 * MIB
 # An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
 _RANDOM_STATE_BYTES = 5056
 
-# Index of a slice, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
+# Number of a part, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
 
 # Receives up to this many bytes together are posted as early as their data is made, others while the pass
@@ -28,16 +28,18 @@ EARLY_BYTES = 64 * KIB
 
 
 class Part:
-    """What a slice takes of each of its devices."""
+    """What a slice takes of each of its devices; where its shares are not equal, of those with one size."""
 
     __slots__ = (
         "blocks",
         "edges",
         "fields",
         "handed",
+        "is_handed_on",
         "kept_inputs",
         "needs",
         "optimizer",
+        "piece",
         "recompute",
         "shares",
         "taken_at_once",
@@ -47,17 +49,27 @@ class Part:
         "uses",
     )
 
-    def __init__(self, piece: SliceShape, by_name: Mapping[str, MetaOp], *, is_handed_on: bool) -> None:
+    def __init__(
+        self,
+        number: int,
+        piece: SliceShape,
+        by_name: Mapping[str, MetaOp],
+        shares: float,
+        *,
+        is_handed_on: bool,
+    ) -> None:
+        """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut."""
         metaop = by_name[piece.metaop]
+        self.piece = number
         self.optimizer = metaop.optimizer
         first, last = piece.ops
-        shares = piece.shares_of_batch
         self.tp = piece.tp
         self.recompute = piece.recompute
         self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
         self.task, self.shares = metaop.task, shares
         self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
         handed = slice_output_bytes(metaop, last, metaop.num_ops) / shares
+        self.is_handed_on = is_handed_on
         self.handed = handed if is_handed_on else 0.0
         self.kept_inputs = 0.0
         before, after = self.needs[0][1].joined, self.needs[-1][1].joined
@@ -127,6 +139,7 @@ class Setting:
     """What is the same for all devices of a plan.
 
     Attributes:
+        parts: one for each slice, by its number; behind them those of further sizes of shares.
         splits: whether any slice is split by tensor parallelism.
         sums_take_buffers: gradient sums under way take receive buffers.
         gradient_width: bytes of gradients for each byte of trained parameters.
@@ -193,14 +206,14 @@ class Iteration:
         self._received = sum(received for *_, received, _ in self._roles)
         for role in self._roles:
             self._forward(role)
-            passes.append(self._end_pass(role[0], is_backward=False))
+            passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=False))
         self._received += sum(returned for *_, returned in self._roles)
         self._sum_of_others()
         first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
         for role in reversed(self._roles):
             first_op -= len(self._setting.parts[role[0]].uses)
             self._backward(role, first_op)
-            passes.append(self._end_pass(role[0], is_backward=True))
+            passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=True))
         return passes
 
     def _in_order(self, order: Sequence[Pass]) -> list[PassBytes]:
@@ -208,7 +221,7 @@ class Iteration:
         what is small, from the start.
         """
         passes: list[PassBytes] = []
-        role_of = {role[0]: role for role in self._roles}
+        role_of = {self._setting.parts[role[0]].piece: role for role in self._roles}
         first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
         taken = [role_of[piece][3 if is_backward else 2] for piece, is_backward in order]
         self._received = sum(size for size in taken if size <= EARLY_BYTES)

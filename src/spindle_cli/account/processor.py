@@ -12,6 +12,7 @@ from typing import Protocol
 
 from spindle_cli.account.types import Together
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.share_sizes import cuts_by_share
 from spindle_cli.profile.types import MetaOp
 
 # In a round of n devices, such as a reduce-scatter, each sends to n - 1 others and receives from as many.
@@ -122,8 +123,9 @@ def beside_slices(
     for piece in slices:
         metaop = by_name[piece.metaop]
         if any(piece.ops[0] <= op < piece.ops[1] for op in metaop.field_bytes):
-            for device in piece.devices:
-                samples = metaop.batch_size / piece.shares_of_batch
+            cuts = cuts_by_share(piece)
+            for position, device in enumerate(piece.devices):
+                samples = metaop.batch_size / cuts[position // piece.tp]
                 beside.read(device, metaop.task, samples, piece.micro_batch)
     return beside
 

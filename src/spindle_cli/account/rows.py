@@ -5,6 +5,7 @@ Used for activations on the way forward and, with the roles swapped, for their g
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +17,8 @@ class Layout:
     """A micro-batch of a batch of `batch_size` samples over `devices`: `dp` shares, each held whole by `tp`
     consecutive devices of the list. `sums_shares`: inside of a pass the shares sum something over all of them
     (the statistics of batch norms). `micro_batch`: (k, K), the k-th of K equal parts of the batch.
+    `offsets`: dp + 1 numbers, share i has the samples from `offsets[i]` to `offsets[i + 1]` of the
+    micro-batch; None: equal shares.
     """
 
     devices: tuple[int, ...]
@@ -24,6 +27,7 @@ class Layout:
     batch_size: int
     sums_shares: bool = field(default=False, compare=False)
     micro_batch: tuple[int, int] = (0, 1)
+    offsets: tuple[int, ...] | None = None
 
     @cached_property
     def samples(self) -> tuple[int, int]:
@@ -48,6 +52,8 @@ class Layout:
     def rows(self, share: int) -> tuple[int, int]:
         """Samples [first, last) of a share, counted in the whole batch."""
         first, last = self.samples
+        if self.offsets is not None:
+            return first + self.offsets[share], first + self.offsets[share + 1]
         size = last - first
         return first + share * size // self.dp, first + (share + 1) * size // self.dp
 
@@ -80,7 +86,10 @@ class Layout:
         them, in order.
         """
         begin, end = self.samples
-        share = max(0, (first - begin) * self.dp // (end - begin) - 1)
+        if self.offsets is None:
+            share = max(0, (first - begin) * self.dp // (end - begin) - 1)
+        else:
+            share = max(0, bisect_right(self.offsets, first - begin) - 1)
         while share < self.dp:
             low, high = self.rows(share)
             if low >= last:

@@ -142,6 +142,12 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             f"{folder}: batches of {cut} ran in micro-batches, whose shares no point of a curve has",
             hint="Give a run of whole batches: plan with `--micro-batches TASK=1`.",
         )
+    uneven = next((piece for piece in plan.slices if piece.rows is not None), None)
+    if uneven is not None:
+        raise InputError(
+            f"{folder}: slice {uneven.label} ran on unequal shares (rows), which no point of a curve has",
+            hint="Give a run of equal shares.",
+        )
     for piece in plan.slices:
         metaop = profile.by_name.get(piece.metaop)
         if metaop is None or all((point.dp, point.tp) != (piece.dp, piece.tp) for point in metaop.curve):

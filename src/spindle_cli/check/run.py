@@ -16,8 +16,9 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     """Everything that is wrong with a plan; empty if it is valid.
 
     With the profile that the plan was made from, also whether they agree. A plan without `metaops` takes them
-    from the profile; without one it is checked as far as its slices tell. When slices name MetaOps, ops or
-    devices that do not exist, only that is reported: the other rules would be about parts that are not there.
+    from the profile; without one it is checked as far as its slices tell. When slices name MetaOps, ops,
+    devices or samples that do not exist, only that is reported: the other rules would be about parts that are
+    not there.
 
     Raises:
         InputError: the profile is of another workload.
@@ -27,6 +28,8 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     whole = plan.outlined() if profile is None else plan.with_metaops_of(profile)
     is_complete = bool(plan.metaops) or profile is not None
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
+    if not found:
+        found += structure.rows_of_shares(whole, is_complete=is_complete)
     if not found:
         found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
     if not found and plan.task_sets:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from spindle_cli.check.types import Violation, located, place_of
+from spindle_cli.costs.share_sizes import largest_samples
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 
@@ -74,6 +76,38 @@ def _table_sizes(metaop: PlanMetaOp) -> Iterator[Violation]:
         )
 
 
+def rows_of_shares(plan: Plan, *, is_complete: bool) -> Iterator[Violation]:
+    """Where a slice says its shares' `rows`, they are offsets that ascend from 0 to the end of its batch, or
+    micro-batch, a share for each `tp` devices.
+
+    Args:
+        plan: its slices are of MetaOps that there are.
+        is_complete: its `metaops` say how large batches are.
+    """
+    for wave, piece in located(plan):
+        if piece.rows is None:
+            continue
+        rows, last = list(piece.rows), None
+        if is_complete:
+            last = plan.by_name[piece.metaop].batch_size // piece.micro_batches
+        ascends = rows[0] == 0 and all(low < high for low, high in pairwise(rows))
+        if not ascends or len(rows) != piece.dp + 1 or (last is not None and rows[-1] != last):
+            whole = "batch" if piece.micro_batches == 1 else "micro-batch"
+            end = f"the size of its {whole}" if last is None else f"{last}, the size of its {whole}"
+            yield Violation(
+                rule="rows",
+                where=place_of(wave, piece),
+                value=f"rows {_few(rows)}",
+                expected=f"{piece.dp + 1} ascending offsets from 0 to {end}, for {piece.dp} shares (dp)",
+            )
+        elif len(piece.devices) != piece.dp * piece.tp:
+            yield _wrong_number(wave, piece)
+
+
+def _few(numbers: Sequence[int]) -> str:
+    return str(list(numbers)) if len(numbers) <= 12 else f"[{', '.join(map(str, numbers[:10]))}, ...]"
+
+
 def every_op_once(plan: Plan) -> Iterator[Violation]:
     """Of each micro-batch a MetaOp's slices, in the order of their ops, cover [0, num_ops) without gap or
     overlap.
@@ -129,12 +163,16 @@ def device_lists(plan: Plan) -> Iterator[Violation]:
                 expected="each device once",
             )
         if len(piece.devices) != piece.dp * piece.tp:
-            yield Violation(
-                rule="allocation",
-                where=where,
-                value=f"{len(piece.devices)} devices",
-                expected=f"dp {piece.dp} x tp {piece.tp} = {piece.dp * piece.tp} devices",
-            )
+            yield _wrong_number(wave, piece)
+
+
+def _wrong_number(wave: int, piece: Slice) -> Violation:
+    return Violation(
+        rule="allocation",
+        where=place_of(wave, piece),
+        value=f"{len(piece.devices)} devices",
+        expected=f"dp {piece.dp} x tp {piece.tp} = {piece.dp * piece.tp} devices",
+    )
 
 
 def tensor_parallel_groups(plan: Plan) -> Iterator[Violation]:
@@ -181,13 +219,13 @@ def whole_micro_batches(plan: Plan) -> Iterator[Violation]:
 
 
 def valid_allocations(plan: Plan) -> Iterator[Violation]:
-    """Of each slice, dp divides the batch and the curve has a point for dp and tp; or dp divides the
-    micro-batch and the time of its share is known.
+    """Of each slice with equal shares, dp divides the batch and the curve has a point for dp and tp; or dp
+    divides the micro-batch and the time of its share is known; of one with `rows`, that of its largest.
     """
     for wave, piece in located(plan):
         metaop = plan.by_name[piece.metaop]
         where = place_of(wave, piece)
-        if metaop.batch_size % piece.shares_of_batch:
+        if piece.rows is None and metaop.batch_size % piece.shares_of_batch:
             whole = "batch" if piece.micro_batches == 1 else "micro-batch"
             yield Violation(
                 rule="allocation",
@@ -197,13 +235,13 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
             )
         elif curve_point(metaop, piece) is not None:
             continue
-        elif piece.micro_batches > 1:
+        elif piece.micro_batches > 1 or piece.rows is not None:
             known = [share.samples for share in metaop.shares if share.tp == piece.tp]
             reach = f"from {min(known)} to {max(known)} samples" if known else "none"
             yield Violation(
                 rule="allocation",
                 where=where,
-                value=f"a share of {metaop.batch_size // piece.shares_of_batch} samples, tp {piece.tp}",
+                value=f"a share of {largest_samples(piece, metaop.batch_size):.0f} samples, tp {piece.tp}",
                 expected=f"within the MetaOp's shares for tp {piece.tp}: {reach}",
             )
         else:

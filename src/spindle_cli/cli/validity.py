@@ -25,6 +25,7 @@ CANNOT_LINK = CANNOT_DRAW | {
     "parameter-blocks",
     "coverage",
     "allocation",
+    "rows",
     "device-twice",
     "order",
     "producer",

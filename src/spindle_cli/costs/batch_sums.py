@@ -49,8 +49,13 @@ def beyond_curve_s(piece: SliceShape, metaop: _Summing, cluster: Cluster) -> tup
     if piece.dp == 1 or not metaop.batch_sums:
         return 0.0, 0.0
     forward_s, backward_s = batch_sums_s(metaop.batch_sums, piece.devices, cluster)
-    known_s = next(
-        (point.communication_s for point in metaop.curve if (point.dp, point.tp) == (piece.dp, piece.tp)), 0.0
+    known_s = next(  # of unequal shares no point knows it
+        (
+            point.communication_s
+            for point in metaop.curve
+            if piece.rows is None and (point.dp, point.tp) == (piece.dp, piece.tp)
+        ),
+        0.0,
     )
     both_s = forward_s + backward_s
     beyond = max(0.0, 1.0 - known_s / both_s) if both_s else 0.0

@@ -36,6 +36,8 @@ class SliceShape(Protocol):
     @property
     def shares_of_batch(self) -> int: ...
     @property
+    def rows(self) -> tuple[int, ...] | None: ...
+    @property
     def recompute(self) -> bool: ...
     @property
     def start_s(self) -> float: ...
@@ -91,8 +93,10 @@ class OpNeeds:
     joined: float = 0.0
 
 
-def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int) -> list[tuple[int, OpNeeds]]:
-    """What the ops [first, last) of a MetaOp need: (number of consecutive ops, of each of them)."""
+def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int) -> list[tuple[int, OpNeeds]]:
+    """What the ops [first, last) of a MetaOp need: (number of consecutive ops, of each of them). `dp`: into
+    how many shares of this size the batch would be cut.
+    """
     first, last = ops
     entries = [entry for entry in metaop.memory if entry.tp == tp]
     if not entries:
@@ -106,7 +110,7 @@ def op_needs(metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int) -> list[tup
     return found
 
 
-def _of_share(entry: OpMemory, dp: int) -> OpNeeds:
+def _of_share(entry: OpMemory, dp: float) -> OpNeeds:
     (kept, kept_all), (forward, forward_all) = entry.kept_bytes, entry.forward_bytes
     (backward, backward_all), (first, first_all) = entry.backward_bytes, entry.first_backward_bytes
     return OpNeeds(
@@ -119,7 +123,7 @@ def _of_share(entry: OpMemory, dp: int) -> OpNeeds:
     )
 
 
-def _guessed(metaop: MetaOp, dp: int, tp: int) -> OpNeeds:
+def _guessed(metaop: MetaOp, dp: float, tp: int) -> OpNeeds:
     """From the profile's one number; gradients of an op's input and output pass through it."""
     split = UNSPLIT_ACTIVATION_SHARE + (1 - UNSPLIT_ACTIVATION_SHARE) / tp
     kept = metaop.activation_bytes_per_op / dp * split

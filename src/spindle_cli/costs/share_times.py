@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.share_sizes import largest_samples
 from spindle_cli.profile.types import CurvePoint, ShareTime
 
 
@@ -33,15 +34,15 @@ class Timed(Protocol):
 
 
 def times_of(metaop: Timed, piece: SliceShape) -> OpSeconds | None:
-    """Of one op of a slice: of whole batches by the curve, of micro-batches by the shares; None: these do not
-    have it.
+    """Of one op of a slice: of whole batches by the curve, of micro-batches, and of unequal shares, by the
+    shares, as long as the largest takes; None: these do not have it.
     """
-    if piece.shares_of_batch == piece.dp:
+    if piece.shares_of_batch == piece.dp and piece.rows is None:
         for point in metaop.curve:
             if (point.dp, point.tp) == (piece.dp, piece.tp):
                 return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
         return None
-    return share_seconds(metaop.shares, metaop.batch_size / piece.shares_of_batch, piece.tp)
+    return share_seconds(metaop.shares, largest_samples(piece, metaop.batch_size), piece.tp)
 
 
 def share_seconds(shares: Sequence[ShareTime], samples: float, tp: int) -> OpSeconds | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+from spindle_cli.costs.share_sizes import largest_samples
 from spindle_cli.costs.share_times import share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
@@ -94,12 +95,11 @@ def _wave(index: int, members: Sequence[Slice]) -> Wave:
 
 
 def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice]) -> PlanMetaOp:
-    """The profile's entry with only the curve points, or the shares of micro-batches, that `slices` use."""
+    """The profile's entry with only the curve points, or shares, that `slices` use."""
     own = [piece for piece in slices if piece.metaop == metaop.name]
-    used = {(piece.dp, piece.tp) for piece in own if piece.micro_batches == 1}
-    parts = {
-        (metaop.batch_size // piece.shares_of_batch, piece.tp) for piece in own if piece.micro_batches > 1
-    }
+    by_shares = [piece for piece in own if piece.micro_batches > 1 or piece.rows is not None]
+    used = {(piece.dp, piece.tp) for piece in own if piece not in by_shares}
+    parts = {(int(largest_samples(piece, metaop.batch_size)), piece.tp) for piece in by_shares}
     kept = PlanMetaOp.model_fields.keys() - {"curve", "shares"}
     return PlanMetaOp.model_construct(
         **{name: getattr(metaop, name) for name in PlanMetaOp.model_fields if name in kept},

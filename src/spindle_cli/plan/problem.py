@@ -8,6 +8,7 @@ from functools import cached_property
 from math import floor, log10
 
 from spindle_cli.account.groups import ParameterUses, planned_parameters
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.types import Slice
@@ -132,6 +133,12 @@ class Problem:
 
     def point_of(self, piece: Slice) -> Point:
         """The allocation that a slice runs on."""
+        if piece.rows is not None:
+            op = times_of(self.profile.by_name[piece.metaop], piece)
+            assert op is not None, "no other shares are planned"
+            times = {"dp": piece.dp, "tp": piece.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}
+            point = CurvePoint(num_devices=len(piece.devices), source="fitted", **times)
+            return make_point(point, recompute=piece.recompute)
         return self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
 
     @cached_property

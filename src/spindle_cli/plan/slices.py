@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema, field_serializer, field_validator, model_validator
 
-from spindle_cli.files.artifact import Model
+from spindle_cli.files.artifact import A_NUMBER, Model
 from spindle_cli.files.cluster import MAX_DEVICES
 from spindle_cli.files.parsing import shown
-from spindle_cli.profile.types import Devices, NumOps, Seconds
+from spindle_cli.profile.types import Devices, MetaOp, NumOps, Seconds
 
 # What `parse_devices` takes.
 DEVICES_SCHEMA = {
@@ -58,12 +58,16 @@ def format_devices(devices: tuple[int, ...]) -> list[int | str]:
     return items
 
 
+RowOffset = Annotated[int, A_NUMBER, Field(ge=0, le=2**40)]  # samples
+
+
 class Slice(Model):
     """Consecutive ops [first, last) of one MetaOp on a list of devices.
 
     From `start_s` to `end_s` it runs forward and backward together; where it says when it runs backward
     (version 2), forward alone. Each consecutive `tp` devices of the list hold one batch share; the dp shares
-    go in the order of the list.
+    go in the order of the list: equal ones, or share i the samples from `rows[i]` to `rows[i + 1]` of the
+    batch, or micro-batch.
     """
 
     metaop: str
@@ -71,6 +75,7 @@ class Slice(Model):
     devices: Annotated[tuple[int, ...], WithJsonSchema(DEVICES_SCHEMA)]
     dp: Devices
     tp: Devices = 1
+    rows: Annotated[tuple[RowOffset, ...], Field(min_length=2)] | None = None
     start_s: Seconds
     end_s: Seconds
     backward_start_s: Seconds | None = None
@@ -79,16 +84,6 @@ class Slice(Model):
     # which of its task's micro-batches it runs, and of how many: the plan says that for each task
     micro_batch: Annotated[int, Field(ge=0, le=2**31)] = 0
     micro_batches: Annotated[int, Field(ge=1, exclude=True)] = 1
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_rows(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("rows") is not None:
-            raise ValueError(
-                f"rows: {shown(data['rows'])}: shares of unequal size are not known to this version; "
-                "expected no rows, for equal shares"
-            )
-        return data
 
     @field_validator("devices", mode="before")
     @classmethod
@@ -160,22 +155,37 @@ class Wave(Model):
     slices: Annotated[tuple[Slice, ...], Field(min_length=1)]
 
 
-def with_counts(wave: Wave, counts: Mapping[str, int]) -> Wave:
-    """A wave whose slices know how many micro-batches there are, by MetaOp.
+def fitted_to(wave: Wave, metaops: Mapping[str, MetaOp], micro_batches: Mapping[str, int]) -> Wave:
+    """A wave whose slices know how many micro-batches there are, and say no `rows` where these are equal
+    shares.
+
+    Args:
+        metaops: by name.
+        micro_batches: by task; one where it says nothing.
 
     Raises:
-        ValueError: a slice is of one that there is not.
+        ValueError: a slice is of a micro-batch that there is not.
     """
-    for piece in wave.slices:
-        count = counts.get(piece.metaop, 1)
-        if piece.micro_batch >= count:
-            raise ValueError(
-                f"slice {piece.label}: micro_batch: expected less than {count}, its task's micro_batches "
-                f"(found {piece.micro_batch})"
-            )
-    if all(piece.micro_batches == counts.get(piece.metaop, 1) for piece in wave.slices):
+    slices = tuple(_fitted(piece, metaops, micro_batches) for piece in wave.slices)
+    if all(new is old for new, old in zip(slices, wave.slices, strict=True)):
         return wave
-    slices = []
-    for piece in wave.slices:
-        slices.append(piece.model_copy(update={"micro_batches": counts.get(piece.metaop, 1)}))
-    return wave.model_copy(update={"slices": tuple(slices)})
+    return wave.model_copy(update={"slices": slices})
+
+
+def _fitted(piece: Slice, metaops: Mapping[str, MetaOp], micro_batches: Mapping[str, int]) -> Slice:
+    metaop = metaops.get(piece.metaop)
+    count = 1 if metaop is None else micro_batches.get(metaop.task, 1)
+    if piece.micro_batch >= count:
+        raise ValueError(
+            f"slice {piece.label}: micro_batch: expected less than {count}, its task's micro_batches "
+            f"(found {piece.micro_batch})"
+        )
+    changes: dict[str, Any] = {} if piece.micro_batches == count else {"micro_batches": count}
+    if metaop is not None and piece.rows is not None:
+        changes |= {"rows": None} if piece.rows == equal_rows(metaop.batch_size // count, piece.dp) else {}
+    return piece.model_copy(update=changes) if changes else piece
+
+
+def equal_rows(samples: int, dp: int) -> tuple[int, ...]:
+    """Offsets of `dp` equal shares of so many samples; () where there are none."""
+    return () if samples % dp else tuple(range(0, samples + 1, samples // dp))

@@ -18,9 +18,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.parsing import shown
 from spindle_cli.plan.slices import Slice as Slice
 from spindle_cli.plan.slices import Wave as Wave
+from spindle_cli.plan.slices import fitted_to
 from spindle_cli.plan.slices import format_devices as format_devices
 from spindle_cli.plan.slices import parse_devices as parse_devices
-from spindle_cli.plan.slices import with_counts
 from spindle_cli.profile.metagraph import check_metagraph
 from spindle_cli.profile.types import (
     Bytes,
@@ -61,7 +61,7 @@ class PlanMetaOp(MetaOp):
 
     flops_per_op: Annotated[float, Field(ge=0)] | None = None  # as in the profile
     curve: tuple[CurvePoint, ...] = ()
-    shares: tuple[ShareTime, ...] = ()  # those that the plan's micro-batches use
+    shares: tuple[ShareTime, ...] = ()  # those that the plan's micro-batches and unequal shares use
 
 
 class ProfileRef(Model):
@@ -136,6 +136,8 @@ class Plan(TrainedArtifact):
                 is_first = self.schema_ == "spindle.plan/1"
                 expected = "none in version 1" if is_first else "one for every slice of version 2"
                 raise ValueError(f"slice {piece.label}: backward_start_s: expected {expected}")
+            if piece.rows is not None and self.schema_ == "spindle.plan/1":
+                raise ValueError(f"slice {piece.label}: rows: expected none in version 1")
         return self
 
     @model_validator(mode="after")
@@ -154,9 +156,10 @@ class Plan(TrainedArtifact):
         unknown = self.micro_batches.keys() - {metaop.task for metaop in self.metaops}
         if unknown:
             raise ValueError(f"micro_batches: no MetaOp is of a task {min(unknown)!r}")
-        # Slices of a file do not say of how many micro-batches theirs is one.
-        counts = {metaop.name: self.micro_batches.get(metaop.task, 1) for metaop in self.metaops}
-        object.__setattr__(self, "waves", tuple(with_counts(wave, counts) for wave in self.waves))
+        # Slices of a file do not say of how many micro-batches theirs is one, nor how many samples that has.
+        by_name = {metaop.name: metaop for metaop in self.metaops}
+        fitted = tuple(fitted_to(wave, by_name, self.micro_batches) for wave in self.waves)
+        object.__setattr__(self, "waves", fitted)
         return self
 
     @model_validator(mode="after")
@@ -274,8 +277,9 @@ class Plan(TrainedArtifact):
         for piece in self.slices:
             num_ops[piece.metaop] = max(num_ops.get(piece.metaop, 0), piece.ops[1])
         metaops = tuple(
-            PlanMetaOp(name=name, task=name.partition("/")[0], num_ops=count, batch_size=1)
+            PlanMetaOp(name=name, task=task, num_ops=count, batch_size=self.micro_batches.get(task, 1))
             for name, count in num_ops.items()
+            for task in [name.partition("/")[0]]
         )
         fields = {name: getattr(self, name) for name in self.model_fields_set}
         return validate(Plan, {**fields, "metaops": metaops}, where="the plan")

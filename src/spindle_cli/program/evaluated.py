@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from spindle_cli.costs.share_sizes import largest_samples
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
@@ -207,4 +208,4 @@ def _sample_s(plan: Plan, piece: Slice) -> float | None:
     """Seconds of one op's forward pass for one sample of a share."""
     metaop = plan.by_name[piece.metaop]
     op = times_of(metaop, piece)
-    return None if op is None else op.forward_s * piece.shares_of_batch / metaop.batch_size
+    return None if op is None else op.forward_s / largest_samples(piece, metaop.batch_size)

@@ -129,6 +129,7 @@ def _allocation(plan: Plan, metaop: str) -> str | None:
         devices = ", ".join(str(item) for item in format_devices(piece.devices))
         degrees = f"dp {piece.dp}" + (f", tp {piece.tp}" if piece.tp > 1 else "")
         recompute = ", recomputed" if piece.recompute else ""
+        degrees += f", rows {list(piece.rows)}" if piece.rows is not None else ""
         ops = f"{piece.ops[0]}:{piece.ops[1]}{piece.part}"
         parts.append(f"ops {ops} on [{devices}] ({degrees}{recompute})")
     return "; ".join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spindle_cli.check.run import check_plan
-from spindle_cli.check.structure import names_and_ranges
+from spindle_cli.check.structure import names_and_ranges, rows_of_shares
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
@@ -32,9 +32,11 @@ def build_report(
 
     Raises:
         InputError: the profile or the run belongs to another plan, a file of the run is malformed, or the
-            plan names MetaOps, ops or devices that do not exist, so that it cannot be drawn.
+            plan names MetaOps, ops, devices or samples that do not exist, so that it cannot be drawn.
     """
-    unknown = next(iter(names_and_ranges(plan)), None)
+    unknown = next(iter(names_and_ranges(plan)), None) or next(
+        iter(rows_of_shares(plan, is_complete=bool(plan.metaops))), None
+    )
     if unknown is not None:
         raise InputError(
             f"{where or 'the plan'}: cannot be drawn: {unknown}",

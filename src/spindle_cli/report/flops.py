@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass
 
+from spindle_cli.costs.share_sizes import cuts_by_share
 from spindle_cli.costs.work import flops_by_metaop, flops_by_pass
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.simulate.types import Activity, Simulation, Span
 
 # Decimals of seconds: nanoseconds. What differs by less has been added up in another order.
@@ -47,8 +48,7 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
         of_op = work[piece.metaop][span.activity is Activity.BACKWARD]
         length_s = lengths[_pass_of(span)]
         if length_s > 0:
-            shares = len(piece.devices) * piece.micro_batches
-            rate = round(piece.num_ops * of_op / shares / length_s)
+            rate = round(piece.num_ops * of_op * _part_of(piece, span.device) / length_s)
             changes[round(span.start_s, _DECIMALS)] += rate
             changes[round(span.end_s, _DECIMALS)] -= rate
     steps: list[FlopsStep] = []
@@ -58,6 +58,13 @@ def flops_over_time(simulation: Simulation) -> tuple[FlopsStep, ...] | None:
         if not steps or change:
             steps.append(FlopsStep(at_s, now))
     return tuple(steps)
+
+
+def _part_of(piece: Slice, device: int) -> float:
+    """Of an op on its task's whole batch, what a device of a slice does."""
+    if piece.rows is None:
+        return 1 / (piece.shares_of_batch * piece.tp)
+    return 1 / (cuts_by_share(piece)[piece.devices.index(device) // piece.tp] * piece.tp)
 
 
 def _pass_of(span: Span) -> tuple[int, Activity, int, int]:

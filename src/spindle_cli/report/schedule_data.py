@@ -64,6 +64,7 @@ def slice_views(plan: Plan, by_task: Rows, by_component: Rows) -> tuple[SliceVie
             num_devices=len(piece.devices),
             dp=piece.dp,
             tp=piece.tp,
+            rows=piece.rows,
             part=piece.part,
             recompute=piece.recompute,
             start_s=piece.start_s,

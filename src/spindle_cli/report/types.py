@@ -52,6 +52,8 @@ class SliceView(Model):
     `backward_s`: start and end of its backward pass, where the plan tells passes apart; `start_s` and `end_s`
     are then of the forward pass. `part`: ' 2/4', which of how many micro-batches it is of.
 
+    `rows`: offsets of its shares into the batch, or micro-batch, where they are not equal.
+
     `task_row`, `component_row`: where it is drawn when the rows are tasks or components: as many rows as
     it has devices, from this one on.
     """
@@ -63,6 +65,7 @@ class SliceView(Model):
     num_devices: int
     dp: int
     tp: int
+    rows: tuple[int, ...] | None = None
     part: str = ""
     recompute: bool
     start_s: float

@@ -13,11 +13,12 @@ from spindle_cli.show.grid import length_s
 
 
 class Allocation(Model):
-    """`num_ops` ops of a MetaOp on `dp` x `tp` devices."""
+    """`num_ops` ops of a MetaOp on `dp` x `tp` devices, in shares of as many samples or not."""
 
     num_ops: int
     dp: int
     tp: int
+    equal_shares: bool = True
 
 
 class MetaOpSummary(Model):
@@ -100,9 +101,9 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
     summaries = []
     for metaop in plan.outlined().metaops:
         pieces = [piece for piece in plan.slices if piece.metaop == metaop.name]
-        ops: Counter[tuple[int, int]] = Counter()
-        for (first, last), dp, tp in {(piece.ops, piece.dp, piece.tp) for piece in pieces}:
-            ops[dp, tp] += last - first
+        ops: Counter[tuple[int, int, bool]] = Counter()
+        for (first, last), dp, tp, equal in {(p.ops, p.dp, p.tp, p.rows is None) for p in pieces}:
+            ops[dp, tp, equal] += last - first
         widest_first = sorted(ops.items(), key=lambda entry: (-entry[0][0] * entry[0][1], entry[0]))
         summaries.append(
             MetaOpSummary(
@@ -110,7 +111,10 @@ def _metaops(plan: Plan) -> tuple[MetaOpSummary, ...]:
                 task=metaop.task,
                 num_ops=metaop.num_ops,
                 batch_size=metaop.batch_size if plan.metaops else None,
-                allocations=tuple(Allocation(num_ops=n, dp=dp, tp=tp) for (dp, tp), n in widest_first),
+                allocations=tuple(
+                    Allocation(num_ops=n, dp=dp, tp=tp, equal_shares=equal)
+                    for (dp, tp, equal), n in widest_first
+                ),
                 start_s=min((piece.start_s for piece in pieces), default=0.0),
                 end_s=max((piece.last_s for piece in pieces), default=0.0),
                 busy_s=sum(piece.busy_s for piece in pieces),

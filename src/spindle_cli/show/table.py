@@ -71,4 +71,5 @@ def allocation_table(plan: Plan, report: ShowReport) -> Table:
 def _allocation(allocation: Allocation) -> str:
     devices = allocation.dp * allocation.tp
     mix = f" ({allocation.dp}x{allocation.tp})" if allocation.tp > 1 else ""
-    return f"{allocation.num_ops} on {devices}{mix}"
+    uneven = "" if allocation.equal_shares else " unequal"
+    return f"{allocation.num_ops} on {devices}{uneven}{mix}"

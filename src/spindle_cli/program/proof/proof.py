@@ -7,7 +7,8 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
 3. sources: nothing is sent or summed before it is computed
 4. communicators: everything goes over one that is made for it, in one order on all of its devices, and
    nothing is left out                                                      (proof_communicators.py)
-5. rows: each device gets every sample of every input, and of every gradient, once   (proof_rows.py)
+5. rows: shares lie where the plan says, and each device gets every sample of every input, and of every
+   gradient, once                                                           (proof_rows.py)
 6. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
 """
 

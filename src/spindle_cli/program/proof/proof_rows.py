@@ -1,4 +1,6 @@
-"""Part of the proof: each device gets every sample of every input, and of every gradient, exactly once."""
+"""Part of the proof: shares are those of the plan, and each device gets every sample of every input, and of
+every gradient, exactly once.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,15 @@ _Direction = tuple[int, int, bool]  # (producer, consumer, is_gradient)
 
 
 def check_rows(program: Program) -> None:
-    """For each edge that the MetaGraph asks for, in both directions: what a device holds itself and what it
-    receives make up its rows, without gap or overlap; and whoever sends holds what it sends.
+    """Of every slice each device has the samples that the plan gives it. For each edge that the MetaGraph
+    asks for, in both directions: what a device holds itself and what it receives make up its rows, without
+    gap or overlap; and whoever sends holds what it sends.
 
     Raises:
         ProgramError: naming the device, the compute, and what it gets.
     """
+    for index in range(len(program.slices)):
+        _check_shares(program, index)
     received = _received(program)
     for producer, consumer in needed_edges(program):
         layouts = program.layouts[producer], program.layouts[consumer]
@@ -28,6 +33,26 @@ def check_rows(program: Program) -> None:
         device = min(spans)
         message = f"device {device} receives slice {producer}'s output for slice {consumer}, which takes none"
         raise fault(program, message, (device, _step_of(program, device, Kind.FORWARD, consumer)))
+
+
+def _check_shares(program: Program, index: int) -> None:
+    """The shares of a slice follow each other from the beginning of its micro-batch to its end, and lie where
+    the plan says.
+    """
+    piece, layout = program.slices[index], program.layouts[index]
+    size = program.plan.by_name[piece.metaop].batch_size // piece.micro_batches
+    begin = piece.micro_batch * size
+    ends = piece.rows or [share * size // piece.dp for share in range(piece.dp + 1)]
+    if len(ends) != piece.dp + 1 or ends[0] != 0 or ends[-1] != size or sorted(set(ends)) != list(ends):
+        message = f"the shares of {piece.label}, {list(ends)}, do not make up its {size} samples"
+        raise fault(program, message, (piece.devices[0], 0))
+    for position, device in enumerate(piece.devices):
+        share = position // piece.tp
+        planned = begin + ends[share], begin + ends[share + 1]
+        if layout.rows_of(device) != planned:
+            found = layout.rows_of(device)
+            message = f"device {device} has samples {found} of {piece.label}, is to have {planned}"
+            raise fault(program, message, (device, _step_of(program, device, Kind.FORWARD, index)))
 
 
 def needed_edges(program: Program) -> list[tuple[int, int]]:

@@ -90,6 +90,7 @@ function clippedIdeal([[n0, t0], [n1, t1]], low, path) {
 function curvesSection() {
   const used = DATA.metaops.map(() => new Map());
   for (const piece of DATA.slices) {
+    if (piece.part || piece.rows) continue; // their shares are no point's
     const key = `${piece.dp}x${piece.tp}`;
     used[piece.metaop].set(key, (used[piece.metaop].get(key) || 0) + piece.ops[1] - piece.ops[0]);
   }

@@ -8,7 +8,9 @@ const CAUSES = {
 function sliceFacts(piece) {
   const metaop = DATA.metaops[piece.metaop];
   const ops = piece.ops[1] - piece.ops[0];
-  const point = metaop.curve.find((each) => each.dp === piece.dp && each.tp === piece.tp);
+  const isOnCurve = !piece.part && !piece.rows;
+  const point = isOnCurve ? metaop.curve.find((each) => each.dp === piece.dp && each.tp === piece.tp) : null;
+  const shares = piece.rows ? ` (${piece.rows.slice(1).map((end, index) => end - piece.rows[index]).join(', ')} samples)` : '';
   const [backward_start_s, backward_end_s] = piece.backward_s || [0, 0];
   const length = piece.end_s - piece.start_s + backward_end_s - backward_start_s;
   return {
@@ -18,7 +20,7 @@ function sliceFacts(piece) {
       metaop.component === metaop.short ? null : ['Component', metaop.component],
       ['Ops', `${ops} of ${metaop.num_ops}, each ${seconds(length / ops)}`],
       ['Devices', `${piece.num_devices}: ${runsText(piece.runs)}`],
-      ['Split', `batch ${metaop.batch_size} over dp ${piece.dp}${piece.tp > 1 ? `, layers over tp ${piece.tp}` : ''}`],
+      ['Split', `batch ${metaop.batch_size} over dp ${piece.dp}${shares}${piece.tp > 1 ? `, layers over tp ${piece.tp}` : ''}`],
       [piece.backward_s ? 'Forward' : 'Time', `${seconds(piece.start_s)} to ${seconds(piece.end_s)}, ${seconds(piece.end_s - piece.start_s)}`],
       piece.backward_s ? ['Backward', `${seconds(backward_start_s)} to ${seconds(backward_end_s)}, ${seconds(backward_end_s - backward_start_s)}`] : null,
       ['Wave', String(piece.wave)],
