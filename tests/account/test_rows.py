@@ -42,8 +42,14 @@ def test_the_holders_of_a_share_take_turns_as_sources() -> None:
 def layouts(draw: st.DrawFn, batch_size: int) -> Layout:
     dp = draw(st.sampled_from([dp for dp in range(1, 13) if batch_size % dp == 0]))
     tp = draw(st.integers(1, 4))
+    if draw(st.booleans()):
+        inner = draw(st.sets(st.integers(1, batch_size - 1), max_size=11)) if batch_size > 1 else ()
+        offsets: tuple[int, ...] | None = (0, *sorted(inner), batch_size)
+        dp = len(inner) + 1
+    else:
+        offsets = None
     devices = draw(st.permutations(range(60)))[: dp * tp]
-    return Layout(tuple(devices), dp, tp, batch_size)
+    return Layout(tuple(devices), dp, tp, batch_size, offsets=offsets)
 
 
 @given(st.data())
@@ -69,7 +75,10 @@ def test_route_brings_every_row_exactly_once_from_a_device_that_holds_it(data: s
 
 @given(st.integers(1, 40), st.integers(1, 40), st.data())
 def test_overlaps_agrees_with_looking_at_every_share(batch_size: int, dp: int, data: st.DataObject) -> None:
-    layout = Layout(tuple(range(dp)), dp, 1, batch_size)
+    offsets = None
+    if dp <= batch_size and data.draw(st.booleans()):
+        offsets = (0, *sorted(data.draw(st.permutations(range(1, batch_size)))[: dp - 1]), batch_size)
+    layout = Layout(tuple(range(dp)), dp, 1, batch_size, offsets=offsets)
     first = data.draw(st.integers(0, batch_size - 1))
     last = data.draw(st.integers(first + 1, batch_size))
     looked = [

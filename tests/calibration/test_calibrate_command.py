@@ -14,6 +14,7 @@ from calibration.test_moving import INSIDE_S, chain, transfer, wait
 from helpers.cli import Ended, run_spindle
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of, two_towers
+from helpers.uneven import uneven_plan
 from spindle_cli.errors import ExitCode
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
@@ -184,6 +185,12 @@ def in_micro_batches(folder: Path) -> None:
     write_json(folder / "profile.json", profile)
 
 
+def in_unequal_shares(folder: Path) -> None:
+    net = cuttable("t/net", 1, {8: 1.0, 4: 0.6})
+    made_run(folder / "run", uneven_plan(net, (0, 5, 8)), profile_of(net))
+    write_json(folder / "profile.json", profile_of(net))
+
+
 def cut_off(folder: Path) -> None:
     path = folder / "run" / PREDICTED_FILE
     path.write_text(path.read_text()[:200])
@@ -206,6 +213,7 @@ def timeline_of_another(folder: Path) -> None:
         (another_plan, "it is not the plan that was run"),
         (no_such_share, "slice pairs/vision[0:3] ran on dp 2, tp 1, which"),
         (in_micro_batches, "batches of t ran in micro-batches"),
+        (in_unequal_shares, "slice t/net[0:1] ran on unequal shares (rows), which no point of a curve has"),
         (replaced(compile="inductor"), "of compile inductor"),
         (replaced(loss_chunks=4), "of loss_chunks 4"),
         (replaced(accumulate=2), "of accumulate 2"),

@@ -133,13 +133,6 @@ def test_the_profile_has_the_shares_that_a_plan_says() -> None:
     ]
 
 
-def test_rows_that_would_be_left_out_are_refused() -> None:
-    data = as_written()
-    pieces_of(data)["t/first", 1]["rows"] = [0, 1, 4]
-    with pytest.raises(InputError, match=r"waves\[\d\]\.slices\[0\].*rows: \[0, 1, 4\]"):
-        Plan.from_data(data, where="plan.yaml")
-
-
 def test_tasks_that_hand_values_to_each_other_are_cut_alike() -> None:
     data = as_written()
     data["metaops"][1]["task"] = "u"

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from helpers.cut import cuttable
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.uneven import uneven_plan
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError, format_grid
 from spindle_cli.program.proof.proof import prove
@@ -156,6 +158,28 @@ def test_samples_that_are_missing_or_come_twice_are_named(
 ) -> None:
     with pytest.raises(ProgramError, match=re.escape(message)):
         prove(transferred(program, step, **values))
+
+
+def test_a_layout_that_is_not_the_plans_is_named() -> None:
+    """8 samples in 5 + 3; by equal shares, in another order, and of another size."""
+    metaop = cuttable("t/net", 1, {8: 2.0, 4: 1.2})
+    linked = link(uneven_plan(metaop, (0, 5, 8)))
+    prove(linked)
+    (layout,) = linked.layouts
+    for offsets, said in ((None, (0, 4)), ((0, 3, 8), (0, 3)), ((0, 4, 8), (0, 4))):
+        broken = replace(linked, layouts=(replace(layout, offsets=offsets),))
+        with pytest.raises(ProgramError, match=re.escape(f"device 0 has samples {said} of t/net[0:1]")):
+            prove(broken)
+    with pytest.raises(ProgramError, match=re.escape("device 1 has samples (5, 7)")):
+        prove(replace(linked, layouts=(replace(layout, offsets=(0, 5, 7)),)))
+
+
+@pytest.mark.parametrize("rows", [(0, 5, 7), (0, 5, 5, 8), (1, 5, 8), (0, 8)])
+def test_shares_that_do_not_make_up_a_batch_are_named(rows: tuple[int, ...]) -> None:
+    linked = link(uneven_plan(cuttable("t/net", 1, {8: 2.0, 4: 1.2}), (0, 5, 8)))
+    slices = (linked.slices[0].model_copy(update={"rows": rows}),)
+    with pytest.raises(ProgramError, match=re.escape(f"{list(rows)}, do not make up its 8 samples")):
+        prove(replace(linked, slices=slices))
 
 
 def test_what_one_device_sends_may_not_come_from_another_phase_or_end(program: Program) -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from helpers.cli import run_spindle
+from helpers.cut import cuttable
 from helpers.plans import FINGERPRINT, cluster_of, metaop_of
+from helpers.uneven import uneven_plan
 from spindle_cli.errors import ExitCode, InputError, NoPlanError, UsageError
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
@@ -303,3 +305,15 @@ def test_the_command_explains_the_steps_that_take_most_of_the_time(tmp_path: Pat
     assert "of steps that run big, small" in other.out
     wrong = run_spindle("explain", str(tmp_path / "plan.yaml"), "--tasks", "small")
     assert wrong.code == ExitCode.USAGE and "the plan has nothing for steps of just these" in wrong.err
+
+
+def test_a_diff_tells_shares_apart() -> None:
+    net = cuttable("t/net", 1, {8: 2.0, 4: 1.2})
+    before, after = uneven_plan(net, (0, 5, 8)), uneven_plan(net, (0, 6, 8))
+    (change,) = [
+        each for each in diff(before, after, before_name="a", after_name="b").changes if each.what == "t/net"
+    ]
+    assert (change.before, change.after) == (
+        "ops 0:1 on [0, 1] (dp 2, rows [0, 5, 8])",
+        "ops 0:1 on [0, 1] (dp 2, rows [0, 6, 8])",
+    )

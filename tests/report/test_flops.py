@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.cut import cuttable
+from helpers.cut import cuttable, shares_of
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
+from helpers.uneven import uneven_plan
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.make import make_plan
@@ -190,3 +191,22 @@ def test_a_micro_batch_does_its_part_of_the_operations() -> None:
     assert max(step.flops_per_s for step in steps) == pytest.approx(30 * GIGA, rel=1e-4)
     done = sum(step.flops_per_s * (after.at_s - step.at_s) for step, after in pairwise(steps))
     assert done == pytest.approx(3 * 12 * GIGA, rel=1e-6)
+
+
+def test_a_share_does_its_part_of_the_operations() -> None:
+    """12e9 operations forward for 8 samples in 5, 1 and 2, as long as 5 take: all of them in 1.4 s / 3."""
+    metaop = cuttable("t/net", 1, {8: 2.0, 4: 1.2}).model_copy(update={"flops_per_op": 12.0 * GIGA})
+    simulation = simulate(uneven_plan(metaop, (0, 5, 6, 8)))
+    steps = flops_over_time(simulation)
+    assert steps is not None
+    assert steps[0].flops_per_s == pytest.approx(12 * GIGA / (1.4 / 3), rel=1e-6)
+    done = sum(step.flops_per_s * (after.at_s - step.at_s) for step, after in pairwise(steps))
+    assert done == pytest.approx(3 * 12 * GIGA, rel=1e-6)
+    alone = replace(simulation, spans=[span for span in simulation.spans if span.device == 1])
+    of_one = flops_over_time(alone)
+    assert of_one is not None
+    assert of_one[0].flops_per_s == pytest.approx(12 * GIGA / 8 / (1.4 / 3), rel=1e-6)
+    split = metaop.model_copy(update={"shares": shares_of({5: 1.4}, tp=2)})
+    both = flops_over_time(simulate(uneven_plan(split, (0, 5, 8), tp=2)))
+    assert both is not None
+    assert both[0].flops_per_s == pytest.approx(12 * GIGA / (1.4 / 3), rel=1e-6)

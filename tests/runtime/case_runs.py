@@ -50,6 +50,7 @@ class Case:
     recompute: Sequence[str] = ()  # MetaOps
     apart: int | None = None  # passes in any order, drawn by this seed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
+    uneven: bool = False  # shares of any size, with `apart`
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
     steps: int = STEPS
@@ -82,8 +83,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
             for tasks, placed in case.sets.items()
         }
         plan = with_sets(plan, made)
-    if case.micro_batches:
-        plan = in_micro_batches(plan, case.micro_batches, case.apart or 0)
+    if case.micro_batches or case.uneven:
+        plan = in_micro_batches(plan, case.micro_batches, case.apart or 0, uneven=case.uneven)
     elif case.apart is not None:
         plan = passes_apart(plan, case.apart)
     write_plan(folder / "plan.yaml", plan)

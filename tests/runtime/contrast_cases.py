@@ -16,6 +16,7 @@ COMPARED: tuple[Placement, ...] = (
 )
 CONTRASTED = (
     Case("contrasts", COMPARED, toys="contrast_toys", train=SGD),
+    Case("contrasts-uneven", COMPARED, toys="contrast_toys", recompute=("clip/loss",), uneven=True, apart=2),
     Case(
         "contrasts-recomputed-accumulated",
         COMPARED,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.edges import slice_edges
 from spindle_cli.plan.sets.restrict import restricted
+from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime, WorkloadRef
@@ -114,9 +116,10 @@ def passes_apart(plan: Plan, seed: int) -> Plan:
     return whole.model_copy(update={"predicted": _with_memory(whole)})
 
 
-def in_micro_batches(plan: Plan, counts: Mapping[str, int], seed: int) -> Plan:
+def in_micro_batches(plan: Plan, counts: Mapping[str, int], seed: int, *, uneven: bool = False) -> Plan:
     """The same slices for each of a task's micro-batches, with as many shares as divide it, on the devices of
-    the whole one in another order; their passes in any order that gives each what it takes.
+    the whole one in another order; their passes in any order that gives each what it takes. `uneven`: also
+    those of whole batches, as far as they have several shares, and in shares of any size.
     """
     draw = random.Random(seed)
     slices: list[Slice] = []
@@ -124,17 +127,18 @@ def in_micro_batches(plan: Plan, counts: Mapping[str, int], seed: int) -> Plan:
     for piece in plan.slices:
         metaop = plan.by_name[piece.metaop]
         count = counts.get(metaop.task, 1)
-        if count == 1:
+        if count == 1 and not (uneven and piece.dp > 1):
             slices.append(piece)
             continue
         size = metaop.batch_size // count
         for number in range(count):
-            dp = max(n for n in range(1, piece.dp + 1) if size % n == 0)
+            dp = max(n for n in range(1, piece.dp + 1) if size % n == 0 or (uneven and n < size))
             shares = [piece.devices[share * piece.tp :][: piece.tp] for share in range(piece.dp)]
             devices = [device for share in draw.sample(shares, dp) for device in share]
+            rows = (0, *sorted(draw.sample(range(1, size), dp - 1)), size) if uneven else equal_rows(size, dp)
             update = {"dp": dp, "devices": tuple(devices), "micro_batch": number, "micro_batches": count}
-            slices.append(piece.model_copy(update=update))
-            used.setdefault(metaop.name, set()).add((size // dp, piece.tp))
+            slices.append(piece.model_copy(update=update | {"rows": rows if uneven else None}))
+            used.setdefault(metaop.name, set()).add((max(b - a for a, b in pairwise(rows)), piece.tp))
     times = {"forward_s": 1 / 3, "backward_s": 2 / 3, "source": "measured"}
     metaops = tuple(
         metaop.model_copy(

@@ -166,6 +166,9 @@ GONE_ON_ELSEWHERE = (
         apart=2,
         goes_on_with=SAVED.name,
     ),
+    Case(
+        "gone-on-uneven", SCATTERED, args=FROZEN, train=ADAMW, uneven=True, apart=9, goes_on_with=SAVED.name
+    ),
     Case("gone-on-on-two", (3, 1), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, goes_on_with=SAVED.name),
     Case("gone-on-on-one", (2,), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
@@ -224,6 +227,17 @@ EXACT_ON_FOUR = (
         micro_batches={"classify": 6},
         apart=5,
     ),
+    Case(
+        "uneven",
+        SCATTERED,
+        args=FROZEN,
+        train={**CLIPPED, "accumulate": 2},
+        recompute=RECOMPUTED,
+        micro_batches={"classify": 2},
+        uneven=True,
+        apart=7,
+    ),
+    Case("uneven-summed", SCATTERED, args={"reduction": "sum"}, train=ADAMW, uneven=True, apart=8),
     Case("sampled", SCATTERED, train=SAMPLED, sets=SETS),
     Case("sampled-drawn", SCATTERED, train=DRAWN, sets=ONE_BY_ONE),
     *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in (0, 1)),

@@ -58,6 +58,15 @@ EXACT = (
     Case("whole-state", SPLIT, "split_toys", train={**ADAMW, "shard_optimizer": False}),
     Case("accumulated", SPLIT, "split_toys", args=FROZEN, train={**CLIPPED, "accumulate": 2}),
     Case("cut", SPLIT, "split_toys", train=ADAMW, micro_batches={"left": 4, "right": 2}, apart=6),
+    Case(
+        "uneven",
+        SPLIT,
+        "split_toys",
+        train={**CLIPPED, "accumulate": 2},
+        micro_batches={"left": 2},
+        uneven=True,
+        apart=3,
+    ),
     Case("chunks", SPLIT, "split_toys", train={**ADAMW, "loss_chunks": 2}),
     Case(
         "chunks-recomputed",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from helpers.cli import run_spindle
 from helpers.cut import cuttable
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.uneven import uneven_plan
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
@@ -22,6 +24,7 @@ from spindle_cli.show.grid import make_grid
 from spindle_cli.show.picture import BAR, IDLE, draw, legend
 from spindle_cli.show.summary import Allocation, summarise
 from spindle_cli.show.symbols import Symbols
+from spindle_cli.show.table import allocation_table
 
 
 def staggered(num_devices: int) -> Plan:
@@ -153,3 +156,13 @@ def test_ops_that_run_in_every_micro_batch_count_once() -> None:
     (metaop,) = summarise(plan).metaops
     assert metaop.allocations == (Allocation(num_ops=3, dp=1, tp=1),)
     assert metaop.busy_s == pytest.approx(2 * 3 * 0.6, rel=1e-6)
+
+
+def test_shares_of_unequal_size_are_told() -> None:
+    plan = uneven_plan(cuttable("t/net", 3, {8: 2.0, 4: 1.2}), (0, 5, 7, 8))
+    (metaop,) = summarise(plan).metaops
+    (allocation,) = metaop.allocations
+    assert (allocation.num_ops, allocation.dp, allocation.equal_shares) == (3, 3, False)
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(allocation_table(plan, summarise(plan)))
+    assert "3 on 3 unequal" in console.export_text()
