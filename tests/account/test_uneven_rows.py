@@ -161,14 +161,17 @@ def test_a_device_reads_its_own_share() -> None:
     assert beside.seconds == pytest.approx((0.05, 0.05, 0.03, 0.03, 0.0))
 
 
-def test_no_point_of_a_curve_knows_what_sums_of_unequal_shares_take() -> None:
-    """A curve that has them in its point for two devices knows nothing of two unequal shares."""
+def test_of_the_sums_of_unequal_shares_what_the_largest_knows_is_counted_once() -> None:
+    """On two devices all of them are in the curve's point; a quarter in the share of 5 samples."""
     sums = (BatchSum(num_bytes=10**6, forward=2, backward=1),)
     net = metaop_of("t/a", 1, {2: 1.0}, batch_sums=sums)
     all_s = batch_sums_s(sums, (0, 1), cluster_of(2))
     curve = (net.curve[0].model_copy(update={"communication_s": sum(all_s)}),)
-    net = net.model_copy(update={"curve": curve})
+    (share,) = shares_of({5: 1.2})
+    shares = (share.model_copy(update={"communication_s": sum(all_s) / 4}),)
+    net = net.model_copy(update={"curve": curve, "shares": shares})
     equal = slice_of(net, (0, 1), (0, 1), 0.0)
     assert beyond_curve_s(equal, net, cluster_of(2)) == pytest.approx((0.0, 0.0))
     uneven = equal.model_copy(update={"rows": (0, 5, 8)})
-    assert beyond_curve_s(uneven, net, cluster_of(2)) == pytest.approx(all_s)
+    three_quarters = [each * 3 / 4 for each in all_s]
+    assert beyond_curve_s(uneven, net, cluster_of(2)) == pytest.approx(three_quarters)

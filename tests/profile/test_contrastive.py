@@ -132,6 +132,12 @@ def test_an_estimate_has_the_gathers_on_the_clusters_links_and_a_strip_of_pairs(
         assert point.forward_s - bare.forward_s == pytest.approx(2 * once_s)
         assert point.backward_s - bare.backward_s == pytest.approx(2 * once_s)
         assert point.communication_s == pytest.approx(4 * once_s)
+    by_share = {share.samples: share for share in found.shares}
+    for point in found.curve:
+        share = by_share.pop(BATCH // point.dp)
+        assert (share.forward_s, share.backward_s) == (point.forward_s, point.backward_s)
+        assert share.communication_s == point.communication_s
+    assert not by_share
     (memory,) = found.memory
     # Kept is a strip for each way, of 2 MiB for all shares together, beside small features.
     assert memory.kept_bytes[1] == pytest.approx(2 * 2**20, rel=0.02)

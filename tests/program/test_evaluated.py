@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from helpers.cut import cuttable
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from helpers.uneven import uneven_plan
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.evaluated import place_evaluated
@@ -102,6 +104,17 @@ def test_seconds_are_those_of_the_trained_op_by_sample() -> None:
     trained_s = TOWER.curve[1].forward_s  # two devices, four samples each
     assert plan.by_name["e/tower"].curve[0].forward_s == pytest.approx(trained_s / 4 * 3)
     assert plan.by_name["e/own"].curve[0].forward_s == 0.0
+
+
+def test_a_plan_of_version_2_with_unequal_shares_has_a_place_for_it_too() -> None:
+    """8 samples in two micro-batches of 3 and 1: an op of 3 samples takes 0.9 s, a third of that forward."""
+    tower = cuttable("train/tower", 3, {8: 2.0, 3: 0.9})
+    plan = uneven_plan(tower, (0, 3, 4), micro_batches=2)
+    assert plan.schema_ == "spindle.plan/2" and plan.slices[0].rows == (0, 3, 4)
+    found = place_evaluated(plan, needs())
+    assert places(found)[1] == ("e/tower", (0, 3), (0, 1), 2)
+    assert found.by_name["e/tower"].curve[0].forward_s == pytest.approx(0.3 / 3 * 3)
+    prove(link(found, {(metaop.name, op): () for metaop in found.metaops for op in range(metaop.num_ops)}))
 
 
 def test_an_op_goes_to_the_devices_that_have_all_it_takes_of_several_ops() -> None:

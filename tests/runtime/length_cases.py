@@ -26,6 +26,8 @@ LENGTHS = (
         "lengths-accumulated",
         (1, 2),
         train={**SGD, "accumulate": 2},
+        uneven=True,
+        apart=1,
         **TOYS,
     ),
 )

@@ -276,11 +276,19 @@ ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
     Case("tensor-split", SPLIT, "eval_split_toys", train=EVERY_TWO),
-    Case("streamed", SCATTERED, "eval_toys", args={"streams": True}, train=TRAIN),
-    Case("contrasts", COMPARED, "contrast_toys", "build_evaluated", train=EVERY_TWO),
+    Case("streamed", SCATTERED, "eval_toys", args={"streams": True}, train=TRAIN, uneven=True, apart=1),
+    Case("contrasts", COMPARED, "contrast_toys", "build_evaluated", train=EVERY_TWO, uneven=True, apart=2),
     Case("looked-at", COMPARED, "contrast_toys", "build_evaluated", {"looked_at": True}, train=EVERY_TWO),
     Case("only-evaluated", SCATTERED, "only_evaluated_toys", train=TRAIN),
-    Case("only-evaluated-split", SPLIT, "only_evaluated_toys", "build_split", train=EVERY_TWO),
+    Case(
+        "only-evaluated-split",
+        SPLIT,
+        "only_evaluated_toys",
+        "build_split",
+        train=EVERY_TWO,
+        uneven=True,
+        apart=3,
+    ),
     Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
 )
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.share_times import Timed, times_of
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.profile.types import CurvePoint
 
 
 class _Sums(Protocol):
@@ -24,11 +24,9 @@ class _Sums(Protocol):
     def backward(self) -> float: ...
 
 
-class _Summing(Protocol):
+class _Summing(Timed, Protocol):
     @property
     def batch_sums(self) -> Sequence[_Sums]: ...
-    @property
-    def curve(self) -> Sequence[CurvePoint]: ...
 
 
 def batch_sums_s(sums: Iterable[_Sums], devices: Sequence[int], cluster: Cluster) -> tuple[float, float]:
@@ -43,20 +41,14 @@ def batch_sums_s(sums: Iterable[_Sums], devices: Sequence[int], cluster: Cluster
 
 
 def beyond_curve_s(piece: SliceShape, metaop: _Summing, cluster: Cluster) -> tuple[float, float]:
-    """Seconds that the sums of one op of a slice take longer on its devices than its curve has them, forward
-    and backward: a curve was drawn for neighbours, or without knowing any links.
+    """Seconds that the sums of one op take longer on a slice's devices than its curve or shares have them,
+    forward and backward: a curve was drawn for neighbours, or without knowing any links.
     """
     if piece.dp == 1 or not metaop.batch_sums:
         return 0.0, 0.0
     forward_s, backward_s = batch_sums_s(metaop.batch_sums, piece.devices, cluster)
-    known_s = next(  # of unequal shares no point knows it
-        (
-            point.communication_s
-            for point in metaop.curve
-            if piece.rows is None and (point.dp, point.tp) == (piece.dp, piece.tp)
-        ),
-        0.0,
-    )
+    known = times_of(metaop, piece)
+    known_s = 0.0 if known is None else known.communication_s
     both_s = forward_s + backward_s
     beyond = max(0.0, 1.0 - known_s / both_s) if both_s else 0.0
     return beyond * forward_s, beyond * backward_s

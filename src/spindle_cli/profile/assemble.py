@@ -189,7 +189,7 @@ class _MetaOpAssembly:
                     key=lambda point: (point.num_devices, point.tp),
                 )
             ),
-            shares=self._share_times(valid),
+            shares=self._share_times(valid, sums),
             fit=fit,
         )
 
@@ -218,11 +218,13 @@ class _MetaOpAssembly:
                     points.append(self._point(dp, [timing.on(dp * tp) for timing in timings], tp))
         return points
 
-    def _share_times(self, valid: Sequence[int]) -> tuple[ShareTime, ...]:
-        """Of all shares that were timed: those of the curve's points, and smaller ones."""
+    def _share_times(self, valid: Sequence[int], sums: Sequence[BatchSum]) -> tuple[ShareTime, ...]:
+        """Of all shares that were timed: those of the curve's points, with what these sum, and smaller ones
+        for micro-batches.
+        """
         extent = self._extent
         beyond = degrees_beyond(self._graph, self._metaop, extent.max_devices, extent.max_points)
-        if not is_cut(self._graph, self._metaop):
+        if len(valid) == 1 and not is_cut(self._graph, self._metaop):
             return ()
         shares = []
         for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
@@ -231,6 +233,7 @@ class _MetaOpAssembly:
                 if timings is not None:
                     busy = min(cuts * tp, extent.max_devices)
                     point = self._point(cuts, [timing.on(busy) for timing in timings], tp)
+                    point = self._with_sums(point, sums)
                     shares.append(
                         ShareTime(
                             samples=self._batch_size // cuts,

@@ -121,7 +121,8 @@ def place_evaluated(plan: Plan, needs: Needs) -> Plan:
     ]
     kept = {name: getattr(plan, name) for name in plan.model_fields_set}
     timed = [metaop.model_copy(update={"curve": tuple(curves[metaop.name].values())}) for metaop in metaops]
-    return Plan(**{**kept, "metaops": tuple(timed), "waves": tuple(waves), "task_sets": ()})
+    own = {"metaops": tuple(timed), "waves": tuple(waves), "task_sets": (), "micro_batches": {}}
+    return Plan(**{**kept, **own, "schema_": "spindle.plan/1"})
 
 
 def _metaop(needed: NeededMetaOp, needs: Needs) -> PlanMetaOp:

@@ -129,11 +129,18 @@ def micro_batches_for(profile: Profile, times: float, num_devices: int) -> dict[
 
 def _cuts_of(metaops: Sequence[MetaOpProfile]) -> list[int]:
     """Into how many micro-batches these MetaOps of one batch can be cut; ascending."""
-    if not all(metaop.shares for metaop in metaops):
+    if any(needs_whole_batch(metaop) for metaop in metaops):
         return [1]
     batch_size = metaops[0].batch_size
     fewest = max(metaop.shares[0].samples for metaop in metaops)
     return [count for count in range(1, batch_size // fewest + 1) if batch_size % count == 0]
+
+
+def needs_whole_batch(metaop: MetaOpProfile) -> bool:
+    """Whether a MetaOp's batch stays in one micro-batch: it sums something over it, or changes buffers with
+    it, or nothing is known of shares.
+    """
+    return bool(not metaop.shares or metaop.batch_sums or metaop.changes_buffers)
 
 
 def parse_counts(texts: Sequence[str]) -> dict[str, int]:
@@ -184,10 +191,10 @@ def _require_cuttable(metaop: MetaOpProfile, count: int) -> None:
             "micro-batches",
             hint="Use a divisor of the batch.",
         )
-    if not metaop.shares:
+    if needs_whole_batch(metaop):
         raise NoPlanError(
-            f"{metaop.name}: its batch is not cut into micro-batches: its samples depend on each other, or "
-            "the profile says nothing of shares",
+            f"{metaop.name}: its batch is not cut into micro-batches: its samples depend on each other, it "
+            "changes buffers, or the profile says nothing of shares",
             hint="Leave its task whole, or profile again with this version.",
         )
 
