@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import networkx
 import pytest
@@ -181,21 +180,23 @@ def test_planning_and_the_command_line_load_no_torch() -> None:
         if name in WITHOUT_TORCH or name.startswith(tuple(f"{package}." for package in WITHOUT_TORCH))
     ]
     code = f"import sys\nfor name in {names!r}: __import__(name)\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_help_is_instant() -> None:
-    """Under 0.3 s; the processor's time is measured, since the machine may be busy with other tests."""
+    """Under 0.3 s; the processor's time is measured, since the machine may be busy with other tests, and the
+    least of three, since they slow down the processor, too.
+    """
     command = [sys.executable, "-m", "spindle_cli", "--help"]
     times_s = []
     for _ in range(3):
         before = os.times()
-        subprocess.run(command, check=True, capture_output=True, timeout=30)
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
         after = os.times()
         times_s.append(
             after.children_user - before.children_user + after.children_system - before.children_system
         )
-    assert median(times_s) < 0.3
+    assert min(times_s) < 0.3
 
 
 def test_help_loads_no_stage() -> None:
@@ -205,7 +206,7 @@ def test_help_loads_no_stage() -> None:
         "assert {m.split('.')[1] for m in loaded} <= {'cli', 'errors', 'process'}, loaded\n"
         "assert not {'torch', 'pydantic', 'rich.console', 'yaml'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("folder", ["src", "tests", "scripts", "examples"])

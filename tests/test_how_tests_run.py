@@ -22,7 +22,7 @@ def test_a_forked_python_is_as_one_of_its_own(forker: socket.socket, tmp_path: P
     for start in (partial(ReadyPython, forker), subprocess.Popen):
         with tempfile.TemporaryFile("w+") as out:
             process = start([sys.executable, "-m", "site"], env=environment, cwd=tmp_path, stdout=out)
-            assert process.wait(60) == 0
+            assert process.wait(120) == 0
             out.seek(0)
             said.append([line for line in out if "/some/" in line or str(tmp_path) in line])
     assert said[0] == said[1]
@@ -33,12 +33,12 @@ def test_a_forked_python_is_as_one_of_its_own(forker: socket.socket, tmp_path: P
 def test_how_a_forked_python_ends_is_told(forker: socket.socket, tmp_path: Path) -> None:
     failing = [sys.executable, "-m", "json.tool", str(tmp_path / "missing.json")]
     with tempfile.TemporaryFile() as errors:
-        assert ReadyPython(forker, failing, stdout=errors, stderr=subprocess.STDOUT).wait(60) != 0
+        assert ReadyPython(forker, failing, stdout=errors, stderr=subprocess.STDOUT).wait(120) != 0
     waiting = ReadyPython(forker, [sys.executable, "-m", "json.tool"], stdin=subprocess.PIPE)
     assert waiting.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         waiting.wait(0.1)
     waiting.kill()
-    assert waiting.wait(60) == -9
+    assert waiting.wait(120) == -9
     assert waiting.stdin is not None
     waiting.stdin.close()

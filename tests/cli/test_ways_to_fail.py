@@ -58,7 +58,7 @@ def test_names_that_cannot_be_are_wrong_input(arguments: tuple[str, ...], plan: 
 def closed_output(*arguments: object, closed: str) -> subprocess.CompletedProcess[str]:
     words = " ".join(map(str, (sys.executable, "-m", "spindle_cli", *arguments)))
     return subprocess.run(
-        ["/bin/sh", "-c", f"exec {words} {closed}"], capture_output=True, text=True, check=False, timeout=60
+        ["/bin/sh", "-c", f"exec {words} {closed}"], capture_output=True, text=True, check=False, timeout=120
     )
 
 

@@ -85,7 +85,7 @@ def test_a_pipe_gets_the_text(tmp_path: Path) -> None:
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
     reader.start()
     write_text(pipe, "text")
-    reader.join(10)
+    reader.join(120)
     assert read == ["text"]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 

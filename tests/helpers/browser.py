@@ -131,7 +131,7 @@ def _call(
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)
     try:
-        with opener.open(request, timeout=60) as answer:
+        with opener.open(request, timeout=120) as answer:
             return json.load(answer)["value"]
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{method} {url}: {error.read().decode()}") from error
@@ -158,14 +158,14 @@ def chromium(profile_dir: Path, flags: Sequence[str] = FLAGS) -> Iterator[Browse
             browser.call("DELETE", "")
     finally:
         driver.terminate()
-        driver.wait(10)
+        driver.wait(120)
         driver.stdout.close()
 
 
 def _port(driver: subprocess.Popen[str]) -> int:
     """The port that the driver says it listens on."""
     assert driver.stdout
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (line := driver.stdout.readline()):
         if "started successfully on port" in line:
             return int(line.rsplit(" ", 1)[1].strip().rstrip("."))

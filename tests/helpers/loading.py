@@ -44,7 +44,7 @@ def read(
 
 def with_end(child: int) -> None:
     """A process ends by itself, soon."""
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while time.monotonic() < until:
         try:
             if os.waitpid(child, os.WNOHANG)[0]:

@@ -25,7 +25,7 @@ class Meeting:
     sums: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.barrier = threading.Barrier(self.size, timeout=20)
+        self.barrier = threading.Barrier(self.size, timeout=120)
 
     def all(self, member: int, kind: str, part: Tensor) -> list[Tensor]:
         """What all threads bring to the same collective."""

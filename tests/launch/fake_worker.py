@@ -25,7 +25,9 @@ STEP_S = 0.02
 
 
 def train(request: RunRequest, me: WorkerEnvironment, deed: str) -> None:
-    dist.init_process_group("gloo", timeout=timedelta(seconds=request.timeout_s))
+    dist.init_process_group("gloo", timeout=timedelta(minutes=2))
+    # Who comes late has not hung.
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=request.timeout_s))
     command = " ".join(psutil.Process().cmdline())
     (request.run_dir / "workers" / f"pid-{me.rank}").write_text(str(os.getpid()))
     (request.run_dir / "workers" / f"command-{me.rank}").write_text(command)

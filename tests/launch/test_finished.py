@@ -60,7 +60,7 @@ def test_a_worker_leaves_its_mark_at_its_end_alone(end: str, is_done: bool, tmp_
         "from spindle_cli.process.worker_session import worker_session\n"
         f"with worker_session(Path(sys.argv[1]), 1):\n    {end}\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=120)
     assert (ended.returncode, done_path(tmp_path, 1).exists()) == (0, is_done)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -50,10 +51,13 @@ def test_whoever_comes_second_is_told_who_has_the_folder(tmp_path: Path) -> None
     with pytest.raises(HeldError) as told:
         take(tmp_path / "run")
     assert told.value.exit_code == 2
-    assert (
+    said = re.escape(
         f"{tmp_path / 'run'}: a run is going on in it: it is held by process 4711 on far "
-        "since 2023-11-14 22:13:20 UTC, last heard of 3"
-    ) in told.value.message
+        "since 2023-11-14 22:13:20 UTC, last heard of "
+    )
+    quiet = re.match(said + r"(\d+)", told.value.message)
+    assert quiet is not None, told.value.message
+    assert 3 <= int(quiet[1]) < LOST_S
 
 
 @pytest.mark.parametrize(
@@ -208,7 +212,7 @@ def test_a_hold_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     hold = take(tmp_path)
     path = tmp_path / "workers" / "owner-1.json"
     os.utime(path, (0, 0))
-    give_up_at = time.monotonic() + 10
+    give_up_at = time.monotonic() + 60
     while path.stat().st_mtime == 0 and time.monotonic() < give_up_at:
         time.sleep(0.01)
     assert time.time() - path.stat().st_mtime < 60

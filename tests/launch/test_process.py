@@ -18,7 +18,7 @@ import pytest
 from helpers.plans import two_towers
 from spindle_cli.errors import RunFailedError, WorkerLostError
 from spindle_cli.files.request import log_path
-from spindle_cli.files.run_files import read_metrics
+from spindle_cli.files.run_files import METRICS_FILE, read_metrics
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.run_dir import prepare_run_dir
 from spindle_cli.launch.starting.head_start import HeadStart
@@ -33,6 +33,8 @@ from spindle_cli.launch.watching.watch import Watch
 
 pytestmark = pytest.mark.processes
 WORKERS = 2
+TIMEOUT_S = 100.0
+AT_ONCE_S = 30.0  # it takes 5 s at most where a processor is free
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +43,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def launch_of(
-    run_dir: Path, deed: str, *, steps: int = 3, share: NodeShare | None = None, timeout_s: float = 60
+    run_dir: Path, deed: str, *, steps: int = 3, share: NodeShare | None = None, timeout_s: float = TIMEOUT_S
 ) -> Launch:
     share = share or NodeShare(0, 1, WORKERS, Address(LOOPBACK, 0), interface_of(LOOPBACK))
     options = LaunchOptions(steps=steps, worker_module="fake_worker", timeout_s=timeout_s)
@@ -52,16 +54,10 @@ def launch_of(
 
 
 def fail(launch: Launch) -> tuple[RunFailedError, float]:
-    """Run to a failure: what it was, and how many seconds after the first step's line."""
-    first_line = [0.0]
-
-    def poll() -> None:
-        if not first_line[0] and any(read_metrics(launch.run_dir)):
-            first_line[0] = time.monotonic()
-
-    ending = run_launch(launch, poll)
+    """Run to a failure: what it was, and how many seconds after the first step's line, which is the last."""
+    ending = run_launch(launch, lambda: None)
     assert ending.code != 0
-    took = time.monotonic() - first_line[0]
+    took = time.time() - (launch.run_dir / METRICS_FILE).stat().st_mtime
     assert living_workers(launch) == []
     return failure_of(launch, ending.stuck), took
 
@@ -135,7 +131,7 @@ def test_a_head_start_that_is_not_taken_ends_with_its_launcher() -> None:
     assert _lives(waiting)
     launcher.kill()
     launcher.communicate()
-    give_up_at = time.monotonic() + 20
+    give_up_at = time.monotonic() + 50
     while _lives(waiting) and time.monotonic() < give_up_at:
         time.sleep(0.05)
     assert not _lives(waiting)
@@ -149,14 +145,14 @@ def test_a_workers_exception_is_the_runs_error_and_ends_it_at_once(tmp_path: Pat
     assert "fake_worker.py:" in error.message
     assert error.hint is not None and str(log_path(launch.run_dir, 1)) in error.hint
     assert "Traceback" in log_path(launch.run_dir, 1).read_text()
-    assert took < 10
+    assert took < AT_ONCE_S
 
 
 @pytest.mark.usefixtures("ready_here")
 def test_a_killed_worker_is_named_although_the_other_lost_its_connection(tmp_path: Path) -> None:
     error, took = fail(launch_of(tmp_path / "run", "kill:1", steps=1000))
     assert error.message == "worker 1 was killed by signal 9 (out of memory?)"
-    assert took < 10
+    assert took < AT_ONCE_S
 
 
 @pytest.mark.usefixtures("ready_here")
@@ -167,7 +163,7 @@ def test_a_worker_that_hangs_is_named_with_its_line_after_the_timeout(tmp_path: 
         r"worker 1 hangs at .*fake_worker.py:\d+ in misbehave: no answer within the run's timeout of 2 s",
         error.message,
     )
-    assert 2 < took < 15
+    assert 2 < took < 2 + AT_ONCE_S
 
 
 @pytest.mark.usefixtures("ready_here")
@@ -202,7 +198,7 @@ def test_ctrl_c_ends_every_worker_within_seconds_even_one_that_ignores_it(tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         run_launch(launch, poll)
-    assert time.monotonic() - pressed[0] < 8
+    assert time.monotonic() - pressed[0] < AT_ONCE_S
     assert living_workers(launch) == []
 
 

@@ -20,7 +20,7 @@ def test_a_worker_that_its_workload_ends_has_failed(call: str, shown: str, tmp_p
         "from spindle_cli.process.worker_session import worker_session\n"
         f"with worker_session(Path(sys.argv[1]), 3):\n    {call}\n"
     )
-    ended = subprocess.run([sys.executable, script, tmp_path / "run"], check=False, timeout=60)
+    ended = subprocess.run([sys.executable, script, tmp_path / "run"], check=False, timeout=120)
     error = WorkerError.read(error_path(tmp_path / "run", 3))
     assert (ended.returncode, error.exit_code, error.rank) == (1, 1, 3)
     assert error.message.startswith(f"{shown} was called before the work was done, at {script}:5")

@@ -196,7 +196,7 @@ def test_a_thousand_devices_link_and_prove_in_seconds() -> None:
     plan = plan_of(profile_of(*metaops), cluster_of(1024, devices_per_node=8), slices)
     started = time.process_time()
     prove(link(plan))
-    assert time.process_time() - started < 12  # 4.4 s by itself
+    assert time.process_time() - started < 30  # 4.4 s by itself
 
 
 @pytest.mark.parametrize(("num_makers", "num_others"), [(1, 6), (6, 1)])

@@ -5,6 +5,7 @@ The process that workers are forked from imports this, and so analyses what they
 
 from __future__ import annotations
 
+import gc
 import sys
 from contextlib import nullcontext, suppress
 from functools import partial
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from host_waits import no_host_waits
+from torch.distributed import distributed_c10d
 
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
@@ -69,6 +72,16 @@ def analyse_all(folder: Path) -> None:
             in_the_abstract(resolve(request.workload), find)
 
 
+def leave_groups() -> None:
+    """Those of a request that has ended: the threads of each of gloo's wake up a hundred times a second, so
+    that those of fifty requests would take most of the machine.
+    """
+    dist.barrier()
+    for group in [each for each in distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
+        dist.destroy_process_group(group)
+    gc.collect()
+
+
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     Training.step = step_without_host_waits
@@ -87,6 +100,8 @@ def main(argv: list[str]) -> None:
                 path = error_path(request.run_dir, environment.rank)
                 path.parent.mkdir(exist_ok=True)
                 write_json(path, describe_error(error, environment.rank))
+            leave_groups()
 
 
 analyse_all(Path(sys.argv[-1]))
+gc.freeze()  # workers collect what they have made themselves alone

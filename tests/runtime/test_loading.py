@@ -104,7 +104,7 @@ def test_a_shelf_holds_as_many_batches_as_it_has_room_for() -> None:
     putting.join(0.2)
     assert putting.is_alive()
     shelf.take(0, 1)
-    putting.join(5)
+    putting.join(120)
     assert not putting.is_alive()
     shelf.leave(0)
     with pytest.raises(ClosedError):
@@ -279,7 +279,7 @@ def test_workers_end_with_their_reader() -> None:
         children = children_of(one._child)
         assert len(children) == 2
         os.kill(one._child, signal.SIGKILL)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         while any(map(is_alive, children)) and time.monotonic() < until:
             time.sleep(0.01)
         assert not any(map(is_alive, children))

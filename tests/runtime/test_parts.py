@@ -24,6 +24,7 @@ from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import share_shape, take_rows
+from spindle_cli.runtime.measuring import timing
 from spindle_cli.runtime.measuring.comparison import Measured, compare
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.data import Portion, StepBatch
@@ -220,7 +221,7 @@ def test_the_feed_waits_for_nobody_when_closed() -> None:
     feed.take()
     feed.close()
     assert feed._thread is not None
-    feed._thread.join(timeout=5)
+    feed._thread.join(timeout=120)
     assert not feed._thread.is_alive()
 
 
@@ -289,31 +290,54 @@ def test_a_batch_hands_out_views_of_the_portion_that_covers_the_samples() -> Non
     assert found.untyped_storage().data_ptr() == image.untyped_storage().data_ptr()
 
 
-def test_the_first_step_is_not_in_the_medians() -> None:
+class Clock:
+    """That of `time`, in which no time passes by itself."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What a stopwatch reads."""
+    made = Clock()
+    monkeypatch.setattr(timing, "time", made)
+    return made
+
+
+def test_the_first_step_is_not_in_the_medians(clock: Clock) -> None:
     stopwatch = Stopwatch(CPU)
-    for seconds in (0.05, 0.001, 0.001):
-        with stopwatch.timed(Activity.FORWARD, 3):
-            time.sleep(seconds)
-        with stopwatch.timed(Activity.FORWARD, 3):
-            pass
+    for seconds in (50.0, 1.0, 3.0):
+        for share in (0.25, 0.75):  # a slice may run in several blocks
+            with stopwatch.timed(Activity.FORWARD, 3):
+                clock.now_s += share * seconds
+        clock.now_s += 100.0
         stopwatch.end_step(0)
     stopwatch.close()
-    assert 0.001 <= stopwatch.medians()[Activity.FORWARD, 3] < 0.05
-    assert len(stopwatch.seconds[Activity.FORWARD, 3]) == 3
+    assert stopwatch.medians()[Activity.FORWARD, 3] == 2.0
+    assert stopwatch.seconds[Activity.FORWARD, 3] == [50.0, 1.0, 3.0]
 
 
-def test_time_in_a_block_inside_another_is_counted_once() -> None:
+def test_time_in_a_block_inside_another_is_counted_once(clock: Clock) -> None:
     stopwatch = Stopwatch(CPU, keep_steps=1)
     stopwatch.begin_step()
     with stopwatch.timed(Activity.FORWARD, 3):
-        time.sleep(0.002)
+        clock.now_s += 2.0
         with stopwatch.timed(Activity.WAIT, 3, "activation"):
-            time.sleep(0.02)
-        time.sleep(0.002)
+            clock.now_s += 20.0
+        clock.now_s += 3.0
+    clock.now_s += 4.0
     stopwatch.end_step(0)
     stopwatch.close()
     seconds = {key: values[0] for key, values in stopwatch.seconds.items()}
-    assert 0.004 <= seconds[Activity.FORWARD, 3] < 0.02 <= seconds[Activity.WAIT, None]
+    assert seconds == {
+        (Activity.FORWARD, 3): 5.0,
+        (Activity.WAIT, None): 20.0,
+        (Activity.OTHER, None): 4.0,
+    }
     (step,) = stopwatch.steps
     assert [lap.kind for lap in step.laps] == [Activity.FORWARD, Activity.WAIT, Activity.FORWARD]
     assert step.laps[0].end == step.laps[1].begin and step.laps[1].end == step.laps[2].begin

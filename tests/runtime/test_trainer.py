@@ -248,7 +248,6 @@ def test_tensorboard_gets_every_step_and_evaluation(tmp_path: Path) -> None:
     assert (evaluated.step, evaluated.value) == (2, pytest.approx(found["classify"].metrics["accuracy"]))
 
 
-@pytest.mark.timeout(120)
 def test_wandb_logs_offline_into_the_runs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb", reason="spindle-cli[wandb] is not installed")
     monkeypatch.setenv("WANDB_SILENT", "true")

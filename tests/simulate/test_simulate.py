@@ -249,4 +249,4 @@ def test_a_thousand_devices_are_simulated_in_seconds() -> None:
     plan = plan_of(profile_of(*metaops), cluster_of(1024, devices_per_node=8), waves)
     started = time.process_time()
     simulate(plan)
-    assert time.process_time() - started < 10
+    assert time.process_time() - started < 30  # 3 s by itself

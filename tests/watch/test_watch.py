@@ -130,7 +130,7 @@ def server(tmp_path: Path) -> Iterator[WatchServer]:
 def ask(
     server: WatchServer, path: str, host: str | None = None, method: str = "GET"
 ) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=120)
     connection.request(method, path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     text = answer.read().decode()
@@ -185,5 +185,5 @@ def test_ctrl_c_ends_it_well(tmp_path: Path) -> None:
     assert process.stderr is not None
     assert "http://127.0.0.1:" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (0, "ended\n")

@@ -27,7 +27,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def until(found: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + 120
     while not found():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
