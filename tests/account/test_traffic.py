@@ -6,7 +6,7 @@ from collections import Counter
 from math import lcm
 
 import pytest
-from hypothesis import HealthCheck, assume, given
+from hypothesis import assume, given
 
 from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
@@ -22,7 +22,7 @@ from spindle_cli.program.link import link
 from spindle_cli.program.types import ONCE_A_STEP, Kind
 from spindle_cli.simulate.run import simulate
 
-SOME = examples(60, suppress_health_check=[HealthCheck.too_slow])
+SOME = examples(60)
 
 
 @SOME

@@ -67,7 +67,7 @@ def test_what_is_no_journal_says_nothing(path: Path, content: bytes | None) -> N
     assert Journal.read(path) is None
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=120), st.integers(-1, 3))
 def test_any_bytes_are_a_journal_or_none(path: Path, content: bytes, batches: int) -> None:
     path.write_bytes(content)

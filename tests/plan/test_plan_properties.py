@@ -21,7 +21,7 @@ from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.types import Profile
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
-FEW = examples(20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = examples(20, [HealthCheck.function_scoped_fixture])
 
 
 def a800s(nodes: int, per_node: int, memory_gib: float = 8000) -> Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,12 +36,17 @@ found_before: dict[str, tuple[WorkloadGraph, AnalysisMemo]] = {}
 ADAMW = {"optimizer": "AdamW", "lr": 1e-2, "optimizer_args": {"weight_decay": 0.1}}
 
 
+Drawn = Callable[[WorkloadGraph], Sequence[Placement]]
+
+
 @dataclass(frozen=True)
 class Case:
-    """A workload, how it is trained, and where its parts run: placements, or the devices of all of it."""
+    """A workload, how it is trained, and where its parts run: placements, what gives them when it is given
+    the workload's graph, or the devices of all of it.
+    """
 
     name: str
-    placements: Sequence[Placement] | tuple[int, ...]
+    placements: Sequence[Placement] | tuple[int, ...] | Drawn
     toys: str = "runtime_toys"
     function: str = "build"
     args: Mapping[str, object] = field(default_factory=dict)
@@ -74,8 +79,9 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     source.write_text(yaml.safe_dump(content))
     graph, memo = graph_of(case, str(source))
     write_json(folder / "memo.json", memo)
-    devices = [item for item in case.placements if isinstance(item, int)]
-    placements = [item for item in case.placements if not isinstance(item, int)]
+    placed = case.placements(graph) if callable(case.placements) else case.placements
+    devices = [item for item in placed if isinstance(item, int)]
+    placements = [item for item in placed if not isinstance(item, int)]
     plan = place(graph, num_devices, placements or whole(graph, tuple(devices)), case.recompute)
     if case.sets:
         made = {

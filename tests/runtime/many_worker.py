@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
+from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.file import read_plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
@@ -65,11 +66,13 @@ def analyse_all(folder: Path) -> None:
     """Analyse what workers will run, as they do, in the process that they are forked from: once for all."""
     torch.set_num_threads(1)
     for request in requests_in(folder):
-        lengths = read_plan(request.plan).workload.lengths
+        plan = read_plan(request.plan)
         assert request.memo is not None
-        find = partial(analyse, memo=AnalysisMemo.read(request.memo), lengths=lengths, evaluates=True)
+        memo = AnalysisMemo.read(request.memo)
+        find = partial(analyse, memo=memo, lengths=plan.workload.lengths, evaluates=True)
         with suppress(SpindleError):  # a worker will say so
-            in_the_abstract(resolve(request.workload), find)
+            _, graph = in_the_abstract(resolve(request.workload), find)
+            plan_splits(plan, graph, str(request.plan))  # what this finds, the graph keeps
 
 
 def leave_groups() -> None:
@@ -78,7 +81,8 @@ def leave_groups() -> None:
     """
     dist.barrier()
     for group in [each for each in distributed_c10d._world.pg_map if each is not dist.group.WORLD]:
-        dist.destroy_process_group(group)
+        if dist.get_backend(group) == "gloo":  # torch destroys its own alone
+            dist.destroy_process_group(group)
     gc.collect()
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import partial
 
-import runtime_toys
 from case_runs import ADAMW, SGD, Case
 from contrast_cases import CONTRASTED
 from hand_plans import Placement, whole
 from length_cases import LENGTHS
 from norm_cases import NORMED
 
-from helpers.analysed import analysed
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
@@ -98,15 +96,9 @@ CLIPPED = {
 }
 
 
-@cache
-def toy_graph() -> WorkloadGraph:
-    return analysed(runtime_toys.build())
-
-
-def scatter_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
+def scatter_at_random(seed: int, num_devices: int, graph: WorkloadGraph) -> tuple[Placement, ...]:
     """A random plan: each MetaOp cut at random, each part on random devices in random order."""
     draw = random.Random(seed)
-    graph = toy_graph()
     placements: list[Placement] = []
     for metaop in graph.metaops:
         batch_size = graph.tasks[metaop.task].task.batch_size
@@ -160,7 +152,7 @@ GONE_ON_ELSEWHERE = (
     Case("gone-on-grouped", (3, 0), train=GROUPED, goes_on_with=SAVED_GROUPED.name),
     Case(
         "gone-on-elsewhere",
-        scatter_at_random(0, 4),
+        partial(scatter_at_random, 0, 4),
         args=FROZEN,
         train=ADAMW,
         apart=2,
@@ -240,8 +232,11 @@ EXACT_ON_FOUR = (
     Case("uneven-summed", SCATTERED, args={"reduction": "sum"}, train=ADAMW, uneven=True, apart=8),
     Case("sampled", SCATTERED, train=SAMPLED, sets=SETS),
     Case("sampled-drawn", SCATTERED, train=DRAWN, sets=ONE_BY_ONE),
-    *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW) for seed in (0, 1)),
-    *(Case(f"random-{seed}", scatter_at_random(seed, 4), train=ADAMW, apart=seed) for seed in (2, 3)),
+    *(Case(f"random-{seed}", partial(scatter_at_random, seed, 4), train=ADAMW) for seed in (0, 1)),
+    *(
+        Case(f"random-{seed}", partial(scatter_at_random, seed, 4), train=ADAMW, apart=seed)
+        for seed in (2, 3)
+    ),
     *NORMED,
     *CONTRASTED,
     *LENGTHS,
@@ -288,13 +283,13 @@ EXACT_ON_TWO = (
 )
 DIVERGING = Case("diverging", (0, 1), train={"optimizer": "SGD", "lr": 1e300})
 UNSEEDED = Case("unseeded", (0, 1), function="build_anew")
-BROKEN = Case(
-    "broken",
-    (
-        ("pairs/vision", (0, 3), (0,)),
-        ("pairs/vision-2", (0, 1), (1,)),
-        *whole(analysed(runtime_toys.build_broken()), (0,))[2:],
-    ),
-    function="build_broken",
-)
+
+
+def place_broken(graph: WorkloadGraph) -> tuple[Placement, ...]:
+    """All of it on one device, but for the layer that fails."""
+    apart: tuple[Placement, ...] = (("pairs/vision", (0, 3), (0,)), ("pairs/vision-2", (0, 1), (1,)))
+    return (*apart, *whole(graph, (0,))[2:])
+
+
+BROKEN = Case("broken", place_broken, function="build_broken")
 ON_TWO = (*EXACT_ON_TWO, DIVERGING, UNSEEDED, BROKEN)

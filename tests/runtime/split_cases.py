@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import random
-from functools import cache
+from functools import partial
 
 import mixed_cases
-import split_toys
 from case_runs import ADAMW, Case
 from hand_plans import Placement
 from runtime_cases import CLIPPED
 
-from helpers.analysed import analysed
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Degrees of 1, 2 and 4 for the same parameters, on ranks that hold all of them, a half, or other halves;
@@ -26,15 +24,9 @@ SPLIT: tuple[Placement, ...] = (
 )
 
 
-@cache
-def toy_graph() -> WorkloadGraph:
-    return analysed(split_toys.build())
-
-
-def split_at_random(seed: int, num_devices: int) -> tuple[Placement, ...]:
+def split_at_random(seed: int, num_devices: int, graph: WorkloadGraph) -> tuple[Placement, ...]:
     """A random plan of `split_toys` that mixes data and tensor parallelism."""
     draw = random.Random(seed)
-    graph = toy_graph()
     placements: list[Placement] = []
     for metaop in graph.metaops:
         first = 0
@@ -76,14 +68,21 @@ EXACT = (
         train={**CLIPPED, "accumulate": 2, "loss_chunks": 5},
         recompute=RECOMPUTED,
     ),
-    *(Case(f"random-{seed}", split_at_random(seed, 4), "split_toys") for seed in range(4)),
+    *(Case(f"random-{seed}", partial(split_at_random, seed, 4), "split_toys") for seed in range(4)),
 )
 # A run that is cut short after its second step, and goes on by the same plan and by others.
 SAVED = Case("saved", SPLIT, "split_toys", args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)
 GONE_ON = Case("gone-on", SPLIT, "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name)
 UNSPLIT_SAVED = Case("unsplit-saved", (3, 1), "split_toys", train=ADAMW, steps=2, checkpoint_every=1)
 GONE_ON_ELSEWHERE = (
-    Case("elsewhere", split_at_random(7, 4), "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
+    Case(
+        "elsewhere",
+        partial(split_at_random, 7, 4),
+        "split_toys",
+        args=FROZEN,
+        train=ADAMW,
+        goes_on_with=SAVED.name,
+    ),
     Case("unsplit", (3, 1), "split_toys", args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("split-now", SPLIT, "split_toys", train=ADAMW, goes_on_with=UNSPLIT_SAVED.name),
 )

@@ -68,13 +68,16 @@ def test_the_clipped_case_clips(four_workers: Path) -> None:
     "case", [case for case in EXACT_ON_FOUR if case.name.startswith("random")], ids=lambda c: c.name
 )
 def test_a_worker_holds_the_parameters_of_its_own_ops_alone(case: Case, four_workers: Path) -> None:
-    layer = analysed(runtime_toys.build()).tasks["pairs"].root.get_submodule("vision.blocks.0")
+    graph = analysed(runtime_toys.build())
+    assert callable(case.placements)
+    placements = case.placements(graph)
+    layer = graph.tasks["pairs"].root.get_submodule("vision.blocks.0")
     layer_size = sum(parameter.numel() for parameter in layer.parameters())
     for rank, held in enumerate(captured(four_workers / case.name, "initial", 4)):
         count = sum(tensor.numel() for name, tensor in held.items() if name.startswith("pairs.vision.blocks"))
         layers = {
             op
-            for name, ops, devices in case.placements
+            for name, ops, devices in placements
             if name.endswith("/vision") and rank in devices
             for op in range(*ops)
         }

@@ -104,8 +104,19 @@ def find_words(task: TaskGraph, op: Op, smallest: int) -> FoundWords:
     return FoundWords(names, min(use.words for use in own), why_not if op.is_loss else ())
 
 
-def _find_heads(task: TaskGraph, smallest: int) -> tuple[tuple[Projection, ...], tuple[str, ...]]:
-    """A task's heads that can be cut, and of the others why they cannot."""
+_Heads = tuple[tuple[Projection, ...], tuple[str, ...]]
+
+
+def _find_heads(task: TaskGraph, smallest: int) -> _Heads:
+    """A task's heads that can be cut, and of the others why they cannot; looked for once."""
+    key = "heads", task.ops[-1].graph, task.task.batch_size, smallest
+    if key not in task.findings:
+        task.findings[key] = _heads_of(task, smallest)
+    found: _Heads = task.findings[key]
+    return found
+
+
+def _heads_of(task: TaskGraph, smallest: int) -> _Heads:
     op = task.ops[-1]
     module = share_module(task, op)
     wide = [
