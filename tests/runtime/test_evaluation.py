@@ -169,7 +169,7 @@ def test_any_number_of_samples_is_evaluated(
     world: None, tmp_path: Path, count: int, cut: dict[str, int]
 ) -> None:
     """Also where micro-batches of the last batch have few samples, or none."""
-    args = {"held_out": count}
+    args = {"held_out": count, "batch_norms": not cut}
     case = Case("some", (0,), "eval_toys", args=args, train=ADAMW, steps=1, micro_batches=cut, apart=3)
     request = run_case(case, tmp_path / "some")
     expected = by_plain_torch(request.run_dir / "workload.yaml", request.run_dir, 1, 1)
