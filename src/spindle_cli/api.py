@@ -90,13 +90,14 @@ def plan(
     strategy: StrategyName = "spindle",
     effort: int = 1,
     micro_batches: Mapping[str, int] | None = None,
+    equal_shares: bool = False,
     assume_same_device: bool = False,
 ) -> Plan:
     """Plan a profiled workload for a cluster; same inputs, same plan.
 
     Args:
         out: where to write the plan; None: nowhere.
-        strategy, effort, assume_same_device: as the options of `spindle plan`.
+        strategy, effort, equal_shares, assume_same_device: as the options of `spindle plan`.
         micro_batches: into how many parts tasks' batches are cut; None: as memory asks for.
 
     Raises:
@@ -114,7 +115,7 @@ def plan(
     require_equal_batches(read.metaops, Path("profile") if isinstance(profile, Profile) else Path(profile))
     if not assume_same_device:
         require_same_device(read, goal)
-    made = make_plan(read, goal, strategy, effort, micro_batches)
+    made = make_plan(read, goal, strategy, effort, micro_batches, equal_shares=equal_shares)
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     if out is not None:

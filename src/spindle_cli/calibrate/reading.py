@@ -146,7 +146,7 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
     if uneven is not None:
         raise InputError(
             f"{folder}: slice {uneven.label} ran on unequal shares (rows), which no point of a curve has",
-            hint="Give a run of equal shares.",
+            hint="Give a run of equal shares: plan with `--equal-shares`.",
         )
     for piece in plan.slices:
         metaop = profile.by_name.get(piece.metaop)

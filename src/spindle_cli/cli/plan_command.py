@@ -39,6 +39,13 @@ def plan(
             "repeated, the tasks that are not named stay whole. By default as memory asks for.",
         ),
     ] = None,
+    equal_shares: Annotated[
+        bool,
+        typer.Option(
+            "--equal-shares",
+            help="Take numbers of devices alone that divide a batch, as runs to calibrate by need it.",
+        ),
+    ] = False,
     assume_same_device: AssumeSameDeviceOption = False,
     history: Annotated[
         Path | None,
@@ -74,7 +81,7 @@ def plan(
         read, notes = found.profile, (found.note,)
         for line in found.passed_over:
             output.note(line)
-    made = make_plan(read, goal, strategy, effort, counts)
+    made = make_plan(read, goal, strategy, effort, counts, equal_shares=equal_shares)
     made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))

@@ -133,7 +133,7 @@ def _guessed(metaop: MetaOp, dp: float, tp: int) -> OpNeeds:
 
 
 def slice_activation_bytes(
-    metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool = False
+    metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool = False
 ) -> float:
     """Bytes that one device keeps from forward to backward for the ops [first, last) of its share, with the
     fields of the batch.
@@ -147,7 +147,7 @@ def slice_activation_bytes(
     return fields + sum(count * needs.kept for count, needs in op_needs(metaop, ops, dp, tp))
 
 
-def running_bytes(metaop: MetaOp, ops: tuple[int, int], dp: int, tp: int, *, recompute: bool) -> float:
+def running_bytes(metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool) -> float:
     """Bytes that an op takes at most while it runs, beyond what is kept of it."""
     return max(
         max(needs.forward - needs.kept, needs.backward) + (needs.kept if recompute else 0.0)

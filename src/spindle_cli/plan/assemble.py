@@ -10,6 +10,7 @@ from spindle_cli.costs.share_times import share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Placed
+from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import (
     Plan,
     PlanMetaOp,
@@ -54,6 +55,7 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
                     devices=members,
                     dp=piece.point.dp,
                     tp=piece.point.tp,
+                    rows=rows_of(node.metaop.batch_size, piece.point.dp),
                     start_s=start / ticks_per_s,
                     end_s=end / ticks_per_s,
                     recompute=piece.point.recompute,

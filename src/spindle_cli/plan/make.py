@@ -16,7 +16,7 @@ from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.assemble import make_plan_file
-from spindle_cli.plan.best.find import find, find_in, in_best_micro_batches, require_above
+from spindle_cli.plan.best.find import find, find_in, find_on_any_number, in_best_micro_batches, require_above
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.bound.bound import lower_bound
@@ -36,6 +36,8 @@ def make_plan(
     strategy: StrategyName = "spindle",
     effort: int = DEFAULT_EFFORT,
     micro_batches: Mapping[str, int] | None = None,
+    *,
+    equal_shares: bool = False,
 ) -> Plan:
     """Plan a profiled workload for a cluster, with each set of its tasks that steps run. Same inputs, same
     plan.
@@ -45,6 +47,7 @@ def make_plan(
         effort: 0 or more; more of it searches longer and never gives a worse plan.
         micro_batches: into how many each task's batch is cut, 1 where nothing is said; None: as many as
             memory asks for.
+        equal_shares: of whole batches take no number of devices that does not divide them.
 
     Raises:
         NoPlanError: no valid allocation, nothing fits the devices' memory, or a task cannot be cut so.
@@ -56,7 +59,7 @@ def make_plan(
             "micro-batches: steps of this workload run some of its tasks (train.sampling)",
             hint="Plans for sets of tasks run whole batches.",
         )
-    plan = plan_of_all(profile, cluster, strategy, effort, micro_batches)
+    plan = plan_of_all(profile, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
     if not profile.task_sets:
         return plan
     return with_sets(plan, profile, lambda some: plan_of_all(some, cluster, strategy, effort))
@@ -68,13 +71,16 @@ def plan_of_all(
     strategy: StrategyName,
     effort: int,
     micro_batches: Mapping[str, int] | None = None,
+    *,
+    equal_shares: bool = False,
 ) -> Plan:
     """The plan of a step that runs all tasks; the arguments, and what is raised, are those of `make_plan`."""
     bound = lower_bound(make_problem(profile, cluster))
     assumed = assumption(profile, cluster)
     notes = [] if assumed is None else [assumed]
     if micro_batches is None:
-        found = whole = find(profile, cluster, strategy, effort)
+        search = find if equal_shares else find_on_any_number
+        found = whole = search(profile, cluster, strategy, effort)
         if (whole is None or whole.is_short) and not profile.task_sets:
             found = in_best_micro_batches(profile, cluster, strategy, effort, whole)
     else:

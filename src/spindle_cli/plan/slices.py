@@ -186,6 +186,11 @@ def _fitted(piece: Slice, metaops: Mapping[str, MetaOp], micro_batches: Mapping[
     return piece.model_copy(update=changes) if changes else piece
 
 
+def rows_of(samples: int, dp: int) -> tuple[int, ...] | None:
+    """Offsets of `dp` shares as equal as can be; None where these are equal."""
+    return None if samples % dp == 0 else tuple(share * samples // dp for share in range(dp + 1))
+
+
 def equal_rows(samples: int, dp: int) -> tuple[int, ...]:
     """Offsets of `dp` equal shares of so many samples; () where there are none."""
     return () if samples % dp else tuple(range(0, samples + 1, samples // dp))

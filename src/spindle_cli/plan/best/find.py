@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.any_number import on_any_number, told_apart
 from spindle_cli.plan.best.drafts import best_judged
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
 from spindle_cli.plan.best.rounds import in_rounds
@@ -14,6 +15,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.passes_apart import with_passes_apart
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -21,6 +23,8 @@ from spindle_cli.profile.types import Profile
 KEPT_LESS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 # A quick plan of micro-batches that takes more than this many times as long as that of whole batches is left.
 NEAR = 1.05
+# Shares that are not equal are tried where the lower bound with them is lower by at least this.
+WORTH = 0.02
 
 
 class BelowBoundError(Exception):
@@ -78,6 +82,35 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
         return None
     require_above(bound.lower_bound_s, best)
     return Found(with_passes_apart(problem, best), not all_fit, note)
+
+
+def find_on_any_number(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
+) -> Found | None:
+    """The best plan, also of shares that are not equal, where the lower bound says that these gain; none is
+    slower than a quick plan of equal shares.
+
+    Raises:
+        NoPlanError: a MetaOp has no valid allocation.
+        BelowBoundError: a bug of the planner.
+    """
+    wide = on_any_number(profile, cluster)
+    if wide is None or not _gains(profile, wide, cluster):
+        return find(profile, cluster, strategy, effort)
+    found = find(wide, cluster, strategy, effort)
+    apart = None if found is None else told_apart(make_problem(wide, cluster), found.best)
+    equal = find(profile, cluster, strategy, NO_SEARCH)
+    if found is None or apart is None:
+        return equal if effort == NO_SEARCH else find(profile, cluster, strategy, effort)
+    if equal is not None and equal.best.rank() <= apart.rank():
+        return equal
+    return replace(found, best=apart)
+
+
+def _gains(profile: Profile, wide: Profile, cluster: Cluster) -> bool:
+    """Whether the bound of schedules is lower by what is worth a search."""
+    bound_s, wide_s = (lower_bound(make_problem(each, cluster)).lower_bound_s for each in (profile, wide))
+    return wide_s < (1 - WORTH) * bound_s
 
 
 def find_in(cut: MicroBatched, strategy: StrategyName, effort: int) -> Found | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import ceil
 
 from spindle_cli.costs.memory import (
     held_param_bytes,
@@ -36,12 +37,13 @@ class Footprint:
         metaop = problem.nodes[piece.node].metaop
         point = piece.point
         self.part = problem.part_of[metaop.name]
-        taken = input_bytes(metaop, piece.first, problem.profile.by_name) / point.dp
-        handed = max(metaop.output_bytes, inner_bytes(metaop)) / point.dp
+        shares = metaop.batch_size / ceil(metaop.batch_size / point.dp)  # as large as the largest
+        taken = input_bytes(metaop, piece.first, problem.profile.by_name) / shares
+        handed = max(metaop.output_bytes, inner_bytes(metaop)) / shares
         ops = (piece.first, piece.last)
-        activations = slice_activation_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
+        activations = slice_activation_bytes(metaop, ops, shares, point.tp, recompute=point.recompute)
         self.kept = activations + taken
-        running = running_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
+        running = running_bytes(metaop, ops, shares, point.tp, recompute=point.recompute)
         self.passing = taken + handed + running
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.

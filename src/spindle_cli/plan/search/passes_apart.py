@@ -12,6 +12,7 @@ from spindle_cli.plan.ordering.orders import as_they_come, in_groups
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.slices import Slice
 
 # What saves less of the iteration than this is not worth telling passes apart.
 WORTH = 0.002
@@ -28,6 +29,15 @@ def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
     best = _best(problem, judged, orders)
     enough_s = (1 - WORTH) * judged.prediction.iteration_s
     return best if best is not None and best.prediction.iteration_s < enough_s else judged
+
+
+def mirrored(problem: Problem, slices: Sequence[Slice]) -> tuple[Slice, ...]:
+    """Slices, in order of start, with times of their own for all forward passes and then all backward in
+    reverse.
+    """
+    there = [Pass(index, is_backward=False) for index in range(len(slices))]
+    back = [Pass(index, is_backward=True) for index in reversed(range(len(slices)))]
+    return timed(problem, slices, (*there, *back))
 
 
 def _best(problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]]) -> Judged | None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.edges import edge_bytes, edges_between
+from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
 from spindle_cli.account.rows import Layout, crossing
 from spindle_cli.costs.batch_sums import beyond_curve_s
 from spindle_cli.costs.links import transfer_s
@@ -22,7 +22,7 @@ from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.problem import Node, Problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
 from spindle_cli.plan.search.judge import Judged, measure
-from spindle_cli.plan.types import Slice
+from spindle_cli.plan.slices import Slice, rows_of
 
 # Whole plans judged, of each slice so many; what is estimated to save less than this share of the iteration
 # is not.
@@ -81,7 +81,7 @@ def _choices(problem: Problem, slices: Sequence[Slice]) -> Iterator[_Choice]:
     inputs: dict[int, list[_Input]] = {}
     for edge in edges_between(slices, by_name):
         producer = slices[edge.producer]
-        layout = Layout(producer.devices, producer.dp, producer.tp, by_name[producer.metaop].batch_size)
+        layout = layout_of(producer, by_name)
         taken.setdefault(edge.consumer, []).append(edge.producer)
         inputs.setdefault(edge.consumer, []).append(_Input(layout, edge_bytes(producer, edge, by_name)))
     for index, producers in taken.items():
@@ -111,7 +111,8 @@ def _wider(problem: Problem, node: Node, piece: Slice, held_by: Sequence[int]) -
         of_nodes = tuple(device for devices in list(by_node.values())[::every] for device in devices)
         for devices in dict.fromkeys((of_nodes, tuple(held_by[::every]))):
             if len(devices) == point.dp:
-                yield piece.model_copy(update={"devices": devices, "dp": point.dp})
+                rows = rows_of(node.metaop.batch_size, point.dp)
+                yield piece.model_copy(update={"devices": devices, "dp": point.dp, "rows": rows})
 
 
 def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
@@ -120,7 +121,7 @@ def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
     """
     cluster, metaop = problem.cluster, problem.profile.by_name[piece.metaop]
     point = problem.point_of(piece)
-    layout = Layout(piece.devices, piece.dp, piece.tp, metaop.batch_size)
+    layout = layout_of(piece, problem.profile.by_name)
     busy_s: dict[tuple[str, object], float] = {}
     for each in inputs:
         for chunk in crossing(each.layout, layout):

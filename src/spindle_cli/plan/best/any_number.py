@@ -1,0 +1,67 @@
+"""Numbers of devices that do not divide a batch: curves with points for shares as equal as can be."""
+
+from __future__ import annotations
+
+from math import ceil, inf
+
+from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.passes_apart import mirrored
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+
+
+def on_any_number(profile: Profile, cluster: Cluster) -> Profile | None:
+    """A profile whose curves have points for any number of devices, as long as the largest share takes, where
+    an op is faster on it than on fewer; None where none is.
+
+    Plans for sets of tasks, which say one length for both passes, run equal shares alone.
+    """
+    if profile.task_sets:
+        return None
+    metaops = tuple(_on_any_number(metaop, cluster) for metaop in profile.metaops)
+    if all(new is old for new, old in zip(metaops, profile.metaops, strict=True)):
+        return None
+    return Profile.model_construct(**{**dict(profile), "metaops": metaops})
+
+
+def _on_any_number(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
+    more: list[CurvePoint] = []
+    for tp in sorted({share.tp for share in metaop.shares}):
+        largest = metaop.batch_size
+        for dp in range(2, min(metaop.batch_size, cluster.num_groups(tp)) + 1):
+            samples = ceil(metaop.batch_size / dp)
+            if metaop.batch_size % dp == 0 or samples == largest:
+                largest = samples
+                continue
+            largest = samples
+            op = share_seconds(metaop.shares, samples, tp)
+            if op is not None and op.forward_s + op.backward_s < _fastest_s(metaop, dp * tp):
+                more.append(
+                    CurvePoint(
+                        num_devices=dp * tp,
+                        dp=dp,
+                        tp=tp,
+                        forward_s=op.forward_s,
+                        backward_s=op.backward_s,
+                        source="fitted",
+                        communication_s=op.communication_s,
+                    )
+                )
+    if not more:
+        return metaop
+    curve = sorted((*metaop.curve, *more), key=lambda point: (point.num_devices, point.tp))
+    return metaop.model_copy(update={"curve": tuple(curve)})
+
+
+def _fastest_s(metaop: MetaOpProfile, num_devices: int) -> float:
+    """Of one op on at most so many devices."""
+    return min((point.op_s for point in metaop.curve if point.num_devices <= num_devices), default=inf)
+
+
+def told_apart(problem: Problem, judged: Judged) -> Judged | None:
+    """A plan with the times of each pass, as one with `rows` has to say them; None if that does not fit."""
+    if judged.is_apart or all(piece.rows is None for piece in judged.slices):
+        return judged
+    return measure_as_they_are(problem, judged.strategy, mirrored(problem, judged.slices), judged.after)
