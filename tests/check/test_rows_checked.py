@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from helpers.cut import cuttable
+from helpers.examples import examples
 from helpers.plans import cluster_of, plan_of, profile_of, slice_of
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.check.run import check_plan
 from spindle_cli.check.types import Violation
+from spindle_cli.cli.validity import CANNOT_LINK
 from spindle_cli.errors import InputError
 from spindle_cli.plan.file import plan_text
+from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.simulate.run import simulate
 
 Data = dict[str, Any]
 
@@ -213,3 +222,39 @@ def test_a_device_holds_what_its_own_share_takes() -> None:
     data["predicted"]["peak_memory_bytes"] = [needs[0].total_bytes] * 3
     (found,) = violations(data)
     assert (found.rule, found.devices) == ("peak-memory", (1, 2))
+
+
+@examples(60)
+@given(
+    st.integers(0, 1),
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "rows": st.lists(st.integers(0, 9), min_size=2, max_size=5),
+            "devices": st.lists(st.integers(0, 3), min_size=1, max_size=4),
+            "dp": st.integers(1, 4),
+            "tp": st.integers(1, 2),
+            "micro_batch": st.integers(0, 1),
+        },
+    ),
+    st.booleans(),
+)
+def test_any_edit_is_judged_and_what_passes_is_linked_proved_and_simulated(
+    wave: int, changes: Data, is_cut: bool
+) -> None:
+    """No plan that can be read stops the check; none that passes it has a share of no samples."""
+    data = written() | ({"micro_batches": {"t": 2}} if is_cut else {})
+    data["waves"][wave]["slices"][0] |= changes
+    try:
+        plan = read(data)
+    except InputError:  # there is no such micro-batch
+        return
+    rules = {each.rule for each in check_plan(plan, profile())}
+    if rules & CANNOT_LINK:
+        return
+    for piece in plan.slices:
+        rows = piece.rows or equal_rows(8 // piece.micro_batches, piece.dp)
+        assert rows[0] == 0 and rows[-1] == 8 // piece.micro_batches
+        assert all(low < high for low, high in pairwise(rows))
+    prove(link(plan))
+    assert simulate(plan).step_s > 0
