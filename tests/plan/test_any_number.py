@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,9 +14,11 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Link, Links
+from spindle_cli.plan.best import find
 from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.best.micro_batches import in_micro_batches, micro_batches_for
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.batch_sums import BatchSum
@@ -41,6 +45,20 @@ def test_a_curve_gains_what_is_faster_than_fewer_devices() -> None:
     net = cuttable("t/net", 1, SECONDS)
     assert points(net, 2) == []
     assert points(net, 3) == points(net, 8) == [(3, 1, 0.95)]
+    # Of 9 samples the largest of 2 shares has 5, of 4 as of 3 has 3, and of 5 to 8 has 2.
+    odd = cuttable("t/net", 1, {9: 9.0, 3: 3.0, 1: 1.0})
+    assert points(odd, 8) == [(2, 1, 5.0), (5, 1, 2.0)]
+
+
+def test_a_point_knows_what_is_summed_inside_of_it() -> None:
+    """0.2 s of it for 4 samples and 0.1 s for 2."""
+    net = cuttable("t/net", 1, SECONDS)
+    sums_s = {4: 0.2, 2: 0.1}
+    shares = [each.model_copy(update={"communication_s": sums_s.get(each.samples, 0)}) for each in net.shares]
+    wide = on_any_number(profile_of(net.model_copy(update={"shares": tuple(shares)})), cluster_of(3))
+    assert wide is not None
+    (point,) = [point for point in wide.metaops[0].curve if point.dp == 3]
+    assert point.communication_s == pytest.approx(0.15)
 
 
 def test_a_curve_gains_nothing_below_the_smallest_share_or_beyond_the_largest() -> None:
@@ -114,6 +132,22 @@ def test_a_plan_of_equal_shares_is_kept_where_it_is_faster() -> None:
     plan = make_plan(profile_of(net), cluster)
     assert check_plan(plan, profile_of(net)) == ()
     assert all(piece.rows is None for piece in plan.slices)
+
+
+def test_a_plan_whose_passes_do_not_fit_apart_gives_way_to_one_of_equal_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    profile = profile_of(cuttable("t/net", 4, SECONDS, param_bytes_per_op=0))
+    for apart in (lambda *_: None, _slower):
+        monkeypatch.setattr(find, "told_apart", apart)
+        for effort in (0, 1):
+            plan = make_plan(profile, cluster_of(3), effort=effort)
+            assert all(piece.rows is None for piece in plan.slices)
+            assert plan.predicted.compute_s == pytest.approx(4 * 1.2, rel=1e-6)
+
+
+def _slower(_: object, judged: Judged) -> Judged:
+    return replace(judged, prediction=replace(judged.prediction, iteration_s=100.0))
 
 
 @pytest.mark.parametrize(

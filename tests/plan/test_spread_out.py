@@ -8,17 +8,18 @@ from typing import Any
 import pytest
 from drafts import draft_of, problem_of
 
-from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.cut import shares_of
+from helpers.plans import cluster_of, curve_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search import spread
 from spindle_cli.plan.search.judge import Judged, judge
 from spindle_cli.plan.search.spread import spread_out
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.batch_sums import BatchSum
-from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
 LARGE, SMALL = 100_000_000, 8
 
@@ -52,6 +53,25 @@ def test_a_loss_goes_to_the_devices_that_hold_its_input_and_nothing_moves() -> N
     assert two.saved_s == pytest.approx(2 * (2 * 10e-6 + 0.010) - 0.001)  # each still takes a quarter
     after = spread_out(problem, before)
     assert (after.slices[1].devices, after.slices[1].dp) == ((2, 0, 3, 1), 4)
+    assert after.prediction.iteration_s == pytest.approx(1.012)
+    assert after.prediction.transfer_s == pytest.approx(0, abs=1e-8)
+
+
+def test_a_loss_goes_to_a_number_of_devices_that_does_not_divide_its_batch() -> None:
+    """8 samples on three devices as 2, 3 and 3: a loss on the second lacks 5 of 8 parts of 100 MB."""
+    made, taken = tower(1, LARGE), loss({1: 0.010})
+    made = made.model_copy(update={"curve": curve_of({3: 1.0}), "shares": shares_of({3: 1.0})})
+    curve = curve_of({1: 0.010, 3: 0.012})
+    taken = taken.model_copy(update={"curve": curve, "shares": shares_of({3: 0.012})})
+    whole = profile_of(tower(1, LARGE), loss({1: 0.010}))
+    profile = Profile.model_construct(**{**dict(whole), "metaops": (made, taken)})
+    problem = make_problem(profile, cluster_of(3))
+    before = judged(problem, (2, 0, 1), (0,))
+    assert [piece.rows for piece in before.slices] == [(0, 2, 5, 8), None]
+    (three,) = spread._choices(problem, before.slices)
+    assert three.saved_s == pytest.approx(2 * (2 * 10e-6 + 0.0125) - 0.002)
+    after = spread_out(problem, before)
+    assert (after.slices[1].devices, after.slices[1].rows) == ((2, 0, 1), (0, 2, 5, 8))
     assert after.prediction.iteration_s == pytest.approx(1.012)
     assert after.prediction.transfer_s == pytest.approx(0, abs=1e-8)
 

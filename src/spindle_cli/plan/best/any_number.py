@@ -29,13 +29,10 @@ def on_any_number(profile: Profile, cluster: Cluster) -> Profile | None:
 def _on_any_number(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
     more: list[CurvePoint] = []
     for tp in sorted({share.tp for share in metaop.shares}):
-        largest = metaop.batch_size
         for dp in range(2, min(metaop.batch_size, cluster.num_groups(tp)) + 1):
-            samples = ceil(metaop.batch_size / dp)
-            if metaop.batch_size % dp == 0 or samples == largest:
-                largest = samples
+            samples, by_fewer = (ceil(metaop.batch_size / count) for count in (dp, dp - 1))
+            if metaop.batch_size % dp == 0 or samples == by_fewer:
                 continue
-            largest = samples
             op = share_seconds(metaop.shares, samples, tp)
             if op is not None and op.forward_s + op.backward_s < _fastest_s(metaop, dp * tp):
                 more.append(
