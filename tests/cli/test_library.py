@@ -92,6 +92,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("ready_here")
 def test_scripts_are_launched_as_plans_are(tmp_path: Path) -> None:
     """All that a script can do with the loop, one launch after another."""
     plan = write_toy(tmp_path)

@@ -53,9 +53,11 @@ def test_a_signal_while_the_workload_is_checked_ends_it_at_once(
     assert not (folder / "run").exists()
 
 
+@pytest.mark.usefixtures("ready_here")
 def test_ctrl_c_before_the_first_step_leaves_the_folder_to_the_next_try(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The first try by Pythons of its own."""
     monkeypatch.setenv(VARIABLE, "workers")
     code, err = end_while_building(folder, signal.SIGINT)
     assert (code, err.splitlines()[-1]) == (130, "interrupted")

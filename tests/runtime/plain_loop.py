@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -111,8 +113,23 @@ def shares_of(task: Task | FlowTask, batches: list[dict[str, Tensor]]) -> list[f
 
 
 def train_plainly(source: str, steps: int, dtype: torch.dtype) -> PlainRun:
-    """Train `steps` steps with the optimizer of the source's train settings."""
-    training = PlainTraining(source, dtype)
-    done = [training.step(step) for step in range(steps)]
+    """Train `steps` steps with the optimizer of the source's train settings; once for all sources that say
+    the same, since many plans of one workload are compared with it.
+    """
+    return _trained(_Asked(Path(source).read_text(), steps, dtype, source))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    content: str
+    steps: int
+    dtype: torch.dtype
+    source: str = field(compare=False)
+
+
+@cache
+def _trained(asked: _Asked) -> PlainRun:
+    training = PlainTraining(asked.source, asked.dtype)
+    done = [training.step(step) for step in range(asked.steps)]
     gradients = {name: gradient for _, of_step in reversed(done) for name, gradient in of_step.items()}
     return PlainRun([losses for losses, _ in done], gradients, training.values, training.buffers)

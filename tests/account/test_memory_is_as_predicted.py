@@ -29,7 +29,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Row]:
     """Of each variant, by its name; on two devices, in real processes."""
     folder = tmp_path_factory.mktemp("memory")
     source = folder / "memory.yaml"
-    model = f"{Path(__file__).parent / 'memory_toys.py'}:build"
+    model = f"{Path(__file__).parents[1] / 'runtime' / 'memory_toys.py'}:build"
     source.write_text(yaml.safe_dump({"schema": "spindle.workload/1", "model": model}))
     return {row.variant: row for row in rows(source, 2, ("spindle",), NAMES, folder / "runs")}
 
