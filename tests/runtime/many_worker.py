@@ -24,6 +24,7 @@ from spindle_cli.operators.plan_splits import plan_splits
 from spindle_cli.plan.file import read_plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
+from spindle_cli.runtime import trainer
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
@@ -89,6 +90,7 @@ def leave_groups() -> None:
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     Training.step = step_without_host_waits
+    trainer.not_searched_again = nullcontext  # would have all searched that is frozen below
     localise.in_the_abstract = in_the_abstract
     finder = Finder()  # what is found of layers at a length holds for all requests
     trace.Finder = lambda _: finder
@@ -108,4 +110,5 @@ def main(argv: list[str]) -> None:
 
 
 analyse_all(Path(sys.argv[-1]))
-gc.freeze()  # workers collect what they have made themselves alone
+gc.collect()
+gc.freeze()  # so that workers search what they have made themselves alone
