@@ -20,11 +20,14 @@ from helpers.uneven import uneven_plan
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
+from spindle_cli.questions import explain_text
+from spindle_cli.questions.explain import explain
+from spindle_cli.questions.worth import reasons
 from spindle_cli.show.grid import make_grid
 from spindle_cli.show.picture import BAR, IDLE, draw, legend
 from spindle_cli.show.summary import Allocation, summarise
 from spindle_cli.show.symbols import Symbols
-from spindle_cli.show.table import allocation_table
+from spindle_cli.show.table import allocation_table, headline
 
 
 def staggered(num_devices: int) -> Plan:
@@ -166,3 +169,14 @@ def test_shares_of_unequal_size_are_told() -> None:
     console = Console(width=200, record=True, file=io.StringIO())
     console.print(allocation_table(plan, summarise(plan)))
     assert "3 on 3 unequal" in console.export_text()
+
+
+def test_a_plan_that_ends_before_the_bound_of_equal_shares_says_so() -> None:
+    """4 ops at 0.95 s on three devices; on two, which divide 8 samples, 1.2 s."""
+    profile = profile_of(cuttable("t/net", 4, {8: 2.0, 4: 1.2, 2: 0.7}, param_bytes_per_op=0))
+    plan = make_plan(profile, cluster_of(3))
+    assert "compute 3.8 s, 20.8% below the bound of version 1, 4.8 s" in headline(summarise(plan))
+    said = explain_text.headline(explain(plan, profile, plan_name="plan.yaml"))
+    assert "the schedule is 20.8% below the bound of version 1, 4.8 s;" in said
+    (reason,) = reasons(plan, profile)
+    assert [(each.num_devices, each.plan_ops) for each in reason.choices] == [(1, 0), (2, 0), (3, 4)]

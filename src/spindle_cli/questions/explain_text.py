@@ -24,6 +24,7 @@ def headline(explanation: Explanation) -> str:
     """What the iteration is made of."""
     e = explanation
     over = e.compute_s / e.lower_bound_s - 1 if e.lower_bound_s else 0.0
+    where = "above the lower bound" if over >= 0 else "below the bound of version 1,"
     of_set = f", of steps that run {', '.join(e.tasks)}" if e.tasks else ""
     return (
         f"{e.plan}: strategy {e.strategy} on {counted(e.num_devices, 'device')}{of_set}\n"
@@ -33,7 +34,7 @@ def headline(explanation: Explanation) -> str:
         f"+ optimizer {format_seconds(e.optimizer_s)}"
         + (f" + held up {format_seconds(e.held_up_s)}" if e.held_up_s else "")
         + "\n"
-        f"the schedule is {over:.1%} above the lower bound {format_seconds(e.lower_bound_s)}; "
+        f"the schedule is {abs(over):.1%} {where} {format_seconds(e.lower_bound_s)}; "
         f"devices are idle for {e.idle.share:.1%} of it"
     )
 

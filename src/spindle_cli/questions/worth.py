@@ -11,6 +11,7 @@ from __future__ import annotations
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import Node, make_problem
@@ -94,8 +95,11 @@ def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> O
 
 
 def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
-    """For each MetaOp, what its choices cost at the program's prices, and which were taken."""
-    problem = make_problem(profile, plan.cluster)
+    """For each MetaOp, what its choices cost at the program's prices, and which were taken; with shares
+    that are not equal, where the plan has any.
+    """
+    wide = on_any_number(profile, plan.cluster) if any(p.rows is not None for p in plan.slices) else None
+    problem = make_problem(wide or profile, plan.cluster)
     bound = lower_bound(problem)
     return tuple(_reason(bound, node, plan.slices) for node in problem.nodes)
 

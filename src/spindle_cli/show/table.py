@@ -16,7 +16,8 @@ def headline(report: ShowReport) -> str:
     """Two lines: what the plan is, and what it predicts."""
     gap = ""
     if report.gap is not None:
-        gap = f", {report.gap:.1%} above the lower bound {format_seconds(report.lower_bound_s)}"
+        where = "above the lower bound" if report.gap >= 0 else "below the bound of version 1,"
+        gap = f", {abs(report.gap):.1%} {where} {format_seconds(report.lower_bound_s)}"
     return (
         f"{report.workload} on {report.cluster}: {counted(report.num_devices, 'device')}, "
         f"strategy {report.strategy}, "
