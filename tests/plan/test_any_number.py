@@ -110,6 +110,19 @@ def test_three_devices_share_eight_samples(strategy: StrategyName) -> None:
     assert plan.metaops[0].curve == ()
 
 
+def test_a_chain_runs_forward_and_then_backward_in_reverse() -> None:
+    """A third of 0.95 s forward each, one behind the other."""
+    first = cuttable("t/first", 1, SECONDS, param_bytes_per_op=0)
+    second = cuttable("t/second", 1, SECONDS, param_bytes_per_op=0, inputs=("t/first",))
+    profile = profile_of(first, second)
+    plan = make_plan(profile, cluster_of(3), "sequential")
+    assert check_plan(plan, profile) == ()
+    one, two = plan.slices
+    assert (one.metaop, one.rows, two.rows) == ("t/first", (0, 2, 5, 8), (0, 2, 5, 8))
+    thirds = [time_s / (0.95 / 3) for piece in (one, two) for both in piece.times_s for time_s in both]
+    assert thirds == pytest.approx([0, 1, 4, 6, 1, 2, 2, 4], abs=1e-6)
+
+
 def test_equal_shares_can_be_asked_for() -> None:
     profile = profile_of(cuttable("t/net", 4, SECONDS, param_bytes_per_op=0))
     plan = make_plan(profile, cluster_of(3), equal_shares=True)
