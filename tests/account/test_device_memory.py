@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from spindle_cli.account.device_memory import (
     memory_by_pass,
 )
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, OptimizerBytes
 
@@ -31,6 +32,7 @@ class Optimizer:
     update_bytes_per_param: float = 0.0
     gradient_bytes_per_param: float = 1.0
     accumulate: int = 1
+    sharding: Mapping[str, Sharding] = field(default_factory=dict)
 
 
 def gpus(count: int) -> Cluster:

@@ -11,7 +11,7 @@ from spindle_cli.account.device_memory import device_memory, memory_by_pass
 from spindle_cli.account.edges import layout_of
 from spindle_cli.account.processor import beside_slices
 from spindle_cli.account.rows import Chunk, Layout, crossing, route
-from spindle_cli.costs.batch_sums import batch_sums_s, beyond_curve_s
+from spindle_cli.costs.batch_sums import batch_sums_s, sums_beyond_curve_s
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest, largest_samples
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.plan.types import Slice
@@ -171,7 +171,7 @@ def test_of_the_sums_of_unequal_shares_what_the_largest_knows_is_counted_once() 
     shares = (share.model_copy(update={"communication_s": sum(all_s) / 4}),)
     net = net.model_copy(update={"curve": curve, "shares": shares})
     equal = slice_of(net, (0, 1), (0, 1), 0.0)
-    assert beyond_curve_s(equal, net, cluster_of(2)) == pytest.approx((0.0, 0.0))
+    assert sums_beyond_curve_s(equal, net, cluster_of(2)) == pytest.approx((0.0, 0.0))
     uneven = equal.model_copy(update={"rows": (0, 5, 8)})
     three_quarters = [each * 3 / 4 for each in all_s]
-    assert beyond_curve_s(uneven, net, cluster_of(2)) == pytest.approx(three_quarters)
+    assert sums_beyond_curve_s(uneven, net, cluster_of(2)) == pytest.approx(three_quarters)

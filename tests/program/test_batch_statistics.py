@@ -9,7 +9,7 @@ import pytest
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.account.types import Purpose
-from spindle_cli.costs.batch_sums import batch_sums_s, beyond_curve_s
+from spindle_cli.costs.batch_sums import batch_sums_s, sums_beyond_curve_s
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.batch_sums import BatchSum
@@ -125,9 +125,9 @@ def test_devices_further_apart_than_the_curve_has_them_take_longer() -> None:
         (drawn, (1,), 0.0),
         (net, (1, 2), far_s),
     ):
-        more = beyond_curve_s(slice_of(metaop, (0, 1), devices, 0.0), metaop, NODES)
+        more = sums_beyond_curve_s(slice_of(metaop, (0, 1), devices, 0.0), metaop, NODES)
         assert sum(more) == pytest.approx(beyond_s)
-    forward_s, backward_s = beyond_curve_s(slice_of(net, (0, 1), (1, 2), 0.0), net, NODES)
+    forward_s, backward_s = sums_beyond_curve_s(slice_of(net, (0, 1), (1, 2), 0.0), net, NODES)
     assert (forward_s, backward_s) == pytest.approx(batch_sums_s(SUMS, (1, 2), NODES))
 
 

@@ -129,7 +129,7 @@ def test_programs_of_all_sets_finish_and_share_buckets(plan: Plan, sharded: bool
 
 
 def _blocks_of(plan: Plan, tasks: tuple[str, ...]) -> list[ParameterBlock]:
-    uses = planned_parameters(metaop for metaop in plan.metaops if metaop.task in tasks)
+    uses = planned_parameters((metaop for metaop in plan.metaops if metaop.task in tasks), {})
     return [block for blocks in uses.values() for block in blocks]
 
 

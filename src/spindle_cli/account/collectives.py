@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, Together
+from spindle_cli.files.sharding import Sharding
 
 # Each loss, and the one more number by which a rank asks all to stop, is summed in float64; so is the norm.
 # With the losses goes what each rank says of itself: its memory, and how long it has waited for data.
@@ -20,6 +21,9 @@ def collectives_of_step(
     """All of a step: the losses, the sums in the order of their groups, each set of devices' flags, the norm,
     the gathers, which are those of the sums from the last to the first.
 
+    Groups that are summed inside of each backward pass have no sum here, and those whose parameters are
+    gathered inside of passes no gather.
+
     What a loss counts of labels or masks goes with the losses; a plan does not know how many numbers that is.
 
     Args:
@@ -34,6 +38,7 @@ def collectives_of_step(
     found += [
         Together(Collective.SUM, group.devices, group.num_bytes, 1 if sharded else 2, group.index)
         for group in summed
+        if not group.sharding.is_by_pass
     ]
     if sharded:
         blocks: dict[tuple[int, ...], int] = {}
@@ -48,5 +53,6 @@ def collectives_of_step(
         found += [
             Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index)
             for group in reversed(summed)
+            if group.sharding is not Sharding.PARAMETERS
         ]
     return tuple(found)

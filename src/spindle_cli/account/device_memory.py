@@ -20,6 +20,7 @@ from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
@@ -50,6 +51,8 @@ class OptimizerNumbers(Protocol):
     def gradient_bytes_per_param(self) -> float: ...
     @property
     def accumulate(self) -> int: ...
+    @property
+    def sharding(self) -> ShardingOf: ...
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,9 @@ def device_memory(
       has of the task.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
+    * Where devices share out gradients, each has its range of them all the time, and where parameters, of
+      these too. What is whole besides, while ops run (`holdings.py`), is shown as gradients, and what is
+      gathered of parameters as buffers. Under gloo a scatter takes a buffer as large as its gradients.
     * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
       there before the first tensor.
     """
@@ -219,6 +225,7 @@ def _needs(
         splits=any(part.tp > 1 for part in parts),
         sums_take_buffers=cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded,
         gradient_width=optimizer.gradient_bytes_per_param,
+        shares_out=bool(optimizer.sharding),
     )
     account = _Account(setting, cluster.is_cpu, optimizer, due)
     needs: dict[object, _Need] = {}
@@ -328,18 +335,16 @@ class _Account:
             last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
         held = self._held(last_first, held_only)
         sharded = self.optimizer.optimizer_state_sharded
-        trained = sum(there.share * there.trained_bytes for there in held.values())
         updated = sum(there.updated_bytes(sharded=sharded) for there in held.values())
         usual = self.optimizer.optimizer_state_per_param
         wide = self.optimizer.gradient_bytes_per_param
         own = wide * sum(there.own_bytes for there in held.values())
-        alone = wide * sum((there.share - there.summed) * there.trained_bytes for there in held.values())
         keeps_own = self.optimizer.accumulate > 1
         iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
         return _Need(
-            parameters=round(sum(there.share * there.num_bytes for there in held.values())),
+            parameters=round(sum(there.lasting_bytes for there in held.values())),
             state=round(sum(there.state_bytes(usual, sharded=sharded) for there in held.values())),
-            summed_gradients=wide * trained - alone,
+            summed_gradients=wide * sum(there.lasting_gradient_bytes for there in held.values()),
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
             passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),
@@ -355,7 +360,8 @@ class _Account:
                 there = held.get(block)
                 if there is None:
                     first_use = num_ops + position if number < len(roles) else -1
-                    there = Held(num_bytes, trained_bytes, first_use, part.optimizer)
+                    sharding = self.optimizer.sharding.get(block[0], Sharding.OPTIMIZER)
+                    there = Held(num_bytes, trained_bytes, first_use, part.optimizer, sharding)
                     there.is_due = block in self.due
                     held[block] = there
                 else:

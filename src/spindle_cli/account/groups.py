@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 from operator import attrgetter
 from typing import NamedTuple
@@ -13,6 +13,7 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import per_node, spread_all_reduce_s
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp
 from spindle_cli.units import GIB, KIB
 
@@ -29,20 +30,23 @@ class ParameterBlock(NamedTuple):
     """Trained parameters that are always used together: a key, a block of it, and their bytes, unsplit.
 
     `split`: whether tensor parallelism gives each device of a group its part of them; else all hold them
-    whole.
+    whole. `sharding`: what the devices that hold them share out, the same wherever the block is used.
     """
 
     key: str
     block: int
     num_bytes: int
     split: bool = True
+    sharding: Sharding = Sharding.OPTIMIZER
 
 
 # (MetaOp name, index of the op in it) -> the trained parameters that the op uses, neighbouring glue included.
 ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
-def planned_parameters(metaops: Iterable[MetaOp]) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
+def planned_parameters(
+    metaops: Iterable[MetaOp], sharding: ShardingOf
+) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
     """Which parameters each op trains, as far as a profile or a plan knows: a block an op, and one of what
     tensor parallelism leaves whole, its glue's parameters included.
 
@@ -52,7 +56,13 @@ def planned_parameters(metaops: Iterable[MetaOp]) -> dict[tuple[str, int], tuple
     for metaop in metaops:
         for op in range(metaop.num_ops):
             uses[metaop.name, op] = tuple(
-                ParameterBlock(key if is_split else f"{key}{WHOLE}", block, num_bytes, is_split)
+                ParameterBlock(
+                    key if is_split else f"{key}{WHOLE}",
+                    block,
+                    num_bytes,
+                    is_split,
+                    sharding.get(key, Sharding.OPTIMIZER),
+                )
                 for (key, block, is_split), trained in (
                     (use.block, use.trained_bytes) for use in blocks_of(metaop, op)
                 )
@@ -73,7 +83,8 @@ def parameter_groups(
 
     Groups come in the order in which they are complete: in the backward pass of the first slice, in `order`,
     that uses them, from its last op to its first. What is complete one after the other on the same devices is
-    summed together until it is worth a sum (`sum_bytes`).
+    summed together until it is worth a sum (`sum_bytes`); but what is summed in each pass, op by op. What is
+    to be shared out stays whole where some of its devices do not run all of its slices.
 
     Args:
         order: of all slices, the last one that runs backward first.
@@ -84,7 +95,7 @@ def parameter_groups(
     position = {index: place for place, index in enumerate(order)}
     holders = _Holders(slices, cluster)
     parts: list[_Part] = []
-    for users, names in _used_alike(slices, order, uses).items():
+    for (users, sharding, last_ops), names in _used_alike(slices, order, uses).items():
         first, first_op, _ = users[0]
         num_bytes = sum(names.values())
         first_ops = {index: op for index, op, _ in users}
@@ -92,10 +103,19 @@ def parameter_groups(
             share = -(-num_bytes // fragment.count)
             when = (-position[first], -first_op)
             plans = _plans_of(first_ops, run_in)
-            parts.append(_Part(when, fragment, list(names), share, dict(first_ops), plans))
+            shared_out = (sharding, dict(last_ops)) if _can_share_out(fragment, users, slices) else _ALONE
+            parts.append(_Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out))
     parts.sort(key=_when)
     width = gradient_bytes_per_param
     return tuple(part.group(index, width) for index, part in enumerate(_join_small(parts, width)))
+
+
+def _can_share_out(fragment: _Fragment, users: Iterable[_User], slices: Sequence[SliceShape]) -> bool:
+    """Whether all that hold some parameters run every slice that uses them, so that they can gather and sum
+    together in each of its passes.
+    """
+    devices = set(fragment.devices)
+    return len(devices) > 1 and all(devices <= set(slices[index].devices) for index, *_ in users)
 
 
 def _plans_of(slices: Iterable[int], run_in: Sequence[frozenset[int]] | None) -> frozenset[int]:
@@ -122,20 +142,27 @@ def _worth_a_sum(spread: tuple[int, ...], cluster: Cluster) -> int:
 
 # A slice that uses some parameters: its index, the first of its ops that does, whether it has parts of them.
 _User = tuple[int, int, bool]
+# Who uses some parameters, what is shared out of them, and where they are summed in each pass also the last
+# op of each slice that uses them.
+_Alike = tuple[tuple[_User, ...], Sharding, tuple[tuple[int, int], ...]]
+_ALONE: tuple[Sharding, dict[int, int]] = (Sharding.OPTIMIZER, {})  # not shared out pass by pass
 
 
 def _used_alike(
     slices: Sequence[SliceShape], order: Sequence[int], uses: ParameterUses
-) -> dict[tuple[_User, ...], dict[tuple[str, int], int]]:
+) -> dict[_Alike, dict[tuple[str, int], int]]:
     """Parameters that the same ops are the first to use, in the same way, with their bytes."""
     size: dict[tuple[str, int], int] = {}
     users: dict[tuple[str, int], dict[int, _User]] = {}
+    by_pass: dict[tuple[str, int], tuple[Sharding, dict[int, int]]] = {}
     for index in order:
         piece = slices[index]
         for op in range(*piece.ops):
-            for key, number, num_bytes, is_split in uses[piece.metaop, op]:
+            for key, number, num_bytes, is_split, sharding in uses[piece.metaop, op]:
                 name = (key, number)
                 of_block = users.get(name)
+                if sharding.is_by_pass:
+                    by_pass.setdefault(name, (sharding, {}))[1][index] = op
                 if of_block is None:
                     users[name] = {index: (index, op, is_split)}
                     size[name] = num_bytes
@@ -146,9 +173,11 @@ def _used_alike(
                     of_block[index] = (index, op, is_split)
                 elif known[2] and not is_split:
                     of_block[index] = (index, known[1], False)
-    alike: dict[tuple[_User, ...], dict[tuple[str, int], int]] = {}
+    alike: dict[_Alike, dict[tuple[str, int], int]] = {}
     for name, by_slice in users.items():
-        alike.setdefault(tuple(by_slice.values()), {})[name] = size[name]
+        sharding, last_ops = by_pass.get(name, _ALONE)
+        how = (tuple(by_slice.values()), sharding, tuple(last_ops.items()))
+        alike.setdefault(how, {})[name] = size[name]
     return alike
 
 
@@ -175,6 +204,7 @@ class _Part:
         num_bytes: of its parameters.
         first_ops: of each slice that adds to it, the first op that does.
         plans: that add to it, where there are several.
+        sharding, last_ops: see `ParameterGroup`; last ops by slice.
     """
 
     when: tuple[int, int]
@@ -183,6 +213,8 @@ class _Part:
     num_bytes: int
     first_ops: dict[int, int]
     plans: frozenset[int]
+    sharding: Sharding = Sharding.OPTIMIZER
+    last_ops: dict[int, int] = field(default_factory=dict)
 
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
@@ -204,6 +236,8 @@ class _Part:
             slices=slices,
             first_ops=tuple(self.first_ops[slice_] for slice_ in slices),
             fragment=(self.fragment.index, self.fragment.count),
+            last_ops=tuple(self.last_ops[slice_] for slice_ in slices) if self.last_ops else (),
+            sharding=self.sharding,
         )
 
 
@@ -247,11 +281,13 @@ class _Holders:
 
 def _join_small(parts: Sequence[_Part], width: float) -> list[_Part]:
     """Join each part that is too small with the next ones of the same devices and plans; it then waits for
-    the last.
+    the last. What is summed in each pass stays as it is: an op's own is there only while the op runs.
     """
-    joined: list[_Part] = []
+    joined = [part for part in parts if part.sharding.is_by_pass]
     waiting: dict[tuple[_Fragment, frozenset[int]], _Part] = {}
     for part in parts:
+        if part.sharding.is_by_pass:
+            continue
         alike = (part.fragment, part.plans)
         open_part = waiting.get(alike)
         if open_part is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 
 from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.profile.types import MetaOp, OptimizerBytes
 
 # Parameters that are always used together: key, block, and whether tensor parallelism splits them.
@@ -74,12 +75,14 @@ class Held:
         summed: share whose gradients it sums with other devices.
         is_due: whether the step uses it, on any device.
         optimizer: what its optimizer keeps of it, where that is not as of all.
+        sharding: what the devices that hold it share out.
     """
 
     num_bytes: float
     trained_bytes: float
     first_use: int
     optimizer: OptimizerBytes | None = None
+    sharding: Sharding = Sharding.OPTIMIZER
     is_whole: bool = False
     shards: set[tuple[float, float]] = field(default_factory=set)
     share: float = 0.0
@@ -98,10 +101,49 @@ class Held:
         """Trained bytes that the device's own optimizer steps; `sharded`: devices share what they can."""
         if not self.is_due:
             return 0.0
-        whole = 0.0 if self.optimizer is None else self.optimizer.whole_share
         return self.trained_bytes * (
-            self.share * whole + (self.owned if sharded else self.share) * (1 - whole)
+            self.share * self._whole + (self.owned if sharded else self.share) * (1 - self._whole)
         )
+
+    @property
+    def _whole(self) -> float:
+        """Of what is trained, the share that each device steps whole."""
+        return 0.0 if self.optimizer is None else self.optimizer.whole_share
+
+    @property
+    def is_by_pass(self) -> bool:
+        """Whether its gradients are summed in each backward pass, each device keeping a range."""
+        return self.sharding.is_by_pass and self.summed > 0
+
+    @property
+    def scattered_bytes(self) -> float:
+        """Trained bytes whose gradients are whole only while a backward pass makes them."""
+        return self.share * self.trained_bytes * (1 - self._whole) if self.is_by_pass else 0.0
+
+    @property
+    def gathered_bytes(self) -> float:
+        """Bytes that are gathered while ops use them."""
+        return self.scattered_bytes if self.sharding is Sharding.PARAMETERS else 0.0
+
+    @property
+    def lasting_bytes(self) -> float:
+        """Bytes of parameters that are there all the time: of what is gathered, the device's own range."""
+        if not self.gathered_bytes:
+            return self.share * self.num_bytes
+        others = (self.share - self.owned) * self.trained_bytes * (1 - self._whole)
+        return self.share * self.num_bytes - others
+
+    @property
+    def lasting_gradient_bytes(self) -> float:
+        """Trained bytes whose gradients are there all the time: of what several devices hold."""
+        if not self.is_by_pass:
+            return self.summed * self.trained_bytes
+        return self.trained_bytes * (self.share * self._whole + self.owned * (1 - self._whole))
+
+    @property
+    def summed_bytes(self) -> float:
+        """Trained bytes whose gradients are summed behind the last backward pass that adds to them."""
+        return 0.0 if self.is_by_pass else self.summed * self.trained_bytes
 
     def state_bytes(self, usual: float, *, sharded: bool) -> float:
         """Bytes that the optimizer keeps of it on the device. `usual`: for each trained byte of what has no
@@ -125,3 +167,58 @@ class Held:
         self.share = len(held) / len(counts)
         self.owned = sum(1 / count for count in held) / len(counts)
         self.summed = sum(count > 1 for count in held) / len(counts)
+
+
+@dataclass(frozen=True)
+class SharedOut:
+    """What a device holds of shared-out parameters and gradients beside its own ranges, while a slice runs:
+    bytes by op, first to last.
+
+    Parameters are gathered whole for the ops that use them: for the first op of a pass as it starts, for each
+    other one with the op before it; they go with the last op that uses them. A whole gradient is there from
+    the first op that adds to it in the backward pass to the last, and then scattered: at most one scatter is
+    under way, until the next one starts or the pass ends.
+
+    Attributes:
+        forward, backward: parameters gathered in that pass.
+        gradients: whole gradients, those under way included; in bytes of parameters.
+        under_way: of these, those that are being scattered.
+        left: those whose scatter ends the backward pass.
+    """
+
+    forward: Sequence[float]
+    backward: Sequence[float]
+    gradients: Sequence[float]
+    under_way: Sequence[float]
+    left: float
+
+
+def shared_out(uses: Sequence[Sequence[BlockUse]], held: Mapping[Block, Held]) -> SharedOut | None:
+    """Of a slice whose ops use these blocks, on a device that holds them so; None: it shares out none."""
+    spans: dict[Block, tuple[int, int]] = {}
+    for position, of_op in enumerate(uses):
+        for use in of_op:
+            if held[use.block].is_by_pass:
+                first, _ = spans.get(use.block, (position, position))
+                spans[use.block] = first, position
+    if not spans:
+        return None
+    forward, backward, made, complete = ([0.0] * len(uses) for _ in range(4))
+    for block, (first, last) in spans.items():
+        there = held[block]
+        _add(forward, there.gathered_bytes, max(0, first - 1), last)
+        _add(backward, there.gathered_bytes, first, min(last + 1, len(uses) - 1))
+        _add(made, there.scattered_bytes, first, last)
+        complete[first] += there.scattered_bytes
+    under_way = [0.0] * len(uses)
+    scattered = 0.0
+    for position in range(len(uses) - 1, -1, -1):
+        under_way[position] = scattered
+        scattered = complete[position] or scattered
+    gradients = [sum(both) for both in zip(made, under_way, strict=True)]
+    return SharedOut(forward, backward, gradients, under_way, scattered)
+
+
+def _add(by_op: list[float], num_bytes: float, first: int, last: int) -> None:
+    for position in range(first, last + 1):
+        by_op[position] += num_bytes

@@ -6,7 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.crossing import slice_inputs
-from spindle_cli.account.holdings import Block, BlockUse, Held, Holders, blocks_of
+from spindle_cli.account.holdings import (
+    Block,
+    BlockUse,
+    Held,
+    Holders,
+    SharedOut,
+    blocks_of,
+    shared_out,
+)
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
 from spindle_cli.profile.types import MetaOp
@@ -95,6 +103,10 @@ class Part:
             return needs.kept
         return self.kept_inputs / (self.tp if needs.joined else 1) + _RANDOM_STATE_BYTES
 
+    def ops(self) -> Iterable[tuple[int, OpNeeds]]:
+        """(1, what it needs) of each op."""
+        return ((1, needs) for count, needs in self.needs for _ in range(count))
+
     def ops_from_last(self) -> Iterable[tuple[int, OpNeeds]]:
         """(position in the slice, what it needs) of each op, the last one first."""
         position = len(self.uses)
@@ -143,6 +155,7 @@ class Setting:
         splits: whether any slice is split by tensor parallelism.
         sums_take_buffers: gradient sums under way take receive buffers.
         gradient_width: bytes of gradients for each byte of trained parameters.
+        shares_out: devices share out any parameters or gradients.
     """
 
     parts: Sequence[Part]
@@ -150,6 +163,7 @@ class Setting:
     splits: bool
     sums_take_buffers: bool
     gradient_width: float
+    shares_out: bool
 
 
 class Iteration:
@@ -180,10 +194,12 @@ class Iteration:
         self._fields = self._loaded()
         self._received = 0.0
         self._kept = self._retained = 0.0
+        self._whole = 0.0  # gradients that a backward pass makes before they are scattered
+        self._shared: dict[int, SharedOut | None] = {}
         self._summing = 0.0
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
-            largest = max((there.summed * there.trained_bytes for there in held.values()), default=0.0)
+            largest = max((there.summed_bytes for there in held.values()), default=0.0)
             self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
     def run(self, own: float, update: float) -> list[PassBytes]:
@@ -241,7 +257,7 @@ class Iteration:
     def _sum_of_others(self) -> None:
         """What other plans' slices alone hold is summed whenever the others are ready."""
         self._summing = sum(
-            self._width * there.summed * there.trained_bytes
+            self._width * there.summed_bytes
             for there in self._held.values()
             if there.first_use < 0 and there.is_due
         )
@@ -265,12 +281,16 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
+        shared = self._shared_out(role[0])
         casts = 0.0
-        for count, needs in part.needs:
+        position = -1
+        for count, needs in part.needs if shared is None else part.ops():
+            position += count
             kept = part.kept_of(needs)
             casts += count * needs.cast if part.recompute else 0.0
             self._kept += (count - 1) * kept
-            self._see(needs.forward + casts, self._buffers())
+            gathered = 0.0 if shared is None else shared.forward[position]
+            self._see(needs.forward + casts, self._buffers() + gathered)
             self._kept += kept
         if not part.recompute:
             self._kept += sum(self._joined(part, uses) for uses in part.uses)
@@ -282,18 +302,39 @@ class Iteration:
         """`first_op`: of the slice, among all that the device runs."""
         index, _, received, returned = role
         part = self._setting.parts[index]
+        shared = self._shared_out(index)
         self._retained += part.taken_by_every_op
         for position, needs in part.ops_from_last():
             joined = self._joined(part, part.uses[position])
             running = self._backward_bytes(needs, part.uses[position])
             if part.recompute:
                 running = joined + max(needs.forward, needs.kept + running)
-            self._see(running, self._buffers() + part.handed)
+            gathered = 0.0
+            if shared is not None:
+                self._whole = self._width * shared.gradients[position]
+                gathered = shared.backward[position] + self._scattering(shared.under_way[position])
+            self._see(running, self._buffers() + part.handed + gathered)
             self._kept -= part.kept_of(needs) if part.recompute else needs.kept + joined
             self._end_op(part.uses[position], first_op + position)
         self._kept -= part.edges
         self._retained += part.taken_at_once
+        if shared is not None:
+            self._whole = self._width * shared.left
+            self._see(0.0, self._buffers() + self._scattering(shared.left))
+            self._whole = 0.0
         self._received -= received + returned
+
+    def _shared_out(self, index: int) -> SharedOut | None:
+        """Of a slice, once for both passes."""
+        if not self._setting.shares_out:
+            return None
+        if index not in self._shared:
+            self._shared[index] = shared_out(self._setting.parts[index].uses, self._held)
+        return self._shared[index]
+
+    def _scattering(self, under_way: float) -> float:
+        """What a scatter takes beside its gradients."""
+        return self._width * under_way if self._setting.sums_take_buffers else 0.0
 
     def _backward_bytes(self, needs: OpNeeds, uses: Sequence[BlockUse]) -> float:
         """Of an op, with the gradients that it makes: those of parameters that the device alone holds."""
@@ -311,7 +352,7 @@ class Iteration:
                 self._made.add(use.block)
                 self._gradients += self._width * there.own_bytes
             if there.first_use == op:
-                self._summing += self._width * there.summed * there.trained_bytes
+                self._summing += self._width * there.summed_bytes
 
     def _joined(self, part: Part, uses: Sequence[BlockUse]) -> float:
         """Copies of parameters that the device holds in finer fragments than the slice uses."""
@@ -331,4 +372,5 @@ class Iteration:
         return min(self._summing, self._sums_at_most)
 
     def _see(self, running: float, buffers: float) -> None:
-        self._fullest.see(self._gradients, self._kept + self._fields + running, buffers)
+        gradients = self._gradients + self._whole
+        self._fullest.see(gradients, self._kept + self._fields + running, buffers)

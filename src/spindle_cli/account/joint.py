@@ -14,6 +14,7 @@ from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.types import Joint, ParameterGroup, PlacedPlan
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.profile.types import MetaOp
 
 
@@ -78,6 +79,7 @@ class MemberPlan:
     gradient_bytes_per_param: float
     optimizer_state_sharded: bool
     clips_gradients: bool
+    sharding: ShardingOf
     joint: Joint | None
     member: int
 
@@ -96,6 +98,7 @@ def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
             plan.gradient_bytes_per_param,
             plan.optimizer_state_sharded,
             plan.clips_gradients,
+            plan.sharding,
             joint,
             member,
         )

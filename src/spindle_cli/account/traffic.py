@@ -110,7 +110,9 @@ def find_meetings(
     everyone = tuple(range(num_devices))
     ends = {device for pair in pairs for device in pair}
     exchanging = [tuple(sorted(ends))] if ends else []
+    groups = tuple(groups)
     summing = {group.devices for group in groups if len(group.devices) > 1} - {everyone}
+    sharing = {group.devices for group in groups if group.sharding.is_by_pass}
     inside = {
         (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)
         for layout in layouts
@@ -122,6 +124,7 @@ def find_meetings(
         *((ranks, Purpose.ACTIVATIONS) for ranks in exchanging),
         *((ranks, Purpose.GRADIENTS) for ranks in exchanging),
         *((ranks, Purpose.SUMS) for ranks in sorted(summing)),
+        *((ranks, Purpose.SHARDS) for ranks in sorted(sharing)),
         *sorted(each for each in inside if each[1] is Purpose.TENSOR),
         *sorted(each for each in inside if each[1] is Purpose.STATISTICS),
     )
@@ -189,7 +192,8 @@ def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tu
 
 def uses_of(plan: PlacedPlan) -> ParameterUses:
     """The trained parameters of each op, as far as the plan knows; of all plans that it runs in turn with."""
-    return planned_parameters((plan.by_name if plan.joint is None else plan.joint.by_name).values())
+    by_name = plan.by_name if plan.joint is None else plan.joint.by_name
+    return planned_parameters(by_name.values(), plan.sharding)
 
 
 def _exchange(plan: PlacedPlan, layouts: Sequence[Layout], edge: Edge, *, is_gradient: bool) -> Exchange:

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp
 
 
@@ -23,6 +24,8 @@ class StepNumbers(Protocol):
     def optimizer_state_sharded(self) -> bool: ...
     @property
     def clips_gradients(self) -> bool: ...
+    @property
+    def sharding(self) -> ShardingOf: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,7 @@ class Purpose(StrEnum):
     ACTIVATIONS = "activations"
     GRADIENTS = "gradients"
     SUMS = "sums"  # of gradients, with their flags and gathers
+    SHARDS = "shards"  # of parameters and gradients: gathers and sums inside of passes
     TENSOR = "tensor parallelism"
     STATISTICS = "batch statistics"  # what the shares of an op sum or gather: batch norms, contrastive losses
 
@@ -111,6 +115,9 @@ class ParameterGroup:
         fragment: (i, n): the i-th of n equal parts of every tensor that tensor parallelism splits; (0, 1) is
             all of it. Slices with different tp that share parameters meet in the finest common fragments.
             Parameters that it does not split are held, and summed, by all devices of their slices.
+        last_ops: of each of `slices`, the last op that uses these parameters.
+        sharding: what the devices share out of them. Where that is more than optimizer state, all of `slices`
+            run on all of `devices`: the gradients are summed inside of each backward pass.
     """
 
     index: int
@@ -121,6 +128,8 @@ class ParameterGroup:
     slices: tuple[int, ...]
     first_ops: tuple[int, ...]
     fragment: tuple[int, int]
+    last_ops: tuple[int, ...] = ()
+    sharding: Sharding = Sharding.OPTIMIZER
 
 
 class Collective(StrEnum):

@@ -12,7 +12,7 @@ from spindle_cli.calibrate.run import Calibrated
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
-from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.files.runs.timeline import TIMELINE_FILE
 from spindle_cli.files.writing import require_no_input, write_text
 
 

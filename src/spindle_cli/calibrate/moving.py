@@ -17,7 +17,7 @@ from spindle_cli.calibrate.curves import EQUAL
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.costs.links import per_node, spread_collective_s, transfer_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.run_timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
 
 INTRA, INTER = "intra_node", "inter_node"
 _Port = tuple[object, ...]

@@ -1,6 +1,6 @@
 """What one op took on the shares that a run gave it, without what its devices do beside their slices.
 
-A slice takes n ops x (what the curve says + sums over devices that are no neighbours) x its stretch
+A slice takes n ops x (what the curve says + what comes on top of it, costs/beyond_curve.py) x its stretch
 (beside.py). Turned around: the plan's own formulas with the slice's measured seconds in the place of its
 predicted ones, solved for the curve.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.calibrate.reading import Run
-from spindle_cli.costs.batch_sums import beyond_curve_s
+from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, Profile
 
@@ -51,10 +51,11 @@ def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> M
         stretches: of each slice, see `Beside.stretches`.
     """
     found: dict[Allocation, list[Measured]] = {}
+    beyond = BeyondCurve(run.plan.by_name, run.plan.cluster, run.plan)
     for piece, took, stretch in zip(run.plan.slices, run.measured.slices, stretches, strict=True):
         if took.forward_s + took.backward_s > 0:
             ops = piece.num_ops * stretch
-            own = _own_times(OpTimes(took.forward_s / ops, took.backward_s / ops), piece, profile, run)
+            own = _own_times(OpTimes(took.forward_s / ops, took.backward_s / ops), piece, profile, beyond)
             steps = run.measured.steps
             one = Measured(own, steps * piece.num_ops, steps)
             found.setdefault((piece.metaop, piece.dp, piece.tp), []).append(one)
@@ -88,9 +89,14 @@ def point_of(profile: Profile, allocation: Allocation) -> CurvePoint:
     return next(point for point in profile.by_name[name].curve if (point.dp, point.tp) == (dp, tp))
 
 
-def _own_times(op: OpTimes, piece: Slice, profile: Profile, run: Run) -> OpTimes:
-    """Of what one op of a slice took, what the curve should say."""
-    more_s = beyond_curve_s(piece, profile.by_name[piece.metaop], run.plan.cluster)
+def _own_times(op: OpTimes, piece: Slice, profile: Profile, beyond: BeyondCurve) -> OpTimes:
+    """Of what one op of a slice took, what the curve should say. What gathers of shared-out parameters take
+    longer than what they hide behind is as the profile's curve has it.
+    """
+    point = point_of(profile, (piece.metaop, piece.dp, piece.tp))
+    again_s = point.forward_s if piece.recompute else 0.0
+    metaop = profile.by_name[piece.metaop]
+    more_s = beyond.op_s(piece, metaop, point.forward_s, point.backward_s + again_s)
     forward_s = max(op.forward_s - more_s[0], LEAST_OWN * op.forward_s)
     backward_s = max(op.backward_s - more_s[1], LEAST_OWN * op.backward_s)
     if piece.recompute:  # forward once more, as part of the backward pass

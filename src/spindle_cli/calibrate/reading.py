@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured
-from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredTimeline
+from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.same_device import is_of_devices
 from spindle_cli.plan.types import Plan

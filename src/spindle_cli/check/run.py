@@ -61,6 +61,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     if is_complete:
         found += structure.valid_allocations(whole)
         found += structure.whole_micro_batches(whole)
+        found += structure.shared_out(whole)
         found += schedule.durations(whole)
         found += schedule.producers_first(whole)
         # Who talks to whom is known of a plan with which nothing else is wrong.

@@ -218,6 +218,29 @@ def whole_micro_batches(plan: Plan) -> Iterator[Violation]:
             )
 
 
+def shared_out(plan: Plan) -> Iterator[Violation]:
+    """All slices of parameters that are shared out beyond their optimizer state run on the same devices,
+    which gather and sum together in each of their passes.
+    """
+    first: dict[str, tuple[int, Slice]] = {}
+    for wave, piece in located(plan):
+        metaop = plan.by_name[piece.metaop]
+        key = metaop.parameters or metaop.name
+        sharding = plan.sharding.get(key)
+        if sharding is None or not sharding.is_by_pass:
+            continue
+        _, other = first.setdefault(key, (wave, piece))
+        if set(other.devices) != set(piece.devices):
+            yield Violation(
+                rule="sharding",
+                where=place_of(wave, piece),
+                devices=tuple(sorted(set(other.devices) ^ set(piece.devices))),
+                value=f"its parameters {key!r} are shared out ({sharding}), and {other.label} runs on other "
+                "devices",
+                expected="all slices of parameters that are shared out on the same devices",
+            )
+
+
 def valid_allocations(plan: Plan) -> Iterator[Violation]:
     """Of each slice with equal shares, dp divides the batch and the curve has a point for dp and tp; or dp
     divides the micro-batch and the time of its share is known; of one with `rows`, that of its largest.

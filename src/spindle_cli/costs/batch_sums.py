@@ -24,7 +24,9 @@ class _Sums(Protocol):
     def backward(self) -> float: ...
 
 
-class _Summing(Timed, Protocol):
+class Summing(Timed, Protocol):
+    """What is needed of a MetaOp."""
+
     @property
     def batch_sums(self) -> Sequence[_Sums]: ...
 
@@ -40,7 +42,7 @@ def batch_sums_s(sums: Iterable[_Sums], devices: Sequence[int], cluster: Cluster
     return forward_s, backward_s
 
 
-def beyond_curve_s(piece: SliceShape, metaop: _Summing, cluster: Cluster) -> tuple[float, float]:
+def sums_beyond_curve_s(piece: SliceShape, metaop: Summing, cluster: Cluster) -> tuple[float, float]:
     """Seconds that the sums of one op take longer on a slice's devices than its curve or shares have them,
     forward and backward: a curve was drawn for neighbours, or without knowing any links.
     """

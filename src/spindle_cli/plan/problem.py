@@ -8,6 +8,7 @@ from functools import cached_property
 from math import floor, log10
 
 from spindle_cli.account.groups import ParameterUses, planned_parameters
+from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -120,7 +121,12 @@ class Problem:
     @cached_property
     def uses(self) -> ParameterUses:
         """The trained parameters of every op."""
-        return planned_parameters(self.profile.by_name.values())
+        return planned_parameters(self.profile.by_name.values(), self.profile.sharding)
+
+    @cached_property
+    def beyond(self) -> BeyondCurve:
+        """How much longer than their points say slices take on their devices."""
+        return BeyondCurve(self.profile.by_name, self.cluster, self.profile)
 
     @cached_property
     def _points(self) -> dict[tuple[str, int, int, bool], Point]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spindle_cli.account.types import Joint
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile
@@ -79,6 +80,7 @@ class PlacedSlices:
     gradient_bytes_per_param: float
     optimizer_state_sharded: bool
     clips_gradients: bool
+    sharding: ShardingOf
     joint: Joint | None = None
     member: int = 0
 
@@ -94,4 +96,5 @@ def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:
         profile.gradient_bytes_per_param,
         profile.optimizer_state_sharded,
         profile.clips_gradients,
+        profile.sharding,
     )

@@ -7,7 +7,7 @@ drawn, simulated and turned into each rank's program without the profile or the 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -16,6 +16,7 @@ from spindle_cli.account.types import Joint
 from spindle_cli.files.artifact import Model, validate
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.parsing import shown
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.slices import Slice as Slice
 from spindle_cli.plan.slices import Wave as Wave
 from spindle_cli.plan.slices import fitted_to
@@ -106,21 +107,13 @@ class Plan(TrainedArtifact):
     # by task, into how many equal parts its batch is cut, each run forward and backward by slices of its own;
     # absent: one
     micro_batches: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default_factory=dict)
+    # by key of parameters, what their devices share out among themselves; absent: as the train settings say
+    sharding: dict[str, Sharding] = Field(default_factory=dict)
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
     # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()
     _joint: Joint | None = PrivateAttr(default=None)
     _member: int = PrivateAttr(default=0)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_sharding(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("sharding"):
-            raise ValueError(
-                f"sharding: {shown(data['sharding'])}: not known to this version; expected none, where "
-                "`shard_optimizer` of the train settings says what is shared"
-            )
-        return data
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Plan:
@@ -160,6 +153,25 @@ class Plan(TrainedArtifact):
         by_name = {metaop.name: metaop for metaop in self.metaops}
         fitted = tuple(fitted_to(wave, by_name, self.micro_batches) for wave in self.waves)
         object.__setattr__(self, "waves", fitted)
+        return self
+
+    @model_validator(mode="after")
+    def _sharding_is_sound(self) -> Plan:
+        if not self.sharding:
+            return self
+        if self.schema_ == "spindle.plan/1":
+            raise ValueError("sharding: expected none in version 1")
+        if not self.optimizer_state_sharded:
+            raise ValueError(
+                "sharding: expected none where the train settings do not let devices share optimizer state"
+            )
+        known = {metaop.parameters or metaop.name for metaop in self.metaops}
+        unknown = self.sharding.keys() - known
+        if self.metaops and unknown:
+            raise ValueError(
+                f"sharding: no MetaOp has parameters {shown(min(unknown))}; expected one of "
+                f"{', '.join(sorted(known))}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -6,12 +6,14 @@ batch, sizes are bytes over the whole batch, unless a key says otherwise.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
 from spindle_cli.profile.calibration import Calibration as Calibration
@@ -297,6 +299,7 @@ class Profile(TrainedArtifact):
     task_sets: tuple[TaskShare, ...] = ()
     # the runs that its times were corrected by; None: there are none
     calibration: Calibration | None = None
+    _sharding: dict[str, Sharding] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Profile:
@@ -304,6 +307,22 @@ class Profile(TrainedArtifact):
 
         check_metagraph(self.metaops)
         return self
+
+    @property
+    def sharding(self) -> ShardingOf:
+        """What a plan that is looked for shares out; a profile itself says nothing of it."""
+        return self._sharding
+
+    def sharded(self, sharding: ShardingOf) -> Profile:
+        """The same, for plans that share parameters out so."""
+        copy = Profile.model_construct(**dict(self))
+        copy._sharding = dict(sharding)
+        return copy
+
+    def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:
+        """The same with other MetaOps, which are not looked at again."""
+        fields = {**dict(self), "metaops": tuple(metaops)}
+        return Profile.model_construct(**fields).sharded(self.sharding)
 
     @model_validator(mode="after")
     def _sets_make_up_all_steps(self) -> Profile:

@@ -5,6 +5,8 @@
   after another, so that one that waits for its receiver holds up those behind it. A gradient is not held up
   by an activation whose receiver is still busy.
 * One for each set of devices that sums gradients; none beside that of everyone for the set of all.
+* One for each set of devices that gathers parameters, or sums gradients, inside of passes: beside that for
+  the sums of whole gradients, which start between them.
 * One for each tensor-parallel group, and one for each set of devices whose shares sum the statistics of batch
   norms, even where the same devices sum gradients: those sums start while a pass runs, between the sums that
   the pass itself takes.
@@ -74,6 +76,10 @@ class Directory:
         """What these devices, ascending, sum gradients over."""
         known = self._of.get((Purpose.SUMS, devices))
         return self._of[Purpose.EVERYONE, devices] if known is None else known
+
+    def of_shards(self, devices: tuple[int, ...]) -> int:
+        """What these devices, ascending, gather parameters and sum gradients over inside of passes."""
+        return self._of[Purpose.SHARDS, devices]
 
     def of_share(self, layout: Layout, share: int) -> int | None:
         """What the passes of a share sum over inside; None where they sum nothing."""

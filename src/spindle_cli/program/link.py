@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from spindle_cli.account.edges import backward_order, pass_order, slice_edges, slice_layouts
@@ -24,6 +25,7 @@ from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.traffic import uses_of
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
@@ -130,7 +132,15 @@ class _Moving:
             groups = groups_of_member(plan.joint, groups, plan.member)
         groups = _in_order(groups, self.clock, plan.cluster.num_devices)
         drafts = {
-            device: _Draft(device, own, plan.slices, self.layouts, self.clock, directory)
+            device: _Draft(
+                device,
+                own,
+                plan.slices,
+                self.layouts,
+                self.clock,
+                directory,
+                [group for group in groups if device in group.devices and len(group.devices) > 1],
+            )
             for device, own in self.computes.items()
         }
         for timed in self.transfers:
@@ -139,7 +149,7 @@ class _Moving:
         losses = Action(Kind.LOSSES, communicator=directory.of_all())
         for draft in drafts.values():
             draft.add(_Post(self.clock.forward_ended, _OTHERS, 0, losses))
-            draft.add_sums(groups, settings, plan.cluster.num_devices)
+            draft.add_sums(settings, plan.cluster.num_devices)
         return Program(
             plan=plan,
             slices=plan.slices,
@@ -215,7 +225,8 @@ class _Post(NamedTuple):
 class _Draft:
     """A device's program in the making: `write` merges its passes with its posts.
 
-    `completing`: the first op of each of its slices that completes a group with it.
+    `groups`: those that it shares with others. `completing`: the first op of each of its slices that
+    completes a group with it.
     """
 
     device: int
@@ -224,8 +235,18 @@ class _Draft:
     layouts: Sequence[Layout]
     clock: PassClock
     directory: Directory
+    groups: Sequence[ParameterGroup]
     posts: list[_Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
+
+    @cached_property
+    def _by_pass(self) -> dict[int, list[ParameterGroup]]:
+        """By slice, the groups that it gathers, or sums, while it runs."""
+        found: dict[int, list[ParameterGroup]] = {}
+        for group in self.groups:
+            for piece in group.slices if group.sharding.is_by_pass else ():
+                found.setdefault(piece, []).append(group)
+        return found
 
     def add(self, post: _Post) -> None:
         """Register what this device posts."""
@@ -241,21 +262,20 @@ class _Draft:
         action = Action(kind, transfer=transfer, communicator=self.directory.of_transfer(transfer))
         self.add(_Post(timed.time, _OTHERS, transfer.key + 1, action))
 
-    def add_sums(self, groups: Iterable[ParameterGroup], settings: StepSettings, num_devices: int) -> None:
-        """Register the sums of the groups that this device shares with others, and behind the last one over
-        each set of devices its flags.
+    def add_sums(self, settings: StepSettings, num_devices: int) -> None:
+        """Register the sums of the groups, but of those that are summed in each pass, and behind the last one
+        over each set of devices its flags.
         """
         last: dict[int, _Post] = {}
-        for group in groups:
-            if self.device not in group.devices or len(group.devices) < 2:
-                continue
+        for group in self.groups:
             completion = _Completion.of(group, self.clock)
             communicator = self.directory.of_sum(group.devices)
-            action = Action(Kind.SUM, group=group.index, communicator=communicator)
             time = _sum_time(group, self.clock, num_devices)
-            self.add(_Post(time, _SUMS, group.index, action))
-            if time == completion.time:
-                self.completing[completion.piece, group.index] = -completion.minus_op
+            if not group.sharding.is_by_pass:
+                action = Action(Kind.SUM, group=group.index, communicator=communicator)
+                self.add(_Post(time, _SUMS, group.index, action))
+                if time == completion.time:
+                    self.completing[completion.piece, group.index] = -completion.minus_op
             flags = Action(Kind.FLAGS, communicator=communicator)
             last[communicator] = _Post(time, _FLAGS, communicator, flags)
         if settings.sharded:
@@ -279,14 +299,19 @@ class _Draft:
             actions.append(Action(Kind.NORM, communicator=everyone))
         actions.append(Action(Kind.STEP))
         if settings.sharded:
-            actions.extend(self._gathers(actions))
+            actions.extend(self._gathers())
         return actions
 
     def _compute(self, compute: Compute) -> Action:
         kind, index = compute
         layout = self.layouts[index]
         communicator = self.directory.of_share(layout, layout.share_of[self.device])
-        return Action(kind, piece=index, communicator=communicator)
+        shards = {
+            self.directory.of_shards(group.devices)
+            for group in self._by_pass.get(index, ())
+            if kind is Kind.BACKWARD or group.sharding is Sharding.PARAMETERS
+        }
+        return Action(kind, piece=index, communicator=communicator, shards=tuple(sorted(shards)))
 
     def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
         """Give each sum the op of the slice before it with which it may start: the one that completes it,
@@ -309,10 +334,12 @@ class _Draft:
             written.append(action)
         return written
 
-    def _gathers(self, actions: Iterable[Action]) -> list[Action]:
-        """Hand on what was summed; first the parameters of the first slices, whose sums were the last."""
-        sums = [action for action in actions if action.kind is Kind.SUM]
+    def _gathers(self) -> list[Action]:
+        """Hand on what was updated, but what is gathered for each pass; first the parameters of the first
+        slices, whose sums were the last.
+        """
         return [
-            Action(Kind.GATHER, group=action.group, communicator=action.communicator)
-            for action in reversed(sums)
+            Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
+            for group in reversed(self.groups)
+            if group.sharding is not Sharding.PARAMETERS
         ]

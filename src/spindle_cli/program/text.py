@@ -2,6 +2,7 @@
 
     F 4                                             run slice 4 forward
     F 4 on 6                                        the same, with its sums over communicator 6
+    F 4 on 6 by 7,8                                 and with its sharded parameters over 7 and 8
     SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1    post transfer 12, device 2 to 5, from slice 4 to slice 6
     LOSSES on 0                                     sum the losses
     SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
@@ -21,7 +22,7 @@ from dataclasses import replace
 
 from spindle_cli.plan.types import format_devices
 from spindle_cli.program.communicators import communicator_memory
-from spindle_cli.program.types import TRANSFERS, Action, Kind, Program, Transfer
+from spindle_cli.program.types import COMPUTES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.units import format_bytes, format_seconds
 
 _TRANSFER = re.compile(
@@ -32,14 +33,16 @@ _COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
 _SUM = re.compile(r"SUM (?P<group>\d+) op (?P<op>\d+)")
 _GATHER = re.compile(r"GATHER (?P<group>\d+)")
 _ALONE = re.compile(r"(?P<kind>LOSSES|FLAGS|NORM|STEP)")
-_ON = re.compile(r"(?P<what>.*?)(?: on (?P<communicator>\d+))?")
+_ON = re.compile(r"(?P<what>.*?)(?: on (?P<communicator>\d+))?(?: by (?P<shards>\d+(?:,\d+)*))?")
 _POSTED = (*TRANSFERS, Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.GATHER)
 
 
 def format_action(action: Action) -> str:
     """The text form; `parse_action` is its inverse."""
     text = _format_what(action)
-    return text if action.communicator is None else f"{text} on {action.communicator}"
+    if action.communicator is not None:
+        text += f" on {action.communicator}"
+    return f"{text} by {','.join(map(str, action.shards))}" if action.shards else text
 
 
 def _format_what(action: Action) -> str:
@@ -65,10 +68,16 @@ def parse_action(text: str) -> Action:
     on = _ON.fullmatch(text)
     action = _parse_what(on["what"]) if on else None
     number = on["communicator"] if on else None
-    if action is None or (action.kind in _POSTED and number is None) or (action.kind is Kind.STEP and number):
+    shards = tuple(map(int, on["shards"].split(","))) if on and on["shards"] else ()
+    if (
+        action is None
+        or (action.kind in _POSTED and number is None)
+        or (action.kind is Kind.STEP and number)
+        or (shards and action.kind not in COMPUTES)
+    ):
         example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1'"
         raise ValueError(f"expected an action such as {example}, found {text!r}")
-    return action if number is None else replace(action, communicator=int(number))
+    return replace(action, communicator=None if number is None else int(number), shards=shards)
 
 
 def _parse_what(text: str) -> Action | None:

@@ -103,6 +103,8 @@ class Action:
         communicator: index into `Program.communicators` of what is posted; of an F or B, of the sums that
             tensor parallelism, or batch norms over shares, take inside of it. None where nothing is
             communicated.
+        shards: of an F or B, ascending, the communicators over which it gathers sharded parameters, or sums
+            gradients that are sharded, while it runs.
     """
 
     kind: Kind
@@ -111,6 +113,7 @@ class Action:
     group: int | None = None
     op: int | None = None
     communicator: int | None = None
+    shards: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.runs import runs_of
 from spindle_cli.report.types import Happening, MeasuredIteration

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.processor import slice_stretches
-from spindle_cli.costs.batch_sums import beyond_curve_s
+from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
@@ -29,7 +29,8 @@ def slice_durations(program: Program) -> tuple[Duration, ...]:
         InputError: the plan holds no curve point for a slice's dp and tp.
     """
     plan = program.plan
-    durations = [_duration(plan, piece) for piece in plan.slices]
+    beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
+    durations = [_duration(plan, piece, beyond) for piece in plan.slices]
     stretches = slice_stretches(
         plan.processor,
         plan.cluster.num_devices,
@@ -57,7 +58,7 @@ def step_durations(plan: Plan) -> tuple[float, ...]:
     return optimizer_steps_s(held, plan.optimizer_s_per_byte)
 
 
-def _duration(plan: Plan, piece: Slice) -> Duration:
+def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
     metaop = plan.by_name[piece.metaop]
     op = times_of(metaop, piece)
     if op is None:
@@ -67,7 +68,7 @@ def _duration(plan: Plan, piece: Slice) -> Duration:
             hint="Make the plan again with this version; `spindle check` lists everything that is wrong with "
             "it.",
         )
-    more_s = beyond_curve_s(piece, metaop, plan.cluster)
-    forward_s = piece.num_ops * (op.forward_s + more_s[0])
-    backward_s = piece.num_ops * (op.backward_s + more_s[1])
-    return Duration(forward_s, backward_s + forward_s if piece.recompute else backward_s)
+    again_s = op.forward_s if piece.recompute else 0.0
+    forward_more_s, backward_more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
+    forward_s = piece.num_ops * (op.forward_s + forward_more_s)
+    return Duration(forward_s, piece.num_ops * (op.backward_s + backward_more_s + again_s))

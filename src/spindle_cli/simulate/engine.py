@@ -107,6 +107,13 @@ class Engine:
             _Device(number, _batches(program.actions[number], plan.accumulate))
             for number in sorted(program.actions)
         ]
+        # Passes that gather parameters, or sum gradients, over all devices of their slice.
+        self._meeting = {
+            (action.kind, action.piece)
+            for actions in program.actions.values()
+            for action in actions
+            if action.shards
+        }
         self._gathered: dict[tuple[Kind, int, int], list[tuple[_Device, float]]] = {}
         self._spans: list[Span] = []
         self._waits: list[Wait] = []
@@ -214,8 +221,10 @@ class Engine:
         """A device is ready; it starts together with those that it sums something with inside the pass."""
         kind, piece = compute
         layout = self._program.layouts[piece]
-        share = layout.share_of[device.number]
-        together = layout.partners(share)
+        if compute in self._meeting:
+            together = layout.devices
+        else:
+            together = layout.partners(layout.share_of[device.number])
         if not together:
             self._start(device, compute)
             return

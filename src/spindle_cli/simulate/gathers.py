@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.types import Program
 
 
@@ -14,7 +15,7 @@ class AwaitedOps:
         if not program.settings.sharded:
             return
         for group in program.groups:
-            if len(group.devices) < 2:
+            if len(group.devices) < 2 or group.sharding is Sharding.PARAMETERS:
                 continue
             self._pending.add(group.index)
             for piece, op in zip(group.slices, group.first_ops, strict=True):

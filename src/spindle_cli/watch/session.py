@@ -10,8 +10,8 @@ from pathlib import Path
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest, workers_dir
 from spindle_cli.files.run_files import METRICS_FILE, PREDICTED_FILE, PredictedVsMeasured
-from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.files.runs.attempts import AttemptEvent, attempts_path, read_attempts
+from spindle_cli.files.runs.timeline import TIMELINE_FILE
 from spindle_cli.report.measured import measured_iteration
 from spindle_cli.report.reading.following import Follower
 from spindle_cli.report.run import compared_of, view_of

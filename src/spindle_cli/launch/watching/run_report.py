@@ -22,8 +22,8 @@ from spindle_cli.files.run_files import (
     StepMetrics,
     data_wait_s,
 )
-from spindle_cli.files.run_timeline import TIMELINE_FILE
 from spindle_cli.files.runs.evaluations import EvaluationTimes
+from spindle_cli.files.runs.timeline import TIMELINE_FILE
 from spindle_cli.launch.types import Launch
 from spindle_cli.units import format_seconds
 

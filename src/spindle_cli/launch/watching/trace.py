@@ -17,7 +17,7 @@ from spindle_cli.files.chrome_trace import (
     stack,
     trace_text,
 )
-from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.types import Plan
 

@@ -71,5 +71,13 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.peak = max(self.peak, self.held)
         weakref.finalize(storage, self._forget, key).atexit = False
 
+    def resized(self, tensor: Tensor) -> None:
+        """The storage of a tensor takes more or less memory than before, which no operation has said."""
+        self._note(tensor)
+        storage = tensor.untyped_storage()
+        self.held += storage.nbytes() - self._sizes[storage._cdata]
+        self._sizes[storage._cdata] = storage.nbytes()
+        self.peak = max(self.peak, self.held)
+
     def _forget(self, key: int) -> None:
         self.held -= self._sizes.pop(key)

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from itertools import zip_longest
 
 from spindle_cli.account.types import Purpose
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.proof.faults import Place, fault
 from spindle_cli.program.proof.proof_moves import Moves, early_ops
+from spindle_cli.program.proof.proof_shards import check_shards, last_passes
 from spindle_cli.program.types import Action, Kind, Program, Transfer
 
 _Posts = list[tuple[int, Action]]  # (step, action)
@@ -41,6 +43,7 @@ def check_communicators(program: Program) -> None:
     for index, each in enumerate(program.communicators):
         if each.index != index or list(each.ranks) != sorted(set(each.ranks)):
             raise fault(program, f"communicator {index} is numbered {each.index}, of {each.ranks}")
+    check_shards(program)
     for device, actions in program.actions.items():
         for step, action in enumerate(actions):
             _check_action(program, device, step, action)
@@ -125,11 +128,20 @@ def _check_once_a_step(program: Program, device: int) -> None:
     gathered = sorted(
         action.group for action in actions if action.kind is Kind.GATHER and action.group is not None
     )
-    summed = sorted(action.group for action in sums if action.group is not None)
-    if gathered != (summed if sharded else []):
+    updated = [action.group for action in sums if action.group is not None]
+    updated += [
+        group.index
+        for group in program.groups
+        if group.sharding is Sharding.GRADIENTS and device in group.devices
+    ]
+    if gathered != (sorted(updated) if sharded else []):
         raise fault(program, f"device {device} does not gather each group that it has summed once", last)
     flags = [(step, action.communicator) for step, action in enumerate(actions) if action.kind is Kind.FLAGS]
-    last_sums = {action.communicator: step for step, action in enumerate(actions) if action.kind is Kind.SUM}
+    last_sums: dict[int | None, int] = {
+        action.communicator: step for step, action in enumerate(actions) if action.kind is Kind.SUM
+    }
+    for index, step in last_passes(program, device).items():
+        last_sums[index] = max(step, last_sums.get(index, step))
     if Counter(communicator for _, communicator in flags) != Counter(list(last_sums) if sharded else ()):
         message = "does not exchange flags once over each communicator that it sums over"
         raise fault(program, f"device {device} {message}", last)

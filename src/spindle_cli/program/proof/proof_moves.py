@@ -104,21 +104,23 @@ class Moves:
                 breaks = self._breaks.get(action.piece, ()) if action.kind is Kind.BACKWARD else ()
                 sums = inside.get(step, ())
                 for op in sorted(breaks, reverse=True):
-                    if action.communicator is not None:
-                        yield from _and_wait(post(step, action))
+                    yield from self._inside_of(step, action, numbers)
                     yield from (post(other, actions[other]) for other, start in sums if start == op)
-                if action.communicator is not None:
-                    yield from _and_wait(post(step, action))
+                yield from self._inside_of(step, action, numbers)
                 continue
             if action.kind in (Kind.NORM, Kind.STEP):
                 yield Move(step, tuple(posted))
             if action.communicator is not None and step not in started:
                 yield post(step, action)
 
-
-def _and_wait(move: Move) -> tuple[Move, Move]:
-    assert move.posts is not None, "it is a post"
-    return move, Move(move.step, (move.posts,))
+    def _inside_of(self, step: int, action: Action, numbers: Counter[int]) -> Iterator[Move]:
+        """What a stretch of a pass sums and gathers inside: over each of its communicators, and waits."""
+        for communicator in (action.communicator, *action.shards):
+            if communicator is not None:
+                move = _collective(self._program, step, communicator, numbers)
+                assert move.posts is not None, "it is a post"
+                yield move
+                yield Move(step, (move.posts,))
 
 
 def _post(program: Program, step: int, action: Action, numbers: Counter[int]) -> Move:
@@ -127,6 +129,10 @@ def _post(program: Program, step: int, action: Action, numbers: Counter[int]) ->
     if action.transfer is not None:
         ends = (action.transfer.source, action.transfer.destination)
         return Move(step, (), action.transfer.key, communicator, ends)
+    return _collective(program, step, communicator, numbers)
+
+
+def _collective(program: Program, step: int, communicator: int, numbers: Counter[int]) -> Move:
     number = numbers[communicator]
     numbers[communicator] += 1
     return Move(step, (), (communicator, number), communicator, program.communicators[communicator].ranks)

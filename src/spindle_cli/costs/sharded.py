@@ -1,0 +1,130 @@
+"""How much longer passes take where devices share out parameters and gradients: for gathers of what an op
+uses, and scatters of the gradients that it makes (ZeRO stages 2 and 3).
+
+The gather for an op starts with the op before it, the first one's with the pass; the scatter of an op's
+gradients runs beside the next op's backward pass, and the last one ends the pass. All go one after another
+over one communicator. So with g gathers, s scatters and c compute of ops 1 to n in the order in which they
+run,
+
+    pass = g_1 + sum over i of max(c_i, g_(i+1) + s_(i-1)) + s_n       (g_(n+1) = s_0 = 0)
+
+and forward passes have no scatters. What belongs to several ops of a slice is gathered for the first that
+runs, and scattered behind the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from spindle_cli.costs.links import per_node, spread_all_gather_s
+from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.profile.types import MetaOp
+
+
+class SharedOut(Protocol):
+    """What is needed of a plan, or of a profile that one is looked for."""
+
+    @property
+    def sharding(self) -> ShardingOf: ...
+    @property
+    def gradient_bytes_per_param(self) -> float: ...
+
+
+def level_of(metaop: MetaOp, sharding: ShardingOf) -> Sharding:
+    """What the devices of a MetaOp share out of its parameters."""
+    return sharding.get(metaop.parameters or metaop.name, Sharding.OPTIMIZER)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Seconds of the collectives of each op of a slice, first to last.
+
+    `forward`, `backward`: its gathers in that pass; `scatters`: of gradients that are complete with it.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    scatters: tuple[float, ...]
+
+    def longer_s(self, forward_s: float, backward_s: float) -> tuple[float, float]:
+        """How much longer each pass of the slice takes.
+
+        Args:
+            forward_s, backward_s: what one of its ops computes.
+        """
+        nothing = (0.0,) * len(self.forward)
+        return (
+            _longer_s(forward_s, self.forward, nothing),
+            _longer_s(backward_s, self.backward[::-1], self.scatters[::-1]),
+        )
+
+
+def _longer_s(compute_s: float, gathers: Sequence[float], scatters: Sequence[float]) -> float:
+    """Of ops in the order in which they run."""
+    beside = zip((*gathers[1:], 0.0), (0.0, *scatters[:-1]), strict=True)
+    held_up = sum(max(0.0, gather + scatter - compute_s) for gather, scatter in beside)
+    return gathers[0] + held_up + scatters[-1]
+
+
+def moved_in_passes(piece: SliceShape, metaop: MetaOp, cluster: Cluster, step: SharedOut) -> Moved | None:
+    """What a slice, which runs on all devices that hold its parameters, gathers and scatters; None: nothing.
+
+    What tensor parallelism splits is shared out by the devices with the same part of it, the rest by all.
+    """
+    level = level_of(metaop, step.sharding)
+    if not level.is_by_pass or len(piece.devices) == 1:
+        return None
+    first, last = piece.ops
+    used: dict[tuple[int, bool], _Use] = {}
+    for op in range(first, last):
+        number = parameter_block(metaop, op)[1]
+        split = split_param_bytes(metaop, op)
+        for num_bytes, is_split in ((split, True), (op_param_bytes(metaop, op) - split, False)):
+            if num_bytes:
+                known = used.get((number, is_split), _Use(op - first, op - first, 0.0))
+                largest = max(known.num_bytes, num_bytes / (piece.tp if is_split else 1))
+                used[number, is_split] = _Use(known.first, op - first, largest)
+    seconds = _Seconds(piece, cluster)
+    shared = metaop.trainable_fraction * (1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0))
+    forward, backward, scatters = ([0.0] * (last - first) for _ in range(3))
+    for (_, is_split), use in used.items():
+        if level is Sharding.PARAMETERS:
+            gather_s = seconds.of(shared * use.num_bytes, is_split=is_split)
+            forward[use.first] += gather_s
+            backward[use.last] += gather_s
+        width = step.gradient_bytes_per_param * metaop.trainable_fraction
+        scatters[use.first] += seconds.of(width * use.num_bytes, is_split=is_split)
+    return Moved(tuple(forward), tuple(backward), tuple(scatters))
+
+
+@dataclass(frozen=True)
+class _Use:
+    """Of a block in a slice: which of its ops are the first and the last that use it; bytes of it that a
+    device needs.
+    """
+
+    first: int
+    last: int
+    num_bytes: float
+
+
+class _Seconds:
+    """Of gathers, and of scatters, which take as long, over the devices of a slice."""
+
+    def __init__(self, piece: SliceShape, cluster: Cluster) -> None:
+        self._cluster = cluster
+        parts = {per_node(piece.devices[part :: piece.tp], cluster) for part in range(piece.tp)}
+        self._spreads = {True: parts, False: {per_node(piece.devices, cluster)}}
+        self._known: dict[tuple[float, bool], float] = {}
+
+    def of(self, num_bytes: float, *, is_split: bool) -> float:
+        """As long as the slowest part takes."""
+        key = num_bytes, is_split
+        if key not in self._known:
+            spreads = self._spreads[is_split]
+            self._known[key] = max(spread_all_gather_s(num_bytes, each, self._cluster) for each in spreads)
+        return self._known[key]

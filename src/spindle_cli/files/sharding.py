@@ -1,0 +1,23 @@
+"""How much of a component the devices that hold it share out among themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+
+class Sharding(StrEnum):
+    """What each of the devices has a range of alone (Rajbhandari et al. 2020, stages 1 to 3)."""
+
+    OPTIMIZER = "optimizer"  # of the optimizer's state
+    GRADIENTS = "gradients"  # and of the gradients, as soon as a backward pass has made them
+    PARAMETERS = "parameters"  # and of the parameters, but where and while an op uses them
+
+    @property
+    def is_by_pass(self) -> bool:
+        """Whether gradients are summed in each backward pass, so that none stay whole behind it."""
+        return self is not Sharding.OPTIMIZER
+
+
+# By key of parameters; what is not there is as the train settings say.
+ShardingOf = Mapping[str, Sharding]

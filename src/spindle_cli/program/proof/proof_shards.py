@@ -1,0 +1,79 @@
+"""Part of the proof: what is gathered and summed inside of passes, where devices share parameters or
+gradients out.
+"""
+
+from __future__ import annotations
+
+from spindle_cli.account.types import Purpose
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.program.proof.faults import fault
+from spindle_cli.program.types import Kind, Program
+
+
+def check_shards(program: Program) -> None:
+    """Every pass that uses what is shared out has the communicators for it, and no others: a forward pass of
+    parameters, a backward pass of gradients too. All devices of such a group run each of its slices, so that
+    they gather and sum at the same op.
+
+    Raises:
+        ProgramError: naming the first that does not fit.
+    """
+    shared_out = [group for group in program.groups if group.sharding.is_by_pass]
+    for group in shared_out:
+        for piece, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
+            begin, end = program.slices[piece].ops
+            if not set(group.devices) <= set(program.slices[piece].devices):
+                message = f"slice {piece} does not run on all devices that share its parameters out"
+                raise fault(program, f"{message}, {group.devices}")
+            if not begin <= first <= last < end:
+                raise fault(program, f"group {group.index} is used by ops {first} to {last} of slice {piece}")
+    if not shared_out:
+        _check_none(program)
+        return
+    for device, actions in program.actions.items():
+        used_in: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
+        for group in (group for group in shared_out if device in group.devices):
+            for piece in group.slices:
+                used_in.setdefault((Kind.BACKWARD, piece), set()).add(group.devices)
+                if group.sharding is Sharding.PARAMETERS:
+                    used_in.setdefault((Kind.FORWARD, piece), set()).add(group.devices)
+        for step, action in enumerate(actions):
+            wanted = sorted(used_in.get((action.kind, action.piece), ()))
+            there = [index for index in action.shards if index in range(len(program.communicators))]
+            found = sorted(
+                program.communicators[index].ranks
+                for index in there
+                if program.communicators[index].purpose is Purpose.SHARDS
+            )
+            if found != wanted or len(action.shards) != len(wanted):
+                message = f"device {device}: expected what its parameters are gathered over, of {wanted}"
+                raise fault(program, message, (device, step))
+
+
+def _check_none(program: Program) -> None:
+    for device, actions in program.actions.items():
+        for step, action in enumerate(actions):
+            if action.shards:
+                raise fault(program, f"device {device}: nothing is shared out in this pass", (device, step))
+
+
+def last_passes(program: Program, device: int) -> dict[int, int]:
+    """By the communicator that flags go over, the step of the last backward pass that sums gradients which
+    its devices share out.
+    """
+    slices: dict[tuple[int, ...], set[int]] = {}
+    for group in program.groups:
+        if group.sharding.is_by_pass and device in group.devices:
+            slices.setdefault(group.devices, set()).update(group.slices)
+    if not slices:
+        return {}
+    at = {
+        action.piece: step
+        for step, action in enumerate(program.actions[device])
+        if action.kind is Kind.BACKWARD
+    }
+    return {
+        each.index: max(at[piece] for piece in slices[each.ranks])
+        for each in program.communicators
+        if each.purpose in (Purpose.SUMS, Purpose.EVERYONE) and each.ranks in slices
+    }
