@@ -11,19 +11,22 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
 import torch
 import torch.distributed as dist
 from runtime_bench import plain_training
+from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime import training
+from spindle_cli.runtime.communication import pass_bucket
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.step.data import Feed
@@ -57,7 +60,7 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
         masters = [] if self.masters is None else [piece.tensor for piece in self.masters.owned_ranges]
         held = [*model.parameters.values(), *model.buffers.values(), *pieces, *masters]
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
-        with LiveBytes([*held, *gradients]) as live:
+        with LiveBytes([*held, *gradients]) as live, noting_what_is_given_up(live):
             yield from run(self)
         peak = live.peak
 
@@ -74,6 +77,25 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
     ):
         train_plan(request, environment, device)
     return peak
+
+
+@contextmanager
+def noting_what_is_given_up(live: LiveBytes) -> Iterator[None]:
+    """Inside, what passes gather and give up again counts while it is there."""
+    give_up, take_back = pass_bucket.give_up_memory, pass_bucket.take_back_memory
+
+    def noted(change: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+        def both(flat: Tensor) -> None:
+            change(flat)
+            live.resized(flat)
+
+        return both
+
+    with (
+        mock.patch.object(pass_bucket, "give_up_memory", noted(give_up)),
+        mock.patch.object(pass_bucket, "take_back_memory", noted(take_back)),
+    ):
+        yield
 
 
 def by_ddp(source: str) -> float:

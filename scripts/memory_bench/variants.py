@@ -13,6 +13,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.request import RunRequest
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
@@ -29,7 +30,7 @@ class Variant:
 
     `train`: train settings. `tp`: MetaOps that can be split so many ways are. `recompute`, `in_groups`:
     devices have less memory than the plan would take, so that ops are recomputed, or tasks run forward and
-    backward in groups.
+    backward in groups. `sharding`: what devices share out of all parameters.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Variant:
     tp: int = 1
     recompute: bool = False
     in_groups: bool = False
+    sharding: Sharding | None = None
 
     def is_of(self, plan: Plan) -> bool:
         """Whether a plan is what a lack of memory should make of it."""
@@ -63,6 +65,14 @@ VARIANTS = {
         Variant("tp 2, bf16-autocast", _AUTOCAST, tp=2),
         Variant("tp 2, recomputed", tp=2, recompute=True),
         Variant("tasks in groups", in_groups=True),
+        Variant("gradients shared out", sharding=Sharding.GRADIENTS),
+        Variant("parameters shared out", sharding=Sharding.PARAMETERS),
+        Variant(
+            "parameters shared out, tp 2, bf16, accumulate 2",
+            {**_BF16, "accumulate": 2},
+            tp=2,
+            sharding=Sharding.PARAMETERS,
+        ),
         Variant("tasks in groups, bf16, accumulate 2", {**_BF16, "accumulate": 2}, in_groups=True),
     )
 }
@@ -104,7 +114,9 @@ def plan_variant(
     split = profile.model_copy(update={"metaops": whole})
     profile = Profile.model_validate(split.model_dump(by_alias=True))
     write_json(folder / "profile.json", profile)
-    plan = make_plan(profile, cluster, strategy)
+    keys = [metaop.parameters or metaop.name for metaop in profile.metaops]
+    shared_out = None if variant.sharding is None else dict.fromkeys(keys, variant.sharding)
+    plan = make_plan(profile, cluster, strategy, sharding=shared_out)
     if not variant.is_of(plan):
         needed = max(plan.predicted.peak_memory_bytes)
         found = _short_of_memory(variant, profile, cluster, strategy, needed)

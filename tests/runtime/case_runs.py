@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 import yaml
-from hand_plans import Placement, in_micro_batches, passes_apart, place, whole, with_sets
+from hand_plans import Placement, in_micro_batches, passes_apart, place, shared_out, whole, with_sets
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +20,7 @@ from helpers.analysed import analyses
 from helpers.ready_python import ReadyPython
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import CaptureStage, DtypeName, RunRequest, capture_path
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
 from spindle_cli.workload.building.load import load
@@ -55,6 +56,7 @@ class Case:
     recompute: Sequence[str] = ()  # MetaOps
     apart: int | None = None  # passes in any order, drawn by this seed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
+    sharding: Sharding | None = None  # of what runs on the same devices; with `apart`
     uneven: bool = False  # shares of any size, with `apart`
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
@@ -93,6 +95,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = in_micro_batches(plan, case.micro_batches, case.apart or 0, uneven=case.uneven)
     elif case.apart is not None:
         plan = passes_apart(plan, case.apart)
+    if case.sharding is not None:
+        plan = shared_out(plan, case.sharding)
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",

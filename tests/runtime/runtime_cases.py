@@ -10,7 +10,10 @@ from contrast_cases import CONTRASTED
 from hand_plans import Placement, whole
 from length_cases import LENGTHS
 from norm_cases import NORMED
+from shard_cases import ON_SOME, SHARED_OUT
+from shard_cases import SAVED as SAVED_SHARED_OUT
 
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Shares, slices of one MetaOp on different devices, two inputs from different devices, shared parameters of
@@ -165,6 +168,15 @@ GONE_ON_ELSEWHERE = (
     Case("gone-on-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, goes_on_with=SAVED.name),
     Case("gone-on-on-one", (2,), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-in-pieces", (1, 0), args=FROZEN, train=ADAMW, goes_on_with=SAVED_WHOLE.name),
+    Case("gone-on-not-shared-out", SCATTERED, train=ADAMW, goes_on_with=SAVED_SHARED_OUT.name),
+    Case(
+        "gone-on-shared-out",
+        ON_SOME,
+        train=GROUPED,
+        apart=6,
+        sharding=Sharding.PARAMETERS,
+        goes_on_with=SAVED_GROUPED.name,
+    ),
 )
 # Runs that begin with what another one has trained, on other tasks or by other settings.
 WITHOUT_PAIRS = Case(
@@ -240,6 +252,7 @@ EXACT_ON_FOUR = (
     *NORMED,
     *CONTRASTED,
     *LENGTHS,
+    *SHARED_OUT,
 )
 ON_FOUR = (
     *EXACT_ON_FOUR,
@@ -248,6 +261,7 @@ ON_FOUR = (
     SAVED_GROUPED,
     SAVED_LOADED,
     SAVED_SAMPLED,
+    SAVED_SHARED_OUT,
     GONE_ON,
     *GONE_ON_ELSEWHERE,
     WITHOUT_PAIRS,

@@ -9,6 +9,7 @@ import mixed_cases
 from case_runs import ADAMW, Case
 from hand_plans import Placement
 from runtime_cases import CLIPPED
+from shard_cases import SPLIT as SHARED_OUT
 
 from spindle_cli.workload.graph import WorkloadGraph
 
@@ -69,6 +70,7 @@ EXACT = (
         recompute=RECOMPUTED,
     ),
     *(Case(f"random-{seed}", partial(split_at_random, seed, 4), "split_toys") for seed in range(4)),
+    SHARED_OUT,
 )
 # A run that is cut short after its second step, and goes on by the same plan and by others.
 SAVED = Case("saved", SPLIT, "split_toys", args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)

@@ -23,6 +23,7 @@ from torch.utils.data import default_collate
 from spindle_cli.errors import RunFailedError, WorkloadError
 from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.files.runs.evaluations import Evaluation, read_evaluations
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.verify import plain
 from spindle_cli.verify.comparing.evaluations import compare_evaluations
 from spindle_cli.workload.building.load import load
@@ -272,6 +273,17 @@ SCATTERED = (
     ("pairs/loss", (0, 1), (1,)),
 )
 TRAIN = {**EVERY_TWO, "clip_norm": 0.5}
+# Layers of both tasks on all devices, which share their parameters out; a share of the last batch is empty.
+TOGETHER = (
+    ("classify/layers", (0, 1), (0, 2, 1, 3)),
+    ("classify/layers", (1, 3), (3, 1, 0, 2)),
+    ("classify/head", (0, 1), (0, 1, 2, 3)),
+    ("pairs/layers", (0, 1), (2,)),
+    ("pairs/layers-2", (0, 2), (1, 0, 2, 3)),
+    ("pairs/other", (0, 1), (3, 2, 1, 0)),
+    ("pairs/other-2", (0, 1), (2, 3)),
+    ("pairs/loss", (0, 1), (1,)),
+)
 ON_FOUR = (
     Case("watched", SCATTERED, "eval_toys", train=TRAIN),
     Case("unwatched", SCATTERED, "eval_toys", args={"evaluates": False}, train=TRAIN),
@@ -289,6 +301,7 @@ ON_FOUR = (
         uneven=True,
         apart=3,
     ),
+    Case("shared-out", TOGETHER, "eval_toys", train=TRAIN, apart=3, sharding=Sharding.PARAMETERS),
     Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
 )
 
@@ -311,6 +324,7 @@ def four(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Pat
         "contrasts",
         "looked-at",
         "streamed",
+        "shared-out",
         "lengths",
     ],
 )

@@ -10,7 +10,7 @@ from case_runs import ADAMW, Case
 
 from helpers.plans import two_towers
 from helpers.timelines import simulated_timeline
-from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredTimeline
+from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
 from spindle_cli.launch.watching.trace import write_run_trace
 from spindle_cli.plan.types import Plan
 from spindle_cli.report.measured import measured_iteration

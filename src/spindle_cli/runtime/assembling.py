@@ -173,7 +173,7 @@ def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> T
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
     optimizers = Optimizers.of(model.train, model.groups, owned_ranges)
-    return TrainState(model, owned_ranges, masters, optimizers, device)
+    return TrainState(model, owned_ranges, masters, optimizers, device, pool.fetched)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
@@ -341,6 +341,7 @@ def make_training(
             request.timeout_s,
             computing,
             passes,
+            pool,
         ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work={

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spindle_cli.files.artifact import to_compact_json, write_json
 from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
-from spindle_cli.files.run_timeline import TIMELINE_FILE
+from spindle_cli.files.runs.timeline import TIMELINE_FILE
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.file import write_plan
 from spindle_cli.runtime.measuring.comparison import Measured, compare, gather_times
@@ -27,7 +27,7 @@ def end(training: Training) -> None:
     training.tell_checkpoints()
     device = training.stopwatch.device
     names = tuple(name for name in model.cuts.by_name if model.table.is_trainable(name))
-    save_model(run_dir, training.done, names, model.trained, device)
+    save_model(run_dir, training.done, names, model.trained, device, training.pool.whole)
     hand_in(training)
     training.followers.at_end()
 

@@ -133,7 +133,7 @@ class Training:
                 train=self.model.train,
             )
         )
-        self._capture("initial", self.model.parameters)
+        self._capture_parameters("initial")
         self._capture("initial-buffers", self.model.all_buffers)
         if self.feed.counts_losses:
             self._uncounted = self._due(
@@ -187,11 +187,16 @@ class Training:
 
     def _capture_end(self) -> None:
         self.pool.await_all_parameters()
-        self._capture("final", self.model.parameters)
+        self._capture_parameters("final")
         self._capture("final-buffers", self.model.all_buffers)
         if self.request.capture_dir is not None and self.optimizers.average is not None:
             with self.averaged(self.optimizers.average):
-                self._capture("average", self.model.parameters)
+                self._capture_parameters("average")
+
+    def _capture_parameters(self, stage: CaptureStage) -> None:
+        if self.request.capture_dir is not None:
+            with self.pool.whole():
+                self._capture(stage, self.model.parameters)
 
     @contextmanager
     def averaged(self, average: WeightAverage) -> Iterator[None]:

@@ -22,6 +22,7 @@ from spindle_cli.runtime.communication.collectives import (
     start_gather,
     start_scatter,
 )
+from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.communication.to_device import on_its_way
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
@@ -258,7 +259,9 @@ class _OwnedView:
 class Flags:
     """Of several buckets of the same ranks: which parameters any rank's backward pass has reached."""
 
-    def __init__(self, buckets: Sequence[ShardedBucket], communicator: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, buckets: Sequence[ShardedBucket | PassBucket], communicator: dist.ProcessGroup | None
+    ) -> None:
         self.buckets = tuple(buckets)
         self._communicator = communicator
         parameters = [parameter for bucket in buckets for parameter in bucket.parameters]
@@ -273,7 +276,7 @@ class Flags:
             self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
         )
 
-    def finish(self, summed: Collection[Bucket | ShardedBucket]) -> None:
+    def finish(self, summed: Collection[Bucket | ShardedBucket | PassBucket]) -> None:
         """Wait for the other ranks' flags, and hand out the gradients accordingly.
 
         `summed`: the buckets that were summed in this iteration; where there are none, nothing was started.
@@ -290,7 +293,7 @@ class Flags:
         for bucket, first, last in self._spans():
             bucket.hand_out(flags[first:last] if bucket in own else [False] * (last - first))
 
-    def _spans(self) -> Iterator[tuple[ShardedBucket, int, int]]:
+    def _spans(self) -> Iterator[tuple[ShardedBucket | PassBucket, int, int]]:
         first = 0
         for bucket in self.buckets:
             last = first + len(bucket.parameters)

@@ -41,6 +41,10 @@ class Communicators:
         """What these ranks, ascending, sum gradients over."""
         return self.of(self.directory.of_sum(ranks))
 
+    def sharing(self, ranks: tuple[int, ...]) -> dist.ProcessGroup | None:
+        """What these ranks, ascending, gather parameters and sum gradients over inside of passes."""
+        return self.of(self.directory.of_shards(ranks))
+
     def inside(self, layout: Layout, share: int) -> dist.ProcessGroup | None:
         """What the passes of a share sum over inside."""
         index = self.directory.of_share(layout, share)

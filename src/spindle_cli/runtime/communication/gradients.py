@@ -9,7 +9,9 @@ the parameters, which the others wait for only when they use them next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -20,10 +22,15 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
 
-AnyBucket = Bucket | ShardedBucket
+# Those whose ranks step a range each.
+RangedBucket = ShardedBucket | PassBucket
+# Those that are summed between passes, or in one that completes them.
+SummedBucket = Bucket | ShardedBucket
+AnyBucket = SummedBucket | PassBucket
 
 
 class GradientPool:
@@ -47,14 +54,14 @@ class GradientPool:
         `parts`: the groups of each program that steps may run, which are some of all; None: one with all.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
-        by_ranks: dict[tuple[int, ...], list[ShardedBucket]] = {}
+        by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
         for group in groups:
             if rank not in group.devices or len(group.devices) < 2:
                 continue
             members = Members.of(group.devices, rank, communicators.summing(group.devices))
             names = [name for name, _ in group.blocks]
             sharded = [
-                ShardedBucket(parameters, members)
+                _ranged(parameters, group, members, communicators)
                 for parameters in _by_dtype(
                     {name: trained[name] for name in names if name not in stepped_whole}
                 )
@@ -83,8 +90,8 @@ class GradientPool:
         self._parts = [_Part(part, made_of) for part in ([groups] if parts is None else parts)]
         self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
-        self._waiting: deque[AnyBucket | Flags] = deque()
-        self._under_way: deque[AnyBucket] = deque()
+        self._waiting: deque[SummedBucket | Flags] = deque()
+        self._under_way: deque[SummedBucket] = deque()
 
     def watch_with(self, watch: Callable[[Passing, int, dist.Work], None]) -> None:
         """Have `watch` called with every sum and gather that begins, and its group among all."""
@@ -96,7 +103,9 @@ class GradientPool:
 
     def start_sum(self, group: int) -> None:
         """Start the sum of a parameter group, or let it wait for its turn."""
-        self._waiting.extend(self._part.buckets[group])
+        self._waiting.extend(
+            bucket for bucket in self._part.buckets[group] if isinstance(bucket, SummedBucket)
+        )
         while self._under_way and self._under_way[0].is_summed():
             self._under_way.popleft().finish_sum()
         self._start_waiting()
@@ -120,7 +129,7 @@ class GradientPool:
         for bucket in self._all():
             if bucket not in self._part.summed and isinstance(bucket, Bucket):
                 bucket.leave_out()
-            elif bucket in self._part.summed and isinstance(bucket, ShardedBucket):
+            elif bucket in self._part.summed and isinstance(bucket, RangedBucket):
                 bucket.finish_gather()  # of what this rank holds, and has not run since
 
     def reset(self) -> None:
@@ -135,14 +144,16 @@ class GradientPool:
     def start_gather(self, group: int) -> None:
         """Start exchanging the parameters of a group that the optimizers have stepped in ranges."""
         for bucket in reversed(self._part.buckets[group]):
-            if isinstance(bucket, ShardedBucket):
+            if isinstance(bucket, RangedBucket):
                 self._note(Passing.GATHER, bucket, bucket.start_gather())
 
     def hand_on_parameters(self) -> None:
         """Exchange all parameters that are stepped in ranges, outside of a step, and wait. Collective."""
         for group in sorted(self._buckets):
             for bucket in self._buckets[group]:
-                if isinstance(bucket, ShardedBucket):
+                if isinstance(bucket, ShardedBucket) or (
+                    isinstance(bucket, PassBucket) and not bucket.is_fetched
+                ):
                     bucket.start_gather()
                     bucket.finish_gather()
 
@@ -160,14 +171,48 @@ class GradientPool:
     def await_all_parameters(self) -> None:
         """Wait until all parameters are those that the last step made."""
         for bucket in self._all():
-            if isinstance(bucket, ShardedBucket):
+            if isinstance(bucket, RangedBucket):
                 bucket.finish_gather()
 
     def gather_gradients(self) -> None:
         """Make `.grad` of the parameters themselves whole too. Collective; after `finish`."""
         for bucket in self._all():
-            if isinstance(bucket, ShardedBucket):
+            if isinstance(bucket, RangedBucket):
                 bucket.gather_gradients()
+
+    @property
+    def fetched(self) -> dict[str, tuple[OwnedRange, ...]]:
+        """By name, what this rank has of the parameters that are whole in passes alone."""
+        found: dict[str, tuple[OwnedRange, ...]] = {}
+        for bucket in self._pass_buckets():
+            for key in bucket.keys if bucket.is_fetched else ():
+                found[key] = tuple(owned for owned in bucket.owned_ranges if owned.name == key)
+        return found
+
+    @contextmanager
+    def whole(self, names: Collection[str] | None = None) -> Iterator[bool]:
+        """Inside, the parameters of these names, or all, are whole; collective, outside of passes. Gives
+        whether this rank gives up any behind it.
+        """
+        taken = [
+            bucket
+            for bucket in self._pass_buckets()
+            if bucket.is_fetched and (names is None or not set(names).isdisjoint(bucket.keys))
+        ]
+        for bucket in taken:
+            bucket.start_fetch()
+            bucket.finish_fetch()
+        yield bool(taken)
+        for bucket in taken:
+            bucket.give_up()
+
+    def in_passes(self, part: int, group: int) -> tuple[PassBucket, ...]:
+        """The buckets of a program's group that passes gather or sum themselves."""
+        buckets = self._parts[part].buckets.get(group, ())
+        return tuple(bucket for bucket in buckets if isinstance(bucket, PassBucket))
+
+    def _pass_buckets(self) -> Iterator[PassBucket]:
+        return (bucket for bucket in self._all() if isinstance(bucket, PassBucket))
 
     def _all(self) -> Iterator[AnyBucket]:
         for buckets in self._buckets.values():
@@ -209,16 +254,28 @@ class _Part:
     ) -> None:
         """`made`: this rank's buckets, by the blocks of their groups."""
         self.buckets: dict[int, tuple[AnyBucket, ...]] = {}
-        self.users: dict[tuple[int, int], list[ShardedBucket]] = {}
+        self.users: dict[tuple[int, int], list[RangedBucket]] = {}
         for group in groups:
             buckets = made.get(group.blocks)
             if buckets is None:
                 continue
             self.buckets[group.index] = buckets
-            sharded = [bucket for bucket in buckets if isinstance(bucket, ShardedBucket)]
+            sharded = [bucket for bucket in buckets if isinstance(bucket, RangedBucket)]
             for user in zip(group.slices, group.first_ops, strict=True):
                 self.users.setdefault(user, []).extend(sharded)
         self.summed = frozenset(bucket for found in self.buckets.values() for bucket in found)
+
+
+def _ranged(
+    parameters: Mapping[str, nn.Parameter],
+    group: ParameterGroup,
+    members: Members,
+    communicators: Communicators,
+) -> RangedBucket:
+    if not group.sharding.is_by_pass:
+        return ShardedBucket(parameters, members)
+    inside = replace(members, communicator=communicators.sharing(group.devices))
+    return PassBucket(parameters, inside, group.sharding, members.communicator)
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

@@ -16,6 +16,7 @@ from torch import nn
 from spindle_cli.errors import UsageError, WorkloadError
 from spindle_cli.files.runs.evaluations import Evaluation
 from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.evaluating.at_lengths import EvaluatedAtLengths
 from spindle_cli.runtime.evaluating.data import counts_of, fields_of, load
@@ -51,17 +52,19 @@ class Evaluator:
         timeout_s: float,
         around: Callable[[], AbstractContextManager[None]],
         passes: Mapping[str, NodePasses],
+        pool: GradientPool,
     ) -> None:
         """`source`: of the workload. `around`: what passes run in besides autocast. `passes`: by task, over
-        data that other processes read.
+        data that other processes read. `pool`: of all trained parameters.
         """
         self._model = model
         self._rank = rank
         self._device = device
         self._around = around
         self._passes = passes
+        self._pool = pool
         self._preparing = Preparing(
-            model, source, rank, device, communicators, timeout_s, computing=self._computing
+            model, source, rank, device, communicators, timeout_s, computing=self._computing, pool=pool
         )
         self._prepared: dict[str, Prepared] = {}
         self._at_lengths = EvaluatedAtLengths(self._preparing)
@@ -128,7 +131,9 @@ class Evaluator:
             )
         began_s = time.perf_counter()
         prepared = self._prepare(name)
-        with untouched(self._roots, self._device):
+        # Passes of tasks that are trained gather what is shared out themselves.
+        lent: Sequence[str] | None = () if name in self._model.graph.tasks else None
+        with untouched(self._roots, self._device), self._pool.whole(lent):
             num_samples, loss, gathered = self._run(prepared, self._data(task, dataset))
             metrics = measured(prepared.graph, gathered)  # which may draw random numbers
         return Evaluation(

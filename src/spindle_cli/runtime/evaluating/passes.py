@@ -15,6 +15,7 @@ from spindle_cli.runtime.communication.rows import Samples, share_shape, take_ro
 from spindle_cli.runtime.communication.transfers import Exchange, Held
 from spindle_cli.runtime.evaluating.gathered_loss import GatheredLoss
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.runtime.step.sharded import ForwardWalk, Uses
 from spindle_cli.workload.graph import ValueSpec
 
 if TYPE_CHECKING:
@@ -57,14 +58,18 @@ class Passes:
         device: torch.device,
         computing: Callable[[], AbstractContextManager[object]],
         gathered: Mapping[int, GatheredLoss] | None = None,
+        uses: Mapping[int, Uses] | None = None,
     ) -> None:
-        """`gathered`: by slice, losses that all of its shares compute together."""
+        """`gathered`: by slice, losses that all of its shares compute together. `uses`: by slice, what it
+        uses of parameters that are shared out.
+        """
         self._actions = tuple(actions)
         self._slices = slices
         self._exchange = exchange
         self._device = device
         self._computing = computing
         self._gathered = gathered or {}
+        self._uses = uses or {}
 
     def run(self, size: int, fields: Fields, loss_arguments: Callable[[Samples], Sequence[Any]]) -> BatchRun:
         """Run a batch of `size` samples; every rank at the same time.
@@ -125,6 +130,8 @@ class Passes:
         if there[0] < there[1] or wired.index in self._gathered:
             with torch.no_grad(), self._computing():
                 self._run_ops(local, size, there, fields, loss_arguments, values, batch)
+        elif wired.index in self._uses:
+            ForwardWalk(self._uses[wired.index]).through()
         return {
             spec.name: _with_room(values.get(spec.name), spec, own, there, self._device)
             for spec in wired.outputs
@@ -141,7 +148,13 @@ class Passes:
         batch: BatchRun,
     ) -> None:
         taken = fields(there, local.wired.fields)
-        for op, module in zip(local.wired.ops, local.runnable, strict=True):
+        uses = self._uses.get(local.wired.index)
+        walk = None if uses is None else ForwardWalk(uses)
+        for number, op, module in zip(
+            range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True
+        ):
+            if walk is not None:
+                walk.enter(number)
             more = loss_arguments(there) if op.shares is not None else ()
             arguments = [*(taken[name] for name in op.fields), *(values[name] for name in op.inputs)]
             if op.is_loss:
@@ -153,6 +166,8 @@ class Passes:
                 given = module(*arguments, *more)
                 values.update(zip(op.outputs, given, strict=False))
                 results = list(given[len(op.outputs) :])
+            if walk is not None:
+                walk.leave(number)
             batch.results.update(
                 ((key, there), result) for key, result in zip(op.results, results, strict=True)
             )

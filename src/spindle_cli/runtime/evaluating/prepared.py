@@ -18,12 +18,14 @@ from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.proof.proof_forward import prove_forward
 from spindle_cli.program.types import Program
 from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.communication.wiring import Wiring, wire
 from spindle_cli.runtime.evaluating.gathered_loss import GatheredLoss, gathers
 from spindle_cli.runtime.evaluating.passes import Passes
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.runtime.step.sharded import uses_in
 from spindle_cli.workload.evaluated.trace import analyse_evaluation
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.losses.shares import LossCounter
@@ -65,6 +67,7 @@ class Preparing:
         source: of the workload.
         communicators: of the program that is trained by. `timeout_s`: of others that are made.
         computing: what passes run in.
+        pool: with the parameters that are shared out.
     """
 
     model: LocalModel
@@ -74,6 +77,7 @@ class Preparing:
     communicators: Communicators
     timeout_s: float
     computing: Callable[[], AbstractContextManager[object]]
+    pool: GradientPool
 
     def prepared(self, name: str) -> Prepared:
         """A task, made ready; collective.
@@ -122,7 +126,8 @@ class Preparing:
             if gathers(local.wired)
         }
         actions = route.forward.actions[self.rank]
-        passes = Passes(actions, slices, exchange, self.device, self.computing, gathered)
+        uses = uses_in(route.program, self.rank, self.pool, 0)
+        passes = Passes(actions, slices, exchange, self.device, self.computing, gathered, uses)
         graph = route.graph.tasks[name]
         shares = graph.loss_shares
         counter = LossCounter(graph.root, shares) if shares.num_counts and slices else None

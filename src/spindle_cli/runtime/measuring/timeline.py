@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.files.run_timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.timeline import MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.types import Program, Transfer
 from spindle_cli.runtime.measuring.clocks import Offset, clock_offsets

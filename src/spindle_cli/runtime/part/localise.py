@@ -17,6 +17,7 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.same_run import settings_of_run
 from spindle_cli.files.request import RunRequest
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
 from spindle_cli.plan.types import Plan
@@ -128,7 +129,8 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     groups = groups_of_graph(train, graph)
     require_elementwise(groups, splits.split_parameters(plan, graph, table))
     turns = _turns(request, plan, graph, train)
-    programs = _proven_programs(plan, graph, table, splits, train)
+    shared_out = sharding_of(plan, graph, table, groups)
+    programs = _proven_programs(plan, graph, table, splits, train, shared_out)
     dtype = dtype_of(request, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
     wirings = [wire(typed, program) for program in programs.all]
@@ -167,10 +169,16 @@ def _turns(request: RunRequest, plan: Plan, graph: WorkloadGraph, train: TrainSe
 
 
 def _proven_programs(
-    plan: Plan, graph: WorkloadGraph, table: ParameterTable, splits: PlanSplits, train: TrainSettings
+    plan: Plan,
+    graph: WorkloadGraph,
+    table: ParameterTable,
+    splits: PlanSplits,
+    train: TrainSettings,
+    shared_out: ShardingOf,
 ) -> Programs:
     settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
-    programs = link_sets(plan, trained_parameters(graph, table, splits.split_names(plan)), settings)
+    uses = trained_parameters(graph, table, splits.split_names(plan), shared_out)
+    programs = link_sets(plan, uses, settings)
     for program in programs.all:
         prove(program)
     return programs
@@ -231,18 +239,48 @@ def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
     return number_format(train) if request.dtype is None else getattr(torch, request.dtype)
 
 
+def sharding_of(
+    plan: Plan, graph: WorkloadGraph, table: ParameterTable, groups: OptimizerGroups
+) -> dict[str, Sharding]:
+    """By canonical name, what devices share out of each trained parameter beyond its optimizer state: of one
+    with several keys, the least; nothing of what its optimizer steps whole.
+    """
+    degrees: dict[str, set[Sharding]] = {}
+    for metaop in graph.metaops:
+        planned = plan.by_name[metaop.name]
+        sharding = plan.sharding.get(planned.parameters or planned.name, Sharding.OPTIMIZER)
+        for index in metaop.ops:
+            for dotted in graph.tasks[metaop.task].ops[index].parameters:
+                degrees.setdefault(table.names[metaop.task, dotted], set()).add(sharding)
+    return {
+        name: next(degree for degree in Sharding if degree in found)
+        for name, found in degrees.items()
+        if table.is_trainable(name) and groups.choice_of(name).treats_elements_alone
+    }
+
+
 def trained_parameters(
-    graph: WorkloadGraph, table: ParameterTable, split: Mapping[tuple[str, int], Collection[str]]
+    graph: WorkloadGraph,
+    table: ParameterTable,
+    split: Mapping[tuple[str, int], Collection[str]],
+    sharding: ShardingOf,
 ) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
     """The trained parameters of every op of every MetaOp; each parameter is a block of its own, keyed by its
     name.
 
     Args:
         split: (MetaOp, op of it) -> dotted names of the parameters that tensor parallelism splits.
+        sharding: by canonical name.
     """
     return {
         (metaop.name, position): tuple(
-            ParameterBlock(name, 0, table.num_bytes(name), dotted in split.get((metaop.name, position), ()))
+            ParameterBlock(
+                name,
+                0,
+                table.num_bytes(name),
+                dotted in split.get((metaop.name, position), ()),
+                sharding.get(name, Sharding.OPTIMIZER),
+            )
             for dotted in graph.tasks[metaop.task].ops[index].parameters
             if table.is_trainable(name := table.names[metaop.task, dotted])
         )

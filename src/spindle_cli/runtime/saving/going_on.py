@@ -58,5 +58,6 @@ def resume(request: RunRequest, state: TrainState, rank: int, total_steps: int) 
         carried = carried_over(found.checkpoint, state.model.graph)
         require_same_optimizer(found.checkpoint, carried, state.model.groups, found.folder)
     restore(found.folder, found.checkpoint, state, rank, carried)
-    check_replicas(state.model.cuts.keys, state.model.parameters, state.device)
+    there = {key: value for key, value in state.model.parameters.items() if key not in state.fetched}
+    check_replicas(state.model.cuts.keys, there, state.device)
     return Start(found.checkpoint.step, found.checkpoint.streams)

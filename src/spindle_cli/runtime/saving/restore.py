@@ -145,7 +145,10 @@ class _Wish:
             return
         has_master = self._state.masters is None and MASTER_KEY in self._keys.get(known, ())
         source = state_key(known, MASTER_KEY) if has_master else model_key(known)
-        self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
+        if key not in self._state.fetched:
+            self.wanted.add_part(source, shape, region, self._state.model.parameters[key])
+        for owned in self._state.fetched.get(key, ()):
+            self.wanted.add_part(source, shape, region, owned.tensor, owned.part)
 
     def _want_states(self, group: GroupOptimizer) -> list[dict[str, Tensor]]:
         return [self._want_state(owned, group) for owned in group.owned_ranges]

@@ -5,7 +5,8 @@ No rank ever holds more than its part, and rank 0 one parameter of the others' b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -19,9 +20,22 @@ from spindle_cli.files.joining import joined
 from spindle_cli.files.run_files import model_path
 from spindle_cli.files.writing import written_whole
 
+# (keys of tensors) -> inside, those that this rank holds are whole; gives whether any are for as long alone;
+# collective
+Whole = Callable[[Collection[str]], AbstractContextManager[bool]]
+
+
+def _as_they_are(_: Collection[str]) -> AbstractContextManager[bool]:
+    return nullcontext(False)
+
 
 def save_model(
-    run_dir: Path, step: int, names: Sequence[str], held: Mapping[str, Tensor], device: torch.device
+    run_dir: Path,
+    step: int,
+    names: Sequence[str],
+    held: Mapping[str, Tensor],
+    device: torch.device,
+    whole: Whole = _as_they_are,
 ) -> None:
     """Send every parameter to rank 0, each fragment from the first rank that holds it, and write them one by
     one. Collective.
@@ -30,11 +44,12 @@ def save_model(
         names: canonical names of all parameters, the same on every rank; what no rank holds is left out.
         held: this rank's, or fragments of them by the keys of files/fragments.py.
         device: through which tensors are sent.
+        whole: makes those whole that are shared out.
 
     Raises:
         InputError: the folder is not writable, or the disk is full.
     """
-    save_tensors(model_path(run_dir, step), names, held, device)
+    save_tensors(model_path(run_dir, step), names, held, device, whole=whole)
 
 
 def save_tensors(
@@ -44,6 +59,7 @@ def save_tensors(
     device: torch.device,
     key_of: Callable[[str], str] = str,
     digest: Digest | None = None,
+    whole: Whole = _as_they_are,
 ) -> dict[str, TensorSpec]:
     """What `save_model` does with any tensors and any file. Collective.
 
@@ -58,27 +74,29 @@ def save_tensors(
     fragments = fragments_by_name(key for specs in offered for key in specs)
     owners = {key: rank for rank, specs in reversed(list(enumerate(offered))) for key in specs}
     leaves = {key: offered[rank][key] for key, rank in owners.items()}
-    whole = {name: _whole(name, fragments[name], leaves) for name in names if name in fragments}
+    specs = {name: _whole(name, fragments[name], leaves) for name in names if name in fragments}
 
     def receive(name: str) -> Tensor:
+        keys = {fragment: fragment_key(name, fragment) for fragment in fragments[name]}
         taken: dict[Fragment | None, Tensor] = {}
-        for fragment in fragments[name]:
-            key = fragment_key(name, fragment)
-            taken[fragment] = (
-                held[key].detach() if owners[key] == 0 else _receive(owners[key], leaves[key], device)
-            )
-        return joined(taken)
+        with whole(keys.values()) as is_lent:
+            for fragment, key in keys.items():
+                is_own = owners[key] == 0
+                taken[fragment] = held[key].detach() if is_own else _receive(owners[key], leaves[key], device)
+            found = joined(taken)
+            return found.clone() if is_lent else found
 
-    by_key = {key_of(name): spec for name, spec in whole.items()}
-    name_of = {key_of(name): name for name in whole}
+    by_key = {key_of(name): spec for name, spec in specs.items()}
+    name_of = {key_of(name): name for name in specs}
     if dist.get_rank() == 0:
         write_model(path, by_key, lambda key: receive(name_of[key]), digest)
         return by_key
     for name in (name_of[key] for key in file_order(by_key)):
-        for fragment in fragments[name]:
-            key = fragment_key(name, fragment)
-            if owners[key] == dist.get_rank():
-                dist.send(held[key].detach().to(device).contiguous(), 0)
+        keys = [fragment_key(name, fragment) for fragment in fragments[name]]
+        with whole(keys):
+            for key in keys:
+                if owners[key] == dist.get_rank():
+                    dist.send(held[key].detach().to(device).contiguous(), 0)
     return by_key
 
 

@@ -26,7 +26,7 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 @dataclass(frozen=True)
 class TrainState:
     """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizers` step; with
-    `masters` it is those.
+    `masters` it is those. `fetched`: by leaf, what this rank has of what is whole in passes alone.
     """
 
     model: LocalModel
@@ -34,6 +34,7 @@ class TrainState:
     masters: Masters | None
     optimizers: Optimizers
     device: torch.device
+    fetched: Mapping[str, tuple[OwnedRange, ...]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ def held_by(state: TrainState, rank: int) -> dict[str, HeldTensor]:
     held = HeldTensors()
     for key, parameter in state.model.trained.items():
         name, shape, region = place_of(key, state.model)
-        held.add_part(model_key(name), shape, region, parameter)
+        if key not in state.fetched:
+            held.add_part(model_key(name), shape, region, parameter)
+        for owned in state.fetched.get(key, ()):
+            held.add_part(model_key(name), shape, region, owned.tensor, owned.part)
     for group in state.optimizers.groups:
         for owned in group.owned_ranges:
             for key, value in _state_of(owned, group, state):

@@ -6,7 +6,7 @@ gradients.py (sums), losses.py (what a share's loss counts).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Protocol
 
 from spindle_cli.operators.random_streams import drawing_from
+from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.program.types import ONCE_A_STEP, RECEIVES, TRANSFERS, Action, Kind, Program, Transfer
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import Samples, gradient_of_copy, take_rows
@@ -25,6 +26,7 @@ from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.compute import ForwardRun, LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.data import StepBatch
 from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.training.precision import computing
@@ -101,7 +103,9 @@ class Executor:
         self._seed = train.seed  # of the random numbers that several ranks draw alike
         self._computing = partial(computing, train, board.device.type)
         self._batch_number = 0
+        self._uses = uses_in(program, rank, pool, part)
         self._runs: dict[int, ForwardRun] = {}
+        self._walks: dict[int, BackwardWalk] = {}
         self._input_gradients: dict[int, dict[str, Tensor]] = {}
         self._ends_step = True
 
@@ -226,9 +230,20 @@ class Executor:
         stream = drawing_from(local.stream_seed(self._seed, self._batch_number), self._board.device)
         with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
-            before = partial(self._await_parameters, wired.index)
+            uses = self._uses[wired.index]
+            forward, backward = ForwardWalk(uses), BackwardWalk(uses)
+
+            def before(op: int) -> None:
+                self._await_parameters(wired.index, op)
+                forward.enter(op)
+
+            def behind(op: int, made: Sequence[Tensor | Shared]) -> None:
+                forward.leave(op)
+                backward.watch(op, made)
+
             arguments = self._board.arguments(task.name, local.samples)
-            run = run_forward(local, fields, inputs, watched, before, arguments)
+            run = run_forward(local, fields, inputs, watched, before, behind, arguments)
+        self._walks[wired.index] = backward
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss)
         self._runs[wired.index] = run
@@ -247,7 +262,10 @@ class Executor:
             self._sums.begin(wired.index)
         with self._stopwatch.timed(Activity.BACKWARD, wired.index):
             seed = self._board.seed(wired.task.task.name)
+            walk = self._walks.pop(wired.index)
+            walk.begin()
             self._input_gradients[wired.index] = run_backward(run, gradients, seed)
+            walk.end()
 
     def _output_gradients(self, outgoing: tuple[WiredEdge, ...]) -> dict[str, Tensor]:
         """Gradients of a slice's outputs: those from all its consumers, added up."""

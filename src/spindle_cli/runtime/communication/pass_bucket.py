@@ -1,0 +1,176 @@
+"""Flat buckets of which each rank has a range alone: gradients, or parameters too, are whole for a while.
+
+Whole parameters are gathered for the ops that use them and given up behind them; whole gradients are made in
+a backward pass, summed in it, and each rank adds its range of the sum to what it keeps (ZeRO-2 and ZeRO-3,
+Rajbhandari et al. 2020). A tensor that is given up keeps its storage, without memory: what autograd has saved
+of it is there again when the parameters are (as FSDP does it, Zhao et al. 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
+from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
+from spindle_cli.workload.training.precision import gradient_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PassBucket:
+    """Parameters of one dtype of which every rank keeps an equal range of the gradients, and with
+    `Sharding.PARAMETERS` of the parameters.
+
+    Attributes:
+        parameters: as the modules have them; to be read while they are there alone.
+        owned_ranges: what this rank steps.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        members: Members,
+        sharding: Sharding,
+        between_steps: dist.ProcessGroup | None,
+    ) -> None:
+        """`members`: with the communicator for what is gathered and summed inside of passes;
+        `between_steps`: what new values of parameters that stay whole are gathered over.
+        """
+        first = next(iter(parameters.values()))
+        self.parameters = tuple(parameters.values())
+        self.keys = tuple(parameters)
+        self.is_fetched = sharding is Sharding.PARAMETERS
+        self._members = members
+        self._between_steps = Members(members.count, members.position, between_steps)
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self._layout = FlatLayout.of(sizes, first.itemsize, members.count)
+        self._values = torch.zeros(self._layout.size, dtype=first.dtype, device=first.device)
+        for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True):
+            moved = self._values[begin:end].view(parameter.shape)
+            moved.copy_(parameter.detach())
+            parameter.data = moved
+        own = members.range_in(self._values)
+        self._own = own.clone() if self.is_fetched else own
+        self._sum = torch.zeros_like(self._own, dtype=gradient_dtype(first))
+        self._gradients = torch.zeros(self._layout.size, dtype=self._sum.dtype, device=first.device)
+        self._views = tuple(
+            self._gradients[begin:end].view(parameter.shape)
+            for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True)
+        )
+        self._owned = tuple(self._own_parts())
+        self.owned_ranges = tuple(owned for owned, *_ in self._owned)
+        self._work: dist.Work | None = None
+        self._scatter: Scatter | None = None
+        self._reached: tuple[bool, ...] = ()
+        give_up_memory(self._gradients)
+        if self.is_fetched:
+            give_up_memory(self._values)
+
+    def start_fetch(self) -> None:
+        """Start making the parameters whole. Collective."""
+        take_back_memory(self._values)
+        self._members.range_in(self._values).copy_(self._own)
+        self._work = start_gather(self._values, self._members)
+
+    def finish_fetch(self) -> None:
+        """Wait until the parameters are there."""
+        assert self._work is not None, "a fetch was started"
+        wait_for(self._work)
+        self._work = None
+
+    def give_up(self) -> None:
+        """No op uses the parameters for now."""
+        give_up_memory(self._values)
+
+    def open_gradients(self) -> None:
+        """Give the parameters whole gradients of zeros, for a backward pass to add to."""
+        take_back_memory(self._gradients)
+        self._gradients.zero_()
+        for parameter, view in zip(self.parameters, self._views, strict=True):
+            parameter.grad = view
+
+    def start_scatter(self) -> None:
+        """Start the sum of the whole gradients over all ranks. Collective."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self._scatter = start_scatter(self._gradients, self._members)
+
+    def finish_scatter(self) -> None:
+        """Wait for the sum, and add this rank's range of it to what it keeps."""
+        assert self._scatter is not None, "a scatter was started"
+        self._scatter.finish()
+        self._scatter = None
+        self._sum.add_(self._members.range_in(self._gradients))
+        give_up_memory(self._gradients)
+
+    def hand_out(self, reached: Sequence[bool]) -> None:
+        """Give each owned range its gradient, and none where no rank's backward pass has reached the
+        parameter.
+        """
+        self._reached = tuple(reached)
+        for owned, gradient, position in self._owned:
+            owned.tensor.grad = gradient if reached[position] else None
+
+    def reset(self) -> None:
+        """Forget the gradients, for the next iteration."""
+        self._sum.zero_()
+        for parameter in self.parameters:
+            parameter.grad = None
+        give_up_memory(self._gradients)
+
+    def start_gather(self) -> dist.Work:
+        """Start handing on this rank's range of parameters that stay whole, and taking the others'."""
+        assert not self.is_fetched, "what is fetched is gathered for each pass"
+        self._work = start_gather(self._values, self._between_steps)
+        return self._work
+
+    @property
+    def is_gathering(self) -> bool:
+        """Whether a gather was started and not finished."""
+        return not self.is_fetched and self._work is not None
+
+    def finish_gather(self) -> None:
+        """Wait until the parameters are whole; does nothing where no gather was started."""
+        if self.is_gathering:
+            self.finish_fetch()
+
+    def gather_gradients(self) -> None:
+        """Make the gradients whole on every rank, until `reset`. Collective; after the step's last pass."""
+        self.open_gradients()
+        self._members.range_in(self._gradients).copy_(self._sum)
+        wait_for(start_gather(self._gradients, self._members))
+        for parameter, is_reached in zip(self.parameters, self._reached, strict=True):
+            if not is_reached:
+                parameter.grad = None
+
+    def _own_parts(self) -> list[tuple[OwnedRange, Tensor, int]]:
+        """This rank's owned ranges, their gradients, and the positions of their parameters."""
+        position_of = {name: position for position, name in enumerate(self.keys)}
+        low, _ = self._layout.range_of(self._members.position)
+        found = []
+        for name, begin, end in self._layout.owned(self._members.position):
+            start = self._layout.spans[name][0] - low
+            tensor = nn.Parameter(self._own[start + begin : start + end])
+            gradient = self._sum[start + begin : start + end]
+            if gradient.dtype != tensor.dtype:
+                tensor.grad_dtype = gradient.dtype
+            found.append((OwnedRange(name, (begin, end), tensor), gradient, position_of[name]))
+        return found
+
+
+def give_up_memory(flat: Tensor) -> None:
+    """Let go of a tensor's memory, and of that of its views, but not of its storage."""
+    flat.untyped_storage().resize_(0)
+
+
+def take_back_memory(flat: Tensor) -> None:
+    """Give it memory again, with any values."""
+    flat.untyped_storage().resize_(flat.numel() * flat.itemsize)

@@ -1,0 +1,71 @@
+"""Cases whose parameters, or gradients, are shared out over the devices that run them."""
+
+from __future__ import annotations
+
+from case_runs import ADAMW, SGD, Case
+from hand_plans import Placement
+
+from spindle_cli.files.sharding import Sharding
+
+# Some of it on all devices, some on two, some scattered; tasks share towers.
+ON_SOME: tuple[Placement, ...] = (
+    ("pairs/vision", (0, 2), (0, 1)),
+    ("pairs/vision", (2, 4), (1, 0)),
+    ("classify/vision", (0, 4), (0, 1)),
+    ("caption/vision", (0, 4), (1, 0)),
+    ("pairs/text", (0, 3), (3, 2)),
+    ("classify/text", (0, 3), (2, 3)),
+    ("pairs/contrast", (0, 1), (3,)),
+    ("classify/mix", (0, 1), (1, 2)),
+    ("classify/mix-2", (0, 1), (2, 3, 1)),
+    ("caption/center", (0, 1), (1,)),
+    ("caption/layers", (0, 3), (0, 2, 1, 3)),
+    ("caption/project", (0, 1), (1, 2)),
+    ("classify/fuse", (0, 1), (3, 0, 1, 2)),
+)
+CLIPPED = {**SGD, "optimizer_args": {"momentum": 0.9}, "clip_norm": 0.5}
+SHARED_OUT = (
+    Case(
+        "shared-out",
+        ON_SOME,
+        args={"reduction": "sum"},
+        train={**CLIPPED, "accumulate": 2},
+        recompute=("pairs/vision", "caption/layers", "classify/mix"),
+        micro_batches={"classify": 2},
+        apart=3,
+        sharding=Sharding.PARAMETERS,
+    ),
+    Case(
+        "gradients-shared-out",
+        ON_SOME,
+        train={**ADAMW, "accumulate": 2},
+        apart=2,
+        sharding=Sharding.GRADIENTS,
+    ),
+)
+SAVED = Case(
+    "saved-shared-out",
+    ON_SOME,
+    train=ADAMW,
+    steps=2,
+    checkpoint_every=1,
+    apart=4,
+    sharding=Sharding.PARAMETERS,
+)
+# By tensor parallelism of several degrees, over all devices and over two.
+SPLIT = Case(
+    "shared-out",
+    (
+        ("left/tower", (0, 1), (0, 1, 2, 3), 2),
+        ("right/tower", (0, 2), (0, 1, 2, 3), 2),
+        ("left/tower", (1, 3), (3, 1, 0, 2), 2),
+        ("right/tower", (2, 3), (0, 1, 2, 3), 4),
+        ("right/layers", (0, 1), (1, 0)),
+        ("right/layers", (1, 2), (0, 1), 2),
+    ),
+    "split_toys",
+    train={**CLIPPED, "accumulate": 2},
+    recompute=("right/tower",),
+    apart=7,
+    sharding=Sharding.PARAMETERS,
+)
