@@ -6,7 +6,7 @@ import inspect
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import Cluster
@@ -90,6 +90,7 @@ def plan(
     strategy: StrategyName = "spindle",
     effort: int = 1,
     micro_batches: Mapping[str, int] | None = None,
+    sharding: Mapping[str, Literal["optimizer", "gradients", "parameters"]] | None = None,
     equal_shares: bool = False,
     assume_same_device: bool = False,
 ) -> Plan:
@@ -99,12 +100,16 @@ def plan(
         out: where to write the plan; None: nowhere.
         strategy, effort, equal_shares, assume_same_device: as the options of `spindle plan`.
         micro_batches: into how many parts tasks' batches are cut; None: as memory asks for.
+        sharding: by key of parameters, what the devices that hold them share out, optimizer state alone where
+            nothing is said; None: as memory asks for.
 
     Raises:
         NoPlanError: nothing fits the devices' memory or the valid allocations.
+        UsageError: there is no such task, key of parameters, or level.
         InputError: a file is missing or malformed, or profile and cluster are of different devices.
     """
     from spindle_cli.check.run import check_plan
+    from spindle_cli.plan.best.sharding import levels_of
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.same_device import require_same_device
@@ -115,7 +120,8 @@ def plan(
     require_equal_batches(read.metaops, Path("profile") if isinstance(profile, Profile) else Path(profile))
     if not assume_same_device:
         require_same_device(read, goal)
-    made = make_plan(read, goal, strategy, effort, micro_batches, equal_shares=equal_shares)
+    levels = None if sharding is None else levels_of(sharding)
+    made = make_plan(read, goal, strategy, effort, micro_batches, levels, equal_shares=equal_shares)
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     if out is not None:

@@ -17,7 +17,7 @@ from spindle_cli.files.run_files import (
     SliceTimes,
     StepMetrics,
 )
-from spindle_cli.files.run_timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
+from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile

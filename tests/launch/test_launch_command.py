@@ -21,8 +21,8 @@ from helpers.toy_plan import write_toy
 from spindle_cli.checkpoint.files import checkpoint_folder, find_checkpoint
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import METRICS_FILE, newest_model, read_metrics
-from spindle_cli.files.run_timeline import MeasuredTimeline
 from spindle_cli.files.runs.attempts import read_attempts
+from spindle_cli.files.runs.timeline import MeasuredTimeline
 from spindle_cli.plan.file import read_plan
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load

@@ -9,9 +9,10 @@ import pytest
 from drafts import draft_of
 
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.placing.usage import Footprint, Usage
 from spindle_cli.plan.problem import make_problem
-from spindle_cli.profile.types import MetaOpProfile, OpMemory
+from spindle_cli.profile.types import MetaOpProfile, OpMemory, OptimizerBytes
 
 MIB = 2**20
 
@@ -29,10 +30,12 @@ def footprint(
     devices: int = 2,
     recompute: bool = False,
     tp: int = 1,
+    sharding: ShardingOf | None = None,
     **numbers: Any,
 ) -> Footprint:
     """Of some ops of the last of these MetaOps."""
-    problem = make_problem(profile_of(*metaops).model_copy(update=numbers), cluster_of(2))
+    profile = profile_of(*metaops).model_copy(update=numbers)
+    problem = make_problem(profile.sharded(sharding or {}), cluster_of(2))
     (piece,) = draft_of(problem, (len(metaops) - 1, *ops, devices, 0.0)).pieces
     point = replace(piece.point, recompute=recompute, dp=devices // tp, tp=tp)
     return Footprint(problem, replace(piece, point=point))
@@ -130,6 +133,31 @@ def test_a_block_takes_its_parameters_gradients_and_state(
     assert [block for block, _ in found.blocks] == [("a/m", 0, tp), ("a/m", 1, tp)]
     assert [num_bytes / MIB for _, num_bytes in found.blocks] == list(expected)
     assert found.parameter_bytes / MIB == sum(expected)
+
+
+@pytest.mark.parametrize(
+    ("level", "whole_share", "per_mib", "passing"),
+    [
+        # A quarter is frozen. Of the rest: parameters and gradients whole, half of twice as much of state.
+        (Sharding.OPTIMIZER, 0.0, 0.25 + 0.75 * (1 + 1 + 1), 0.0),
+        (Sharding.GRADIENTS, 0.0, 0.25 + 0.75 * (1 + 0.5 + 1), 2 * 0.75 * 0.5),
+        (Sharding.PARAMETERS, 0.0, 0.25 + 0.75 * (0.5 + 0.5 + 1), 2 * 0.75 * (0.5 + 0.5)),
+        (Sharding.PARAMETERS, 0.5, 0.25 + 0.75 * (0.75 + 0.75 + 1), 2 * 0.75 * (0.25 + 0.25)),
+    ],
+)
+def test_of_a_shared_out_block_a_device_has_its_range_and_two_ops_whole(
+    level: Sharding, whole_share: float, per_mib: float, passing: float
+) -> None:
+    """On two devices; op 1, with 4 MiB of glue, is the larger one: 6 MiB."""
+    kept = OptimizerBytes(state_per_param=2.0, whole_share=whole_share)
+    settings = {"trainable_fraction": 0.75, "extra_param_bytes": {1: 4 * MIB}, "optimizer": kept}
+    net = metaop("a/m", 2, 0, **settings)
+    with_levels, plain = (
+        footprint(net, ops=(0, 2), optimizer_state_sharded=True, sharding=each)
+        for each in ({"a/m": level}, {})
+    )
+    assert [num_bytes / MIB for _, num_bytes in with_levels.blocks] == [2 * per_mib, 6 * per_mib]
+    assert (with_levels.passing - plain.passing) / MIB == 6 * passing
 
 
 def test_a_device_keeps_all_pieces_each_parameter_once_and_the_largest_of_what_passes() -> None:

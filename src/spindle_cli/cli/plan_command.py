@@ -39,6 +39,15 @@ def plan(
             "repeated, the tasks that are not named stay whole. By default as memory asks for.",
         ),
     ] = None,
+    shard: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--shard",
+            metavar="KEY=LEVEL",
+            help="What the devices that hold these parameters share out: optimizer, gradients or parameters; "
+            "may be repeated, of what is not named optimizer state alone. By default as memory asks for.",
+        ),
+    ] = None,
     equal_shares: Annotated[
         bool,
         typer.Option(
@@ -66,11 +75,13 @@ def plan(
     from spindle_cli.check.run import check_plan
     from spindle_cli.files.writing import require_no_input
     from spindle_cli.plan.best.micro_batches import parse_counts
+    from spindle_cli.plan.best.sharding import parse_levels
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.plan_report import PlanReport
 
     counts = parse_counts(micro_batches) if micro_batches else None
+    levels = parse_levels(shard) if shard else None
     require_no_input("-o", output_path, profile, cluster)
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
     notes: tuple[str, ...] = ()
@@ -81,7 +92,7 @@ def plan(
         read, notes = found.profile, (found.note,)
         for line in found.passed_over:
             output.note(line)
-    made = make_plan(read, goal, strategy, effort, counts, equal_shares=equal_shares)
+    made = make_plan(read, goal, strategy, effort, counts, levels, equal_shares=equal_shares)
     made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))

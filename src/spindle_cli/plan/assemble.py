@@ -8,6 +8,7 @@ from math import ceil
 from spindle_cli.costs.share_sizes import largest_samples
 from spindle_cli.costs.share_times import share_seconds
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.plan.slices import rows_of
@@ -153,6 +154,7 @@ def make_plan_file(
     predicted: Predicted,
     notes: tuple[str, ...] = (),
     micro_batches: Mapping[str, int] | None = None,
+    sharding: ShardingOf | None = None,
 ) -> Plan:
     """The plan, validated as a whole. `slices`: of the profile's MetaOps."""
     apart = any(piece.backward_s is not None for piece in slices)
@@ -170,5 +172,6 @@ def make_plan_file(
         predicted=predicted,
         metaops=tuple(plan_metaop(metaop, slices) for metaop in profile.metaops),
         micro_batches=dict(micro_batches or {}),
+        sharding=dict(sharding or {}),
         waves=make_waves(slices),
     )

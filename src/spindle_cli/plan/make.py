@@ -4,7 +4,7 @@ problem.py          index the MetaGraph, cut the curves to the cluster
 bound/              the linear program over the whole graph: lower bound and allocation
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
-best/find.py        the best plan of whole batches, or of micro-batches
+best/find.py        the best plan of whole batches, of micro-batches, or with what devices share out
 assemble.py         the plan
 """
 
@@ -15,9 +15,19 @@ from collections.abc import Mapping
 from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.assemble import make_plan_file
-from spindle_cli.plan.best.find import find, find_in, find_on_any_number, in_best_micro_batches, require_above
+from spindle_cli.plan.best.find import (
+    Found,
+    find,
+    find_in,
+    find_on_any_number,
+    in_best_micro_batches,
+    require_above,
+)
+from spindle_cli.plan.best.find_sharded import in_best_sharding
 from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.no_fit import no_fit
@@ -36,6 +46,7 @@ def make_plan(
     strategy: StrategyName = "spindle",
     effort: int = DEFAULT_EFFORT,
     micro_batches: Mapping[str, int] | None = None,
+    sharding: ShardingOf | None = None,
     *,
     equal_shares: bool = False,
 ) -> Plan:
@@ -47,11 +58,14 @@ def make_plan(
         effort: 0 or more; more of it searches longer and never gives a worse plan.
         micro_batches: into how many each task's batch is cut, 1 where nothing is said; None: as many as
             memory asks for.
+        sharding: by key of parameters, what the devices that hold them share out, optimizer state where
+            nothing is said; None: as memory asks for.
         equal_shares: of whole batches take no number of devices that does not divide them.
 
     Raises:
-        NoPlanError: no valid allocation, nothing fits the devices' memory, or a task cannot be cut so.
-        UsageError: there is no such task.
+        NoPlanError: no valid allocation, nothing fits the devices' memory, a task cannot be cut so, or
+            parameters cannot be shared out so.
+        UsageError: there is no such task, or there are no such parameters.
         BelowBoundError: a bug of the planner.
     """
     if micro_batches and profile.task_sets:
@@ -59,7 +73,10 @@ def make_plan(
             "micro-batches: steps of this workload run some of its tasks (train.sampling)",
             hint="Plans for sets of tasks run whole batches.",
         )
-    plan = plan_of_all(profile, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
+    if sharding is not None:
+        require_sound(profile, sharding)
+        sharding = {key: level for key, level in sharding.items() if level.is_by_pass}
+    plan = plan_of_all(profile, cluster, strategy, effort, micro_batches, sharding, equal_shares=equal_shares)
     if not profile.task_sets:
         return plan
     return with_sets(plan, profile, lambda some: plan_of_all(some, cluster, strategy, effort))
@@ -71,6 +88,7 @@ def plan_of_all(
     strategy: StrategyName,
     effort: int,
     micro_batches: Mapping[str, int] | None = None,
+    sharding: ShardingOf | None = None,
     *,
     equal_shares: bool = False,
 ) -> Plan:
@@ -78,21 +96,13 @@ def plan_of_all(
     bound = lower_bound(make_problem(profile, cluster))
     assumed = assumption(profile, cluster)
     notes = [] if assumed is None else [assumed]
-    if micro_batches is None:
-        search = find if equal_shares else find_on_any_number
-        found = whole = search(profile, cluster, strategy, effort)
-        if (whole is None or whole.is_short) and not profile.task_sets:
-            found = in_best_micro_batches(profile, cluster, strategy, effort, whole)
-    else:
-        found = find_in(in_micro_batches(profile, micro_batches, cluster), strategy, effort)
-    if found is None and micro_batches:
-        cut = ", ".join(f"{task} in {count}" for task, count in micro_batches.items())
-        raise NoPlanError(
-            f"no plan fits {cluster.name!r} with these micro-batches: {cut}",
-            hint="Plan without --micro-batches: as many as memory asks for are found, or what is missing.",
-        )
+    shared_out = profile.sharded(sharding or {})
+    found = _find(shared_out, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
+    may_share = sharding is None or len(sharding) > 0
+    if may_share and (found is None or found.is_short) and not profile.task_sets:
+        found = in_best_sharding(profile, cluster, strategy, effort, found, micro_batches, sharding)
     if found is None:
-        raise no_fit(profile, cluster)
+        raise _no_plan(profile, cluster, micro_batches, sharding)
     best = found.best
     any_s = lower_bound_any_s(profile, cluster.num_devices)
     require_above(any_s, best)
@@ -116,4 +126,45 @@ def plan_of_all(
         held_up_s=best.prediction.held_up_s,
     )
     counts = None if found.cut is None else found.cut.counts
-    return make_plan_file(profile, cluster, strategy, slices, predicted, tuple(notes), counts)
+    return make_plan_file(profile, cluster, strategy, slices, predicted, tuple(notes), counts, found.sharding)
+
+
+def _find(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    micro_batches: Mapping[str, int] | None,
+    *,
+    equal_shares: bool,
+) -> Found | None:
+    """The best plan with what the profile says that devices share out."""
+    if micro_batches is not None:
+        return find_in(in_micro_batches(profile, micro_batches, cluster), strategy, effort)
+    # What is shared out runs on all devices in any case.
+    search = find if equal_shares or profile.sharding else find_on_any_number
+    whole = search(profile, cluster, strategy, effort)
+    if (whole is None or whole.is_short) and not profile.task_sets:
+        return in_best_micro_batches(profile, cluster, strategy, effort, whole)
+    return whole
+
+
+def _no_plan(
+    profile: Profile,
+    cluster: Cluster,
+    micro_batches: Mapping[str, int] | None,
+    sharding: ShardingOf | None,
+) -> NoPlanError:
+    asked: list[str] = []
+    if micro_batches:
+        asked.append(
+            "these micro-batches: " + ", ".join(f"{task} in {count}" for task, count in micro_batches.items())
+        )
+    if sharding:
+        asked.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in sharding.items()))
+    if not asked:
+        return no_fit(profile, cluster)
+    return NoPlanError(
+        f"no plan fits {cluster.name!r} with {' and '.join(asked)}",
+        hint="Plan without --micro-batches and --shard: what memory asks for is found, or what is missing.",
+    )

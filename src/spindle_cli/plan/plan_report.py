@@ -6,7 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.plan.unchecked import describe_unchecked
 from spindle_cli.units import counted, format_bytes, format_seconds
@@ -29,6 +32,8 @@ class PlanReport(Artifact):
 
     Where not every step runs all tasks, `predicted` is of one that would, `mean_iteration_s` the mean of all
     steps by the shares of `task_sets`, and `peak_memory_bytes` the most that a device needs in any.
+    `memory`: of the fullest device at its fullest moment, by what takes it; empty where steps run several
+    sets of tasks.
     """
 
     KIND: ClassVar[str] = "planned"
@@ -44,6 +49,8 @@ class PlanReport(Artifact):
     mean_iteration_s: float
     peak_memory_bytes: int
     micro_batches: dict[str, int] = Field(default_factory=dict)
+    sharding: dict[str, Sharding] = Field(default_factory=dict)
+    memory: dict[str, int] = Field(default_factory=dict)
     task_sets: tuple[SetReport, ...] = ()
     notes: tuple[str, ...]
 
@@ -63,6 +70,8 @@ class PlanReport(Artifact):
             mean_iteration_s=plan.mean_iteration_s,
             peak_memory_bytes=max(max(each.peak_memory_bytes) for each in predicted),
             micro_batches=plan.micro_batches,
+            sharding=plan.sharding,
+            memory=_fullest(plan),
             task_sets=tuple(
                 SetReport(
                     tasks=each.tasks,
@@ -95,10 +104,14 @@ class PlanReport(Artifact):
             f"    optimizer {format_seconds(predicted.optimizer_s)}",
             *([f"    held up   {format_seconds(predicted.held_up_s)}"] if predicted.held_up_s else []),
             f"  memory      {format_bytes(max(predicted.peak_memory_bytes))} on the fullest device",
+            *[f"    {format_bytes(size):>10} {part}" for part, size in self.memory.items() if size],
         ]
         if self.micro_batches:
             cut = ", ".join(f"{task} in {count}" for task, count in self.micro_batches.items())
             lines.append(f"  batches     cut into micro-batches: {cut}")
+        if self.sharding:
+            levels = ", ".join(f"{level} of {key}" for key, level in self.sharding.items())
+            lines.append(f"  shared out  {levels}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def _of_sets(self) -> list[str]:
@@ -114,3 +127,11 @@ class PlanReport(Artifact):
                 for each in self.task_sets
             ),
         ]
+
+
+def _fullest(plan: Plan) -> dict[str, int]:
+    """By what takes it, the memory of the device that needs most; of the first of equals."""
+    if plan.task_sets:
+        return {}
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, communicator_bytes(plan))
+    return max(needs, key=lambda need: need.total_bytes).parts

@@ -7,8 +7,8 @@ from math import ceil, inf
 from spindle_cli.costs.share_times import share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
-from spindle_cli.plan.search.passes_apart import mirrored
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.passes_apart import apart
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 
@@ -61,4 +61,4 @@ def told_apart(problem: Problem, judged: Judged) -> Judged | None:
     """A plan with the times of each pass, as one with `rows` has to say them; None if that does not fit."""
     if judged.is_apart or all(piece.rows is None for piece in judged.slices):
         return judged
-    return measure_as_they_are(problem, judged.strategy, mirrored(problem, judged.slices), judged.after)
+    return apart(problem, judged)

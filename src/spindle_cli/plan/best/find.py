@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
 from spindle_cli.plan.best.drafts import best_judged
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
 from spindle_cli.plan.best.rounds import in_rounds
+from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.best.tight import least_fallback, with_fallback
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.passes_apart import with_passes_apart
+from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -55,12 +57,14 @@ class Found:
         is_short: memory stood in the way of a faster one.
         note: what it says of that.
         cut: whose slices it has, where tasks are cut into micro-batches.
+        sharding: what devices share out.
     """
 
     best: Judged
     is_short: bool
     note: str | None = None
     cut: MicroBatched | None = None
+    sharding: ShardingOf = field(default_factory=dict)
 
 
 def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int) -> Found | None:
@@ -70,6 +74,7 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
         NoPlanError: a MetaOp has no valid allocation.
         BelowBoundError: a bug of the planner.
     """
+    profile = on_all_devices(profile, cluster)
     problem = make_problem(profile, cluster)
     bound = lower_bound(problem)
     best, all_fit = best_judged(problem, bound, strategy, effort)
@@ -81,7 +86,13 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
     if best is None:
         return None
     require_above(bound.lower_bound_s, best)
-    return Found(with_passes_apart(problem, best), not all_fit, note)
+    best = with_passes_apart(problem, best)
+    if profile.sharding and not best.is_apart:
+        timed_apart = apart(problem, best)
+        if timed_apart is None:
+            return None
+        best = timed_apart
+    return Found(best, not all_fit, note, sharding=profile.sharding)
 
 
 def find_on_any_number(
@@ -121,7 +132,7 @@ def find_in(cut: MicroBatched, strategy: StrategyName, effort: int) -> Found | N
     if not cut.counts:
         return one
     best = in_rounds(cut, one.best)
-    return None if best is None else Found(best, one.is_short, one.note, cut)
+    return None if best is None else Found(best, one.is_short, one.note, cut, one.sharding)
 
 
 def _is_near(quick: Judged, whole: Found | None) -> bool:
@@ -160,7 +171,7 @@ def in_best_micro_batches(
     if quick is None or not _is_near(quick[0], whole):
         return whole
     searched = find_in(quick[1], strategy, effort)
-    best = Found(quick[0], is_short=True, cut=quick[1])
+    best = Found(quick[0], is_short=True, cut=quick[1], sharding=profile.sharding)
     if searched is not None and searched.best.rank() < best.best.rank():
         best = searched
     return best if whole is None or best.best.rank() < whole.best.rank() else whole

@@ -12,6 +12,7 @@ from math import ceil
 from spindle_cli.costs.share_times import share_seconds
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.problem import Problem, make_problem, parts_of
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
@@ -48,7 +49,7 @@ class MicroBatched:
             for metaop in self.one.metaops
             for number in range(self.counts.get(metaop.task, 1))
         ]
-        return make_problem(_with_metaops(self.one, metaops), self.cluster)
+        return make_problem(self.one.with_metaops(metaops), self.cluster)
 
     def numbered(self, piece: Slice, number: int) -> Slice:
         """A slice of `one` as that of a micro-batch in `all`."""
@@ -80,11 +81,7 @@ def in_micro_batches(profile: Profile, counts: Mapping[str, int], cluster: Clust
     _require_sound(profile, counts)
     counts = {task: count for task, count in counts.items() if count > 1}
     metaops = [_part(metaop, counts.get(metaop.task, 1), cluster) for metaop in profile.metaops]
-    return MicroBatched(_with_metaops(profile, metaops), counts, cluster)
-
-
-def _with_metaops(profile: Profile, metaops: Sequence[MetaOpProfile]) -> Profile:
-    return Profile.model_construct(**{**dict(profile), "metaops": tuple(metaops)})
+    return MicroBatched(on_all_devices(profile.with_metaops(metaops), cluster), counts, cluster)
 
 
 def _name_of(name: str, number: int) -> str:

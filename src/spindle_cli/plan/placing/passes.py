@@ -15,7 +15,6 @@ from typing import NamedTuple
 from spindle_cli.account.edges import pass_order
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
-from spindle_cli.costs.batch_sums import beyond_curve_s
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
@@ -74,7 +73,10 @@ class Passes:
             self._taken_by[move.taker].append(number)
         points = [problem.point_of(piece) for piece in slices]
         profile = problem.profile
-        beyond = [beyond_curve_s(each, profile.by_name[each.metaop], problem.cluster) for each in slices]
+        beyond = [
+            problem.beyond.op_s(piece, profile.by_name[piece.metaop], point.forward_s, point.backward_s)
+            for piece, point in zip(slices, points, strict=True)
+        ]
         planned = list(zip(slices, points, beyond, strict=True))
         forward_s = [piece.num_ops * (point.forward_s + more[0]) for piece, point, more in planned]
         backward_s = [piece.num_ops * (point.backward_s + more[1]) for piece, point, more in planned]

@@ -82,10 +82,14 @@ def predict(
     )
 
 
+# What some devices do together; in the other collectives all take part.
+_OF_SOME = (Collective.SUM, Collective.FLAGS, Collective.GATHER)
+
+
 class _Collectives:
     """The collectives of a step.
 
-    Devices that take part in the same sums are of one kind, and free at the same time.
+    Devices that take part in the same of them are of one kind, and free at the same time.
     """
 
     def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
@@ -97,7 +101,7 @@ class _Collectives:
             of_kind[each.kind].append(each)
         self._of_kind: Mapping[Collective, Sequence[Together]] = of_kind
         self.has_gathers = bool(of_kind[Collective.GATHER])
-        self._number_kinds(of_kind[Collective.SUM])
+        self._number_kinds([each for each in traffic.collectives if each.kind in _OF_SOME])
         self._known_s: dict[tuple[int, tuple[int, ...], int], float] = {}
         self._spread: dict[tuple[int, ...], tuple[int, ...]] = {}
 
@@ -136,7 +140,7 @@ class _Collectives:
         backward.
         """
         free_s = [0.0] * self._num_kinds
-        for ready_s, each in self._in_order(backward):
+        for ready_s, each in self._in_order(backward, self._of_kind[Collective.SUM]):
             self._take(each, ready_s, free_s)
         for flags in self._of_kind[Collective.FLAGS]:
             self._take(flags, 0.0, free_s)
@@ -152,9 +156,8 @@ class _Collectives:
         """
         free_s = [0.0] * self._num_kinds
         not_before_s: dict[int, float] = {}
-        place = {each.group: place for place, (_, each) in enumerate(self._in_order(plain.backward))}
-        gathers = sorted(self._of_kind[Collective.GATHER], key=lambda each: -place[each.group])
-        for each in gathers:
+        gathers = self._in_order(plain.backward, self._of_kind[Collective.GATHER][::-1])
+        for _, each in reversed(gathers):
             end_s = self._take(each, 0.0, free_s)
             assert each.group is not None, "a gather is of a group"
             group = self._groups[each.group]
@@ -164,9 +167,9 @@ class _Collectives:
                 not_before_s[index] = max(not_before_s.get(index, 0.0), end_s - before_s)
         return not_before_s
 
-    def _in_order(self, backward: Times) -> list[tuple[float, Together]]:
-        """The sums by when they are complete, with that."""
-        ready = [(self._complete_s(each, backward), each) for each in self._of_kind[Collective.SUM]]
+    def _in_order(self, backward: Times, of_groups: Sequence[Together]) -> list[tuple[float, Together]]:
+        """Collectives of groups by when these are complete, with that."""
+        ready = [(self._complete_s(each, backward), each) for each in of_groups]
         return sorted(ready, key=lambda item: item[0])
 
     def _complete_s(self, each: Together, backward: Times) -> float:

@@ -13,7 +13,9 @@ from spindle_cli.costs.memory import (
     running_bytes,
     slice_activation_bytes,
 )
+from spindle_cli.costs.sharded import level_of
 from spindle_cli.costs.update import optimizer_bytes
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import UnplacedSlice
 
@@ -50,10 +52,20 @@ class Footprint:
         owners = point.dp if problem.profile.optimizer_state_sharded else 1
         kept = optimizer_bytes(metaop, problem.profile)
         per_param = kept.state_per_param / owners + kept.whole_state_per_param
-        state = 1 + metaop.trainable_fraction * (problem.profile.gradient_bytes_per_param + per_param)
+        level = level_of(metaop, problem.profile.sharding)
+        wide = problem.profile.gradient_bytes_per_param
+        # Of trained parameters, what devices share out, and hold whole only while an op or two use it.
+        shared = 1 - kept.whole_share if level.is_by_pass else 0.0
+        gathered = shared if level is Sharding.PARAMETERS else 0.0
+        state = 1 + metaop.trainable_fraction * (
+            wide + per_param - (1 - 1 / owners) * (wide * shared + gathered)
+        )
+        held = [held_param_bytes(metaop, op, point.tp) for op in range(piece.first, piece.last)]
+        whole = metaop.trainable_fraction * (wide * shared + gathered) * (1 - 1 / owners)
+        self.passing += 2 * whole * max(held)
         self.blocks = tuple(
-            ((*parameter_block(metaop, op), point.tp), held_param_bytes(metaop, op, point.tp) * state)
-            for op in range(piece.first, piece.last)
+            ((*parameter_block(metaop, op), point.tp), num_bytes * state)
+            for op, num_bytes in zip(range(piece.first, piece.last), held, strict=True)
         )
         self.names = frozenset(block for block, _ in self.blocks)
         self.parameter_bytes = sum(num_bytes for _, num_bytes in self.blocks)

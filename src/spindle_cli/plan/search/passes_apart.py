@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from spindle_cli.account.types import Pass
-from spindle_cli.plan.ordering.orders import as_they_come, in_groups
+from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged, measure_as_they_are
-from spindle_cli.plan.slices import Slice
 
 # What saves less of the iteration than this is not worth telling passes apart.
 WORTH = 0.002
@@ -31,13 +30,11 @@ def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
     return best if best is not None and best.prediction.iteration_s < enough_s else judged
 
 
-def mirrored(problem: Problem, slices: Sequence[Slice]) -> tuple[Slice, ...]:
-    """Slices, in order of start, with times of their own for all forward passes and then all backward in
-    reverse.
+def apart(problem: Problem, judged: Judged) -> Judged | None:
+    """A plan whose passes have no times of their own with such times, in the order that it has: all forward,
+    then all backward in reverse.
     """
-    there = [Pass(index, is_backward=False) for index in range(len(slices))]
-    back = [Pass(index, is_backward=True) for index in reversed(range(len(slices)))]
-    return timed(problem, slices, (*there, *back))
+    return _best(problem, judged, [mirrored(range(len(judged.slices)))])
 
 
 def _best(problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]]) -> Judged | None:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from spindle_cli.account.edges import edge_bytes, edges_between, layout_of
 from spindle_cli.account.rows import Layout, crossing
-from spindle_cli.costs.batch_sums import beyond_curve_s
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.problem import Node, Problem
@@ -131,7 +130,7 @@ def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
             for way, device in (("out", chunk.source), ("in", chunk.destination)):
                 port = (way, device if inside else cluster.card_of[device])
                 busy_s[port] = busy_s.get(port, 0.0) + transfer_s(num_bytes, link)
-    op_s = point.op_s + sum(beyond_curve_s(piece, metaop, cluster))
+    op_s = point.op_s + sum(problem.beyond.op_s(piece, metaop, point.forward_s, point.backward_s))
     return piece.num_ops * op_s + 2 * max(busy_s.values(), default=0.0)
 
 

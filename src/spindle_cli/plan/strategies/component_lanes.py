@@ -82,7 +82,7 @@ class _Lanes:
         users: dict[tuple[str, int], dict[int, None]] = {}
         size: dict[tuple[str, int], int] = {}
         for (name, _), blocks in self.problem.uses.items():
-            for key, number, num_bytes, _ in blocks:
+            for key, number, num_bytes, *_ in blocks:
                 users.setdefault((key, number), {})[self.unit_of_name[name]] = None
                 size[key, number] = max(num_bytes, size.get((key, number), 0))
         together: dict[tuple[int, ...], int] = {}

@@ -1,0 +1,193 @@
+"""The best plan whose devices share out parameters or gradients, where memory is short.
+
+What uses shared-out parameters runs on all devices, so that little is left to search: each sharding is tried
+with one baseline's schedule, and only the best one is searched for longer, where other MetaOps have a choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.plan.best.drafts import BASELINES, best_judged
+from spindle_cli.plan.best.find import KEPT_LESS, NEAR, Found
+from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
+from spindle_cli.plan.best.rounds import in_rounds
+from spindle_cli.plan.best.sharding import describe, on_all_devices, shardings_to_try
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.search.judge import Judged, judge
+from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, recomputing
+from spindle_cli.plan.search.memory_fallback import describe as describe_fallback
+from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import Profile
+
+# Of all seconds of compute, what MetaOps have that may run on fewer devices: with less a longer search finds
+# nothing.
+WORTH_A_SEARCH = 0.05
+
+# Of the iteration, what transfers and gathers take at least where parameters that stay whole may gain.
+GATHERS_SHOW = 0.02
+
+
+@dataclass(frozen=True)
+class _Quick:
+    """A quick plan of a profile that shares out parameters.
+
+    Attributes:
+        judged: of whole batches, or of all micro-batches.
+        tight: whose slices it has, or those of one micro-batch of each task.
+        cut: into which micro-batches; None: of whole batches.
+    """
+
+    judged: Judged
+    tight: TightProblem
+    cut: MicroBatched | None = None
+
+    def rank(self) -> tuple[float, float, int]:
+        return self.judged.rank()
+
+
+def in_best_sharding(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    whole: Found | None,
+    micro_batches: Mapping[str, int] | None = None,
+    asked: ShardingOf | None = None,
+) -> Found | None:
+    """The best of quick plans for each sharding that is worth a try, searched longer where it comes near; or
+    `whole` where none is better.
+
+    Args:
+        whole: the best plan of another search: that shares out optimizer state alone, or what is asked for.
+        micro_batches: as they have to be; None: as many as memory asks for.
+        asked: what is to be shared out; None: what memory asks for.
+    """
+    found: list[_Quick] = []
+    for sharding in shardings_to_try(profile, cluster) if asked is None else [asked]:
+        gathers = Sharding.PARAMETERS in sharding.values()
+        if gathers or not found or _shows_gathers(min(found, key=_Quick.rank)):
+            one = _quick(profile.sharded(sharding), cluster, strategy, micro_batches)
+            found += [] if one is None else [one]
+    if not found:
+        return whole
+    quick = min(found, key=_Quick.rank)
+    if whole is not None and quick.judged.prediction.iteration_s > NEAR * whole.best.prediction.iteration_s:
+        return whole
+    best = _searched(quick, strategy, effort)
+    if best is not None and asked is None:
+        notes = (describe(best.sharding), best.note)
+        best = replace(best, note=" ".join(note for note in notes if note is not None))
+    if best is None or (whole is not None and whole.best.rank() <= best.best.rank()):
+        return whole
+    return best
+
+
+def _shows_gathers(quick: _Quick) -> bool:
+    """Whether gathers may take so much of a plan that one without, which has less room, may be faster."""
+    return quick.judged.prediction.transfer_s > GATHERS_SHOW * quick.judged.prediction.iteration_s
+
+
+def _quick(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, micro_batches: Mapping[str, int] | None
+) -> _Quick | None:
+    """Of whole batches if these fit without giving up anything; else the better one of those that recompute
+    activations and those of micro-batches, which recompute where they have to; None if nothing fits.
+    """
+    found: list[_Quick] = []
+    if not micro_batches:
+        whole = _Trial(on_all_devices(profile, cluster), cluster, strategy)
+        found += whole.at(0) or whole.least_recomputing()
+        if found and not found[0].tight.fallback.recompute:
+            return found[0]
+    cuts = list(_cuts(profile, cluster, micro_batches))
+    found += _best_cut(cuts, strategy, recomputes=False) or _best_cut(cuts, strategy, recomputes=True)
+    return min(found, key=_Quick.rank, default=None)
+
+
+def _cuts(
+    profile: Profile, cluster: Cluster, micro_batches: Mapping[str, int] | None
+) -> Iterator[MicroBatched]:
+    """Ever more micro-batches, or those that there have to be."""
+    wanted = [micro_batches] if micro_batches is not None else []
+    if micro_batches is None:
+        wanted += [micro_batches_for(profile, times, cluster.num_devices) for times in KEPT_LESS]
+    for number, counts in enumerate(wanted):
+        if counts and counts not in wanted[:number]:
+            try:
+                yield in_micro_batches(profile, counts, cluster)
+            except NoPlanError:  # shares of so few samples have no allocation on all devices
+                continue
+
+
+def _best_cut(cuts: list[MicroBatched], strategy: StrategyName, *, recomputes: bool) -> list[_Quick]:
+    """The best one, as long as more micro-batches gain."""
+    best: _Quick | None = None
+    for cut in cuts:
+        trial = _Trial(cut.one, cut.cluster, strategy)
+        for one in trial.least_recomputing() if recomputes else trial.at(0):
+            judged = in_rounds(cut, one.judged)
+            if judged is None:
+                continue
+            if best is not None and best.rank() <= judged.rank():
+                return [best]
+            best = replace(one, judged=judged, cut=cut)
+    return [] if best is None else [best]
+
+
+class _Trial:
+    """A profile whose MetaOps have been cut to all devices, by one baseline's schedule."""
+
+    def __init__(self, profile: Profile, cluster: Cluster, strategy: StrategyName) -> None:
+        problem = make_problem(profile, cluster)
+        self._plain = TightProblem(MemoryFallback(), problem, lower_bound(problem))
+        self._baseline = BASELINES["sequential" if strategy == "spindle" else strategy]
+
+    def at(self, step: int) -> list[_Quick]:
+        """The plan with `step` of `STEPS` of all activations recomputed, if it fits."""
+        tight = recomputing(self._plain, step) if step else self._plain
+        judged = None if tight is None else judge(tight.problem, self._baseline(tight.problem))
+        return [] if tight is None or judged is None else [_Quick(judged, tight)]
+
+    def least_recomputing(self) -> list[_Quick]:
+        """The plan that recomputes least of those that fit, found by halving."""
+        found: list[_Quick] = self.at(STEPS)
+        low, high = 1, STEPS - 1
+        while found and low <= high:
+            step = (low + high) // 2
+            fitting = self.at(step)
+            found = fitting or found
+            low, high = (low, step - 1) if fitting else (step + 1, high)
+        return found
+
+
+def _searched(quick: _Quick, strategy: StrategyName, effort: int) -> Found | None:
+    """The quick plan, or a better one of a longer search, with times for each pass; None if none fits so."""
+    problem = quick.tight.problem
+    free_s = sum(
+        node.num_ops * node.points[-1].op_s
+        for node in problem.nodes
+        if node.points[0].num_devices < problem.num_devices
+    )
+    longer: Judged | None = None
+    if free_s > WORTH_A_SEARCH * problem.serial_s:
+        longer, _ = best_judged(problem, quick.tight.bound, strategy, effort)
+    found: list[Judged | None]
+    if quick.cut is not None:
+        found = [quick.judged, None if longer is None else in_rounds(quick.cut, longer)]
+    else:
+        both = [each for each in (quick.judged, longer) if each is not None]
+        passes = [with_passes_apart(problem, each) for each in both]
+        found = [each if each.is_apart else apart(problem, each) for each in passes]
+    best = min((each for each in found if each is not None), key=Judged.rank, default=None)
+    if best is None:
+        return None
+    fallback = quick.tight.fallback
+    note = describe_fallback(fallback) if fallback.recompute else None
+    return Found(best, is_short=True, note=note, cut=quick.cut, sharding=problem.profile.sharding)

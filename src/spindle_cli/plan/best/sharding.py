@@ -1,0 +1,211 @@
+"""Components whose parameters or gradients the devices share out: all of the cluster's, so that whatever uses
+them runs where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil
+
+from spindle_cli.costs.memory import op_param_bytes, parameter_block
+from spindle_cli.costs.sharded import moved_in_passes
+from spindle_cli.errors import NoPlanError, UsageError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.plan.search.memory_fallback import heaviest
+from spindle_cli.plan.slices import Slice
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+
+# Of all trained parameters, what is tried to share out alone, from the components that hold most.
+HEAVIEST_SHARE = 0.6
+
+
+def key_of(metaop: MetaOpProfile) -> str:
+    """Of a MetaOp's parameters, as plans name them under `sharding`."""
+    return metaop.parameters or metaop.name
+
+
+def shardings_to_try(profile: Profile, cluster: Cluster) -> list[dict[str, Sharding]]:
+    """What may help where memory is short: the parameters of the heaviest components, those of all, and the
+    gradients of all.
+
+    Of those that train anything and can run on all devices; none where the train settings do not let devices
+    share optimizer state.
+    """
+    if not profile.optimizer_state_sharded or cluster.num_devices == 1:
+        return []
+    possible = [key for key, metaops in _users(profile).items() if _degrees(metaops, cluster)]
+    trained_bytes = {key: size for key, size in _trained_bytes(profile).items() if key in possible}
+    all_keys = list(trained_bytes)
+    largest = heaviest(trained_bytes, HEAVIEST_SHARE)
+    found = [
+        {key: Sharding.PARAMETERS for key in all_keys if key in largest},
+        dict.fromkeys(all_keys, Sharding.PARAMETERS),
+        dict.fromkeys(all_keys, Sharding.GRADIENTS),
+    ]
+    return [each for number, each in enumerate(found) if each and each not in found[:number]]
+
+
+def on_all_devices(profile: Profile, cluster: Cluster) -> Profile:
+    """The profile with one allocation for each MetaOp whose component it shares out: on all devices, split as
+    is fastest for the component with all that it gathers and scatters.
+
+    Raises:
+        NoPlanError: there is none.
+    """
+    if not any(level.is_by_pass for level in profile.sharding.values()):
+        return profile
+    chosen: dict[str, CurvePoint] = {}
+    for key, metaops in _users(profile).items():
+        if not profile.sharding.get(key, Sharding.OPTIMIZER).is_by_pass:
+            continue
+        degrees = _degrees(metaops, cluster)
+        if not degrees:
+            raise _not_on_all(key, metaops, cluster)
+        seconds = [
+            sum(_seconds(each, points[each.name], cluster, profile) for each in metaops) for points in degrees
+        ]
+        chosen |= degrees[seconds.index(min(seconds))]
+    metaops = [
+        each.model_copy(update={"curve": (chosen[each.name],)}) if each.name in chosen else each
+        for each in profile.metaops
+    ]
+    return profile.with_metaops(metaops)
+
+
+def _users(profile: Profile) -> dict[str, list[MetaOpProfile]]:
+    """The MetaOps with each key of parameters."""
+    users: dict[str, list[MetaOpProfile]] = {}
+    for metaop in profile.metaops:
+        users.setdefault(key_of(metaop), []).append(metaop)
+    return users
+
+
+def _trained_bytes(profile: Profile) -> dict[str, int]:
+    """By key, of those that have any."""
+    blocks: dict[tuple[str, int], int] = {}
+    for metaop in profile.metaops:
+        for op in range(metaop.num_ops):
+            block = parameter_block(metaop, op)
+            trained = ceil(op_param_bytes(metaop, op) * metaop.trainable_fraction)
+            blocks[block] = max(blocks.get(block, 0), trained)
+    found: dict[str, int] = {}
+    for (key, _), num_bytes in blocks.items():
+        if num_bytes:
+            found[key] = found.get(key, 0) + num_bytes
+    return found
+
+
+def _degrees(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, CurvePoint]]:
+    """For each degree of tensor parallelism with which all of these run on all devices, their points by name;
+    the least degree first.
+    """
+    count = cluster.num_devices
+    of_each = [{point.tp: point for point in each.curve if point.num_devices == count} for each in metaops]
+    common = set.intersection(*(set(points) for points in of_each))
+    return [
+        {each.name: points[tp] for each, points in zip(metaops, of_each, strict=True)}
+        for tp in sorted(common)
+        if cluster.num_groups(tp) * tp >= count
+    ]
+
+
+def _seconds(metaop: MetaOpProfile, point: CurvePoint, cluster: Cluster, profile: Profile) -> float:
+    """Of all ops on all devices, with what is gathered and scattered."""
+    whole = Slice.model_construct(
+        metaop=metaop.name,
+        ops=(0, metaop.num_ops),
+        devices=tuple(range(cluster.num_devices)),
+        dp=point.dp,
+        tp=point.tp,
+        start_s=0.0,
+        end_s=0.0,
+    )
+    moved = moved_in_passes(whole, metaop, cluster, profile)
+    longer_s = sum(moved.longer_s(point.forward_s, point.backward_s)) if moved is not None else 0.0
+    return metaop.num_ops * (point.forward_s + point.backward_s) + longer_s
+
+
+def _not_on_all(key: str, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> NoPlanError:
+    narrow = [each.name for each in metaops if all(p.num_devices != cluster.num_devices for p in each.curve)]
+    if narrow:
+        why = f"{narrow[0]} has no allocation on all {cluster.num_devices} devices"
+    else:
+        names = ", ".join(each.name for each in metaops)
+        why = f"{names} have none of one degree of tensor parallelism on all {cluster.num_devices} devices"
+    return NoPlanError(
+        f"sharding of {key!r}: {why}, and what uses shared-out parameters runs on all devices that hold them",
+        hint="Leave it whole, or use a batch that all devices divide.",
+    )
+
+
+def parse_levels(texts: Sequence[str]) -> dict[str, Sharding]:
+    """Of 'key=level' texts, what is shared out of which parameters.
+
+    Raises:
+        UsageError: one is no such text, or a key is named twice.
+    """
+    levels: dict[str, str] = {}
+    for text in texts:
+        key, _, level = text.rpartition("=")
+        if not key or level not in tuple(Sharding):
+            raise UsageError(
+                f"--shard {text}: expected KEY=LEVEL with a level of {', '.join(Sharding)}, for example "
+                "--shard vision.blocks=parameters"
+            )
+        if key in levels:
+            raise UsageError(f"--shard {text}: {key!r} is named twice")
+        levels[key] = level
+    return levels_of(levels)
+
+
+def levels_of(sharding: Mapping[str, str]) -> dict[str, Sharding]:
+    """By key, levels that are named.
+
+    Raises:
+        UsageError: there is no such level.
+    """
+    for key, level in sharding.items():
+        if level not in tuple(Sharding):
+            raise UsageError(
+                f"sharding of {key!r}: found {level!r}, expected one of {', '.join(Sharding)}",
+            )
+    return {key: Sharding(level) for key, level in sharding.items()}
+
+
+def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
+    """What is asked for can be said of this workload.
+
+    Raises:
+        UsageError: no MetaOp trains such parameters.
+        NoPlanError: its train settings do not let devices share anything, or its steps run some tasks only.
+    """
+    known = _trained_bytes(profile)
+    for key in sorted(sharding.keys() - known.keys()):
+        raise UsageError(
+            f"sharding of {key!r}: the profile has no such parameters that are trained",
+            hint=f"It has {', '.join(sorted(known)) or 'none'}.",
+        )
+    if not any(level.is_by_pass for level in sharding.values()):
+        return
+    if not profile.optimizer_state_sharded:
+        raise NoPlanError(
+            "sharding: the train settings do not let devices share optimizer state (shard_optimizer)",
+            hint="Parameters and gradients are shared out where the optimizer's state is: set "
+            "`shard_optimizer: true` under `train` and profile again.",
+        )
+    if profile.task_sets:
+        raise NoPlanError(
+            "sharding: steps of this workload run some of its tasks (train.sampling)",
+            hint="Plans for sets of tasks keep parameters and gradients whole.",
+        )
+
+
+def describe(sharding: ShardingOf) -> str:
+    """What a plan says of what its devices share out because memory asks for it."""
+    told = [
+        f"{level} of {', '.join(keys)}"
+        for level in Sharding
+        if level.is_by_pass and (keys := [key for key, own in sharding.items() if own is level])
+    ]
+    return f"Memory asks for sharing out the {' and the '.join(told)}."
