@@ -18,7 +18,7 @@ from bench_memory import Row, rows
 # Each word of the variants' names once or twice; scripts/bench_memory.py measures all of them.
 NAMES = (
     "whole optimizer state, loss in chunks",
-    "tp 2, bf16, accumulate 2",
+    "parameters shared out, tp 2, bf16, accumulate 2",
     "tp 2, recomputed",
     "tasks in groups",
 )

@@ -66,7 +66,6 @@ def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:
                 {spec.name: zeros(spec) for spec in wired.inputs},
                 {},
                 lambda _: None,
-                lambda _op, _made: None,
                 _loss_arguments(wired.loss_shares, device),
             )
         run_backward(run, {name: torch.zeros_like(value) for name, value in run.outputs.items()}, 1.0)

@@ -73,8 +73,8 @@ def run_forward(
     inputs: Mapping[str, Tensor],
     watched: Mapping[int, Callable[[], None]],
     before: Callable[[int], None],
-    behind: Callable[[int, Sequence[Tensor | Shared]], None],
     loss_arguments: Sequence[Any] = (),
+    behind: Callable[[int, Sequence[Tensor | Shared]], None] | None = None,
 ) -> ForwardRun:
     """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed.
 
@@ -85,8 +85,8 @@ def run_forward(
         after it
             in the slice are through (at the latest when the pass ends; then nothing is called).
         before: called with each op of the MetaOp before it runs.
-        behind: called with it and what it has made, when it has run.
         loss_arguments: what a loss takes that is known how to compute by shares (`LossShares`).
+        behind: called with each op and what it has made, when it has run.
     """
     leaves = {
         spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
@@ -110,7 +110,8 @@ def run_forward(
             loss = result
         else:
             values.update(zip(op.outputs, result, strict=True))
-        behind(index, [] if op.is_loss else result)
+        if behind is not None:
+            behind(index, [] if op.is_loss else result)
     return ForwardRun(leaves, {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}, loss)
 
 

@@ -242,7 +242,7 @@ class Executor:
                 backward.watch(op, made)
 
             arguments = self._board.arguments(task.name, local.samples)
-            run = run_forward(local, fields, inputs, watched, before, behind, arguments)
+            run = run_forward(local, fields, inputs, watched, before, arguments, behind)
         self._walks[wired.index] = backward
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss)
