@@ -244,11 +244,8 @@ EXACT_ON_FOUR = (
     Case("uneven-summed", SCATTERED, args={"reduction": "sum"}, train=ADAMW, uneven=True, apart=8),
     Case("sampled", SCATTERED, train=SAMPLED, sets=SETS),
     Case("sampled-drawn", SCATTERED, train=DRAWN, sets=ONE_BY_ONE),
-    *(Case(f"random-{seed}", partial(scatter_at_random, seed, 4), train=ADAMW) for seed in (0, 1)),
-    *(
-        Case(f"random-{seed}", partial(scatter_at_random, seed, 4), train=ADAMW, apart=seed)
-        for seed in (2, 3)
-    ),
+    Case("random-0", partial(scatter_at_random, 0, 4), train=ADAMW),
+    Case("random-3", partial(scatter_at_random, 3, 4), train=ADAMW, apart=3),
     *NORMED,
     *CONTRASTED,
     *LENGTHS,

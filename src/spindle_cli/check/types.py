@@ -12,6 +12,8 @@ from spindle_cli.units import format_seconds
 # Times in files are decimal roundings: what is later by less than this share of what a slice takes counts as
 # equal.
 RELATIVE_SLACK = 1e-6
+# Characters of each part of a message; names in a file may have any number.
+_MOST_SHOWN = 400
 # What floats near a time can be off by.
 _ROUNDING = 4 * sys.float_info.epsilon
 
@@ -39,7 +41,15 @@ class Violation(Model):
             shown = [str(item) for item in format_devices(self.devices)]
             listed = ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
             place += f", device{'s' if len(self.devices) > 1 else ''} {listed}"
-        return f"{place}: {self.value}; expected {self.expected} [{self.rule}]"
+        return f"{_short(place)}: {_short(self.value)}; expected {_short(self.expected)} [{self.rule}]"
+
+
+def _short(text: str) -> str:
+    """The beginning and the end of what is long."""
+    if len(text) <= _MOST_SHOWN:
+        return text
+    half = _MOST_SHOWN // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def slack_s(*pieces: Slice) -> float:
