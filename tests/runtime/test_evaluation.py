@@ -301,7 +301,7 @@ ON_FOUR = (
         uneven=True,
         apart=3,
     ),
-    Case("shared-out", TOGETHER, "eval_toys", train=TRAIN, apart=3, sharding=Sharding.PARAMETERS),
+    Case("shared-out", TOGETHER, "only_evaluated_toys", train=TRAIN, apart=3, sharding=Sharding.PARAMETERS),
     Case("lengths", (*WRITE, *MATCH), args={"tasks": ["write", "match"], "held_out": 15}, **MIXED),
 )
 

@@ -194,11 +194,7 @@ def _needs(
         Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=crossings.is_handed_on(index))
         for index, piece in enumerate(in_order)
     ]
-    order = _own_order(in_order)
-    passes: list[list[Pass]] = [[] for _ in range(cluster.num_devices)]
-    for each in order or ():
-        for device in in_order[each.piece].devices:
-            passes[device].append(each)
+    passes = _passes_by_device(in_order, cluster.num_devices)
     held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(others, len(in_order)):
         parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False))
@@ -216,8 +212,8 @@ def _needs(
     due = {block for part in parts[: len(in_order)] for block in part.blocks}
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [
-        (tuple(own), tuple(only), None if order is None else tuple(ordered))
-        for own, only, ordered in zip(roles, held, passes, strict=True)
+        (tuple(own), tuple(only), None if passes is None else tuple(passes[device]))
+        for device, (own, only) in enumerate(zip(roles, held, strict=True))
     ]
     setting = Setting(
         parts=parts,
@@ -253,6 +249,18 @@ def _parts_by_share(
             parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on))
         found.append(number_of[shares])
     return found
+
+
+def _passes_by_device(slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
+    """Of each device its passes, where slices, which are in order of start, say when they run backward."""
+    order = _own_order(slices)
+    if order is None:
+        return None
+    passes: list[list[Pass]] = [[] for _ in range(num_devices)]
+    for each in order:
+        for device in slices[each.piece].devices:
+            passes[device].append(each)
+    return passes
 
 
 def _own_order(slices: Sequence[SliceShape]) -> list[Pass] | None:

@@ -22,6 +22,19 @@ class OpSeconds(NamedTuple):
     communication_s: float = 0.0
 
 
+def point_of_share(dp: int, tp: int, op: OpSeconds) -> CurvePoint:
+    """A point of a curve from what an op takes on the largest of its shares."""
+    return CurvePoint(
+        num_devices=dp * tp,
+        dp=dp,
+        tp=tp,
+        forward_s=op.forward_s,
+        backward_s=op.backward_s,
+        source="fitted",
+        communication_s=op.communication_s,
+    )
+
+
 class Timed(Protocol):
     """What is known of a MetaOp's times."""
 

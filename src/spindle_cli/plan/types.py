@@ -226,7 +226,7 @@ class Plan(TrainedArtifact):
     @property
     def every_slice(self) -> tuple[Slice, ...]:
         """The slices of this plan, and behind them what its sets have besides."""
-        return self.slices if self.joint is None else self.joint.slices  # type: ignore[return-value]
+        return self.slices if self.joint is None else self.joint.slices  # type: ignore[return-value]  # of plans they are Slices
 
     @property
     def member(self) -> int:

@@ -121,7 +121,13 @@ def place_evaluated(plan: Plan, needs: Needs) -> Plan:
     ]
     kept = {name: getattr(plan, name) for name in plan.model_fields_set}
     timed = [metaop.model_copy(update={"curve": tuple(curves[metaop.name].values())}) for metaop in metaops]
-    own = {"metaops": tuple(timed), "waves": tuple(waves), "task_sets": (), "micro_batches": {}}
+    own = {
+        "metaops": tuple(timed),
+        "waves": tuple(waves),
+        "task_sets": (),
+        "micro_batches": {},
+        "sharding": {},
+    }
     return Plan(**{**kept, **own, "schema_": "spindle.plan/1"})
 
 

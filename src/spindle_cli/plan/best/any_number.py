@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, inf
 
-from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.costs.share_times import point_of_share, share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
@@ -23,7 +23,7 @@ def on_any_number(profile: Profile, cluster: Cluster) -> Profile | None:
     metaops = tuple(_on_any_number(metaop, cluster) for metaop in profile.metaops)
     if all(new is old for new, old in zip(metaops, profile.metaops, strict=True)):
         return None
-    return Profile.model_construct(**{**dict(profile), "metaops": metaops})
+    return profile.with_metaops(metaops)
 
 
 def _on_any_number(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
@@ -35,17 +35,7 @@ def _on_any_number(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
                 continue
             op = share_seconds(metaop.shares, samples, tp)
             if op is not None and op.forward_s + op.backward_s < _fastest_s(metaop, dp * tp):
-                more.append(
-                    CurvePoint(
-                        num_devices=dp * tp,
-                        dp=dp,
-                        tp=tp,
-                        forward_s=op.forward_s,
-                        backward_s=op.backward_s,
-                        source="fitted",
-                        communication_s=op.communication_s,
-                    )
-                )
+                more.append(point_of_share(dp, tp, op))
     if not more:
         return metaop
     curve = sorted((*metaop.curve, *more), key=lambda point: (point.num_devices, point.tp))

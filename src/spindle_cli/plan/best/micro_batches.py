@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 
-from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.costs.share_times import point_of_share, share_seconds
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import on_all_devices
@@ -239,17 +239,7 @@ def _curve_of_part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> tuple
         for dp in range(1, min(samples, cluster.num_devices // tp) + 1):
             op = share_seconds(metaop.shares, samples // dp, tp) if samples % dp == 0 else None
             if op is not None and op.forward_s + op.backward_s > 0:
-                points.append(
-                    CurvePoint(
-                        num_devices=dp * tp,
-                        dp=dp,
-                        tp=tp,
-                        forward_s=op.forward_s,
-                        backward_s=op.backward_s,
-                        source="fitted",
-                        communication_s=op.communication_s,
-                    )
-                )
+                points.append(point_of_share(dp, tp, op))
     if not points:
         raise NoPlanError(
             f"{metaop.name}: the profile knows no share of {samples} samples, or of a part of them, on "

@@ -202,9 +202,11 @@ class GradientPool:
         for bucket in taken:
             bucket.start_fetch()
             bucket.finish_fetch()
-        yield bool(taken)
-        for bucket in taken:
-            bucket.give_up()
+        try:
+            yield bool(taken)
+        finally:
+            for bucket in taken:
+                bucket.give_up()
 
     def in_passes(self, part: int, group: int) -> tuple[PassBucket, ...]:
         """The buckets of a program's group that passes gather or sum themselves."""
