@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spindle_cli.account.types import Joint
+from spindle_cli.account.types import Joint, Pass
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.problem import Node, Point, Problem
@@ -48,12 +48,15 @@ class Draft:
         after: for each piece, how many of the pieces before it must have ended, whatever their devices; None
             for
             a schedule in which pieces wait for their inputs and devices only.
+        order: of both passes of all pieces, by their indices, where the strategy says that; none before what
+            it takes. Times and order of the pieces then only number them.
     """
 
     name: str
     pieces: tuple[UnplacedSlice, ...]
     devices: tuple[tuple[int, ...], ...] | None = None
     after: tuple[int, ...] | None = None
+    order: tuple[Pass, ...] | None = None
 
     @property
     def end_s(self) -> float:

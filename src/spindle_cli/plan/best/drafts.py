@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from spindle_cli.plan.bound.bound import Bound
+from spindle_cli.plan.pipelines.drafts import pipelines
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
@@ -42,6 +43,7 @@ def best_judged(
     all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
         found.append([judge(problem, draft) for draft in component_lanes(problem)])
+        found.append([judge(problem, draft) for draft in pipelines(problem)])
     spread = [spread_out(problem, best) for each in found if (best := _least(each)) is not None]
     return _least(spread), all_fit  # of equals the first: a baseline
 

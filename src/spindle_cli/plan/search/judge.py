@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spindle_cli.account.device_memory import DeviceMemory, memory_within, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
+from spindle_cli.account.types import Pass
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.ordering.orders import in_groups
 from spindle_cli.plan.ordering.timed import timed
@@ -54,6 +55,8 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     None if it does not fit their memory.
     """
     judged: Judged | None
+    if draft.order is not None:
+        return measure_as_they_are(problem, draft.name, slices_in_order(problem, draft, draft.order))
     if draft.devices is None:
         judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
@@ -61,6 +64,17 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
             problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)), draft.after
         )
     return judged or best_placed(problem, draft, (BALANCED,), 0)
+
+
+def slices_in_order(problem: Problem, draft: Draft, order: Sequence[Pass]) -> tuple[Slice, ...]:
+    """The slices of a draft that says its devices, its passes in an order of all of them."""
+    assert draft.devices is not None, "a draft that orders passes says its devices"
+    slices = exact_slices(problem, Placed(draft, draft.devices))
+    index_of = {(piece.metaop, piece.ops): index for index, piece in enumerate(slices)}
+    indices = [
+        index_of[problem.nodes[piece.node].metaop.name, (piece.first, piece.last)] for piece in draft.pieces
+    ]
+    return timed(problem, slices, [Pass(indices[piece], is_backward) for piece, is_backward in order])
 
 
 def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True) -> list[Judged | None]:

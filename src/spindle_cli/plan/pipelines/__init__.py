@@ -1,0 +1,1 @@
+"""Drafts that keep every parameter in one lane of devices, components cut between their ops if need be."""

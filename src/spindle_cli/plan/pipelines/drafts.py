@@ -1,0 +1,46 @@
+"""Pipelines as drafts: pieces with their devices, and the order of their passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spindle_cli.account.types import Pass
+from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
+from spindle_cli.plan.pipelines.search import Pipeline, Search
+from spindle_cli.plan.pipelines.sections import sections_of
+from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.schedule import Draft, UnplacedSlice
+
+# Passes that a search for one way to cut the cluster runs.
+EFFORT = 60_000
+
+
+def pipelines(problem: Problem) -> Iterator[Draft]:
+    """Drafts in which no parameters are in two lanes, of each way to cut the cluster into lanes; none where
+    plans may not order passes.
+    """
+    if not problem.orders_passes:
+        return
+    sections = sections_of(problem)
+    for way in ways_to_cut(problem):
+        lanes = Lanes(problem, way)
+        if lanes.possible:
+            for found in Search(lanes, sections).best(EFFORT):
+                yield _draft(lanes, found)
+
+
+def _draft(lanes: Lanes, found: Pipeline) -> Draft:
+    """Pieces in the order of their forward passes, which start when they would if nothing else ran."""
+    forward = [piece for piece, is_backward in found.timetable.order if not is_backward]
+    place = {piece: number for number, piece in enumerate(forward)}
+    pieces, devices = [], []
+    for number, index in enumerate(forward):
+        piece = found.pieces[index]
+        allocation = lanes.of_node[piece.node][piece.lane]
+        assert allocation is not None, "pieces are where their nodes have allocations"
+        devices.append(allocation.devices)
+        pieces.append(
+            UnplacedSlice(piece.node, piece.first, piece.last, allocation.point, float(number), number + 1.0)
+        )
+    order = tuple(Pass(place[piece], is_backward) for piece, is_backward in found.timetable.order)
+    return Draft("spindle", tuple(pieces), tuple(devices), order=order)

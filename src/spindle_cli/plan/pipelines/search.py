@@ -1,0 +1,192 @@
+"""Searching for pipelines: which section is in which lane, where sections are cut, and which passes go first.
+
+From several beginnings, random changes of one of these at a time; one that makes the iteration a little
+longer is kept in the beginning, in the end none (threshold accepting, Dueck and Scheuer 1990). What counts is
+
+    the end of the last lane, with the update of what it holds
+
+by `timetable.py`, for passes in the order that it finds. Deterministic: the random numbers come from a fixed
+seed, and the effort is counted in passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+
+from spindle_cli.plan.pipelines.cuts import Assignment, Cutter, Parts, Piece, with_part
+from spindle_cli.plan.pipelines.lanes import Lanes
+from spindle_cli.plan.pipelines.sections import Section
+from spindle_cli.plan.pipelines.timetable import Timetable, seconds_of, timetable
+
+# By how much longer than the best a change may leave the iteration at first.
+FIRST_THRESHOLD = 0.04
+# By how many ops a cut is moved.
+STEPS = (-4, -2, -1, 1, 2, 4)
+URGENCIES = (0.1, 0.5, 0.8, 1.0, 1.25, 2.0, 10.0)
+
+
+@dataclass(frozen=True)
+class State:
+    """A choice. `urgency`: of each node (timetable.py)."""
+
+    assignment: Assignment
+    urgency: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What a choice leads to."""
+
+    state: State
+    pieces: Sequence[Piece]
+    timetable: Timetable
+    end_s: float
+
+
+class Search:
+    """A problem in some lanes."""
+
+    def __init__(self, lanes: Lanes, sections: Sequence[Section]) -> None:
+        self._lanes = lanes
+        self._sections = sections
+        self._cutter = Cutter(lanes.problem, sections)
+        self._random = Random(0)  # noqa: S311 - reproducible, not secret
+        profile = lanes.problem.profile
+        self._update_s = [
+            [
+                num_bytes * profile.optimizer_s_per_byte / self._sharing(lane)
+                for lane in range(lanes.count)
+            ]
+            for num_bytes in (sum(section.num_bytes) for section in sections)
+        ]
+
+    def _sharing(self, lane: int) -> int:
+        """Among how many devices a lane shares out the update of what it holds."""
+        return len(self._lanes.devices[lane]) if self._lanes.problem.profile.optimizer_state_sharded else 1
+
+    def best(self, effort: int) -> list[Pipeline]:
+        """The best from each beginning, the best first.
+
+        Args:
+            effort: passes to run in all.
+        """
+        beginnings = [self._balanced(), self._in_a_row()]
+        found = []
+        for beginning in dict.fromkeys(beginnings):
+            state = State(beginning, (1.0,) * len(self._lanes.problem.nodes))
+            begun = self._run(state)
+            if begun is not None:
+                found.append(self._improved(begun, effort // len(beginnings)))
+        return sorted(found, key=lambda pipeline: pipeline.end_s)
+
+    def _improved(self, begun: Pipeline, effort: int) -> Pipeline:
+        best = now = begun
+        left = effort
+        while left > 0:
+            left -= 2 * len(now.pieces)
+            changed = self._changed(now.state)
+            tried = None if changed == now.state else self._run(changed)
+            threshold = FIRST_THRESHOLD * max(0.0, left / effort)
+            if tried is None or tried.end_s > best.end_s * (1 + threshold):
+                continue
+            if tried.end_s <= now.end_s * (1 + threshold):
+                now = tried
+            if now.end_s < best.end_s:
+                best = now
+        return best
+
+    def _run(self, state: State) -> Pipeline | None:
+        pieces = self._cutter.pieces(state.assignment)
+        seconds = seconds_of(self._lanes, pieces)
+        if seconds is None:
+            return None
+        table = timetable(self._lanes, pieces, seconds, state.urgency)
+        ends_s = list(table.end_s)
+        for parts, section, update_s in zip(state.assignment, self._sections, self._update_s, strict=True):
+            first = 0
+            for last, lane in parts:
+                ends_s[lane] += update_s[lane] * (last - first) / section.num_ops
+                first = last
+        return Pipeline(state, pieces, table, max(ends_s))
+
+    def _changed(self, state: State) -> State:
+        """A random neighbour; the same state where the change is none."""
+        random = self._random
+        kind = random.random()
+        if kind < 0.2:
+            urgency = list(state.urgency)
+            urgency[random.randrange(len(urgency))] = random.choice(URGENCIES)
+            return State(state.assignment, tuple(urgency))
+        assignment = list(state.assignment)
+        number = random.randrange(len(assignment))
+        if kind < 0.35:
+            other = random.randrange(len(assignment))
+            one, two = assignment[number], assignment[other]
+            if len(one) == len(two) == 1:
+                assignment[number] = ((one[-1][0], two[-1][1]),)
+                assignment[other] = ((two[-1][0], one[-1][1]),)
+        else:
+            assignment[number] = self._other_parts(assignment[number], self._sections[number].num_ops)
+        return State(tuple(assignment), state.urgency)
+
+    def _other_parts(self, parts: Parts, num_ops: int) -> Parts:
+        """A section whole in a lane; from a new cut on, or up to it; or with a cut moved."""
+        random = self._random
+        lane = random.randrange(self._lanes.count)
+        kind = random.random()
+        if num_ops == 1 or kind < 0.3:
+            return ((num_ops, lane),)
+        if len(parts) > 1 and kind < 0.7:
+            place = random.randrange(len(parts) - 1)
+            end = parts[place][0]
+            to = min(max(end + random.choice(STEPS), 0), num_ops)
+            first, last = min(end, to), max(end, to)
+            return with_part(parts, first, last, parts[place if to > end else place + 1][1])
+        cut = random.randrange(1, num_ops)
+        return with_part(parts, *((0, cut) if random.random() < 0.5 else (cut, num_ops)), lane)
+
+    def _work_s(self, number: int) -> float:
+        """Seconds of a section's ops of all its users, in the first lane that has an allocation."""
+        section = self._sections[number]
+        total_s = 0.0
+        for name, first in section.users:
+            for i, node in enumerate(self._lanes.problem.nodes):
+                if node.metaop.name == name:
+                    shared = range(
+                        max(first, node.first_op),
+                        min(first + section.num_ops, node.first_op + node.num_ops),
+                    )
+                    allocation = next(each for each in self._lanes.of_node[i] if each is not None)
+                    total_s += len(shared) * allocation.point.op_s
+        return total_s
+
+    def _balanced(self) -> Assignment:
+        """Sections whole, the longest first to the lane with least to do."""
+        load_s = [0.0] * self._lanes.count
+        parts: list[Parts] = [()] * len(self._sections)
+        work_s = [self._work_s(number) for number in range(len(parts))]
+        for number in sorted(range(len(parts)), key=lambda number: -work_s[number]):
+            lane = min(range(len(load_s)), key=load_s.__getitem__)
+            load_s[lane] += work_s[number]
+            parts[number] = ((self._sections[number].num_ops, lane),)
+        return tuple(parts)
+
+    def _in_a_row(self) -> Assignment:
+        """Sections in order, cut so that each lane gets as much to do as the others."""
+        work_s = [self._work_s(number) for number in range(len(self._sections))]
+        each_s = sum(work_s) / self._lanes.count
+        before_s = 0.0
+        found: list[Parts] = []
+        for section, own_s in zip(self._sections, work_s, strict=True):
+            parts: Parts = ((section.num_ops, self._lane_at(before_s, each_s)),)
+            for op in range(1, section.num_ops):
+                lane = self._lane_at(before_s + own_s * op / section.num_ops, each_s)
+                parts = with_part(parts, op, section.num_ops, lane)
+            found.append(parts)
+            before_s += own_s
+        return tuple(found)
+
+    def _lane_at(self, before_s: float, each_s: float) -> int:
+        return min(int(before_s / each_s), self._lanes.count - 1)
