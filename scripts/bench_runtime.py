@@ -1,4 +1,4 @@
-"""The runtime's benchmark: two hosts with a shaped link between them train the same model in four ways.
+"""The runtime's benchmark: two hosts with a shaped link between them train the same models in several ways.
 
     python scripts/bench_runtime.py [--speeds MBIT ...] [--only NAME ...] [--rounds N] [--steps N] [--out DIR]
         [--no-page]
@@ -19,7 +19,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
-from runtime_bench.contestants import Contestant, Job, Run, plain, planned
+from runtime_bench.contestants import Contestant, Job, Run, by_hand, plain, planned
 from runtime_bench.hosts import BenchError, Host, python, require_tools, run_on_both, shape, two_hosts
 from runtime_bench.page import NAMES, Outcome, Trial, here_and_now, read_outcome, write_outcome
 
@@ -29,6 +29,9 @@ from spindle_cli.plan.types import Plan
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = ROOT / "configs" / "workloads"
 SPEEDS = (2000, 1000, 500)
+# The workload with a heavy shared trunk, and the speeds at which it is trained.
+TRUNK = "generalist-5"
+TRUNK_SPEEDS = (1000, 500)
 # One task alone is trained at this speed.
 ALONE_SPEED = 1000
 
@@ -50,6 +53,15 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3, help="runs of each contestant")
     parser.add_argument("--steps", type=int, default=12, help="steps of each run")
+    parser.add_argument(
+        "--trunk-speeds",
+        type=int,
+        nargs="*",
+        default=TRUNK_SPEEDS,
+        metavar="MBIT",
+        help="the same for the workload with a heavy shared trunk",
+    )
+    parser.add_argument("--accept-noise", action="store_true", help="profile although others use the machine")
     parser.add_argument("--without-alone", action="store_true", help="leave out one task alone")
     parser.add_argument("--out", type=Path, metavar="DIR", help="keep profiles, plans and runs here")
     parser.add_argument("--no-page", action="store_true", help="print the results only")
@@ -58,10 +70,13 @@ def main() -> None:
         require_tools()
         with tempfile.TemporaryDirectory() as temporary, two_hosts() as hosts:
             out = Path(temporary) if asked.out is None else asked.out.resolve()
-            bench = Bench(hosts, out, asked.rounds, asked.steps, {"ddp", *(asked.only or NAMES)})
-            trials = [bench.all_tasks(speed) for speed in asked.speeds]
+            taking_part = {"ddp", *(asked.only or NAMES)}
+            options = ("--accept-noise",) if asked.accept_noise else ()
+            bench = Bench(hosts, out, asked.rounds, asked.steps, taking_part, options)
+            trials = [bench.all_tasks("senses-6", speed) for speed in asked.speeds]
             if not asked.without_alone:
                 trials.append(bench.one_task(ALONE_SPEED))
+            trials += [bench.all_tasks(TRUNK, speed) for speed in asked.trunk_speeds]
     except BenchError as error:
         print(f"bench-runtime: {error}", file=sys.stderr)
         sys.exit(1)
@@ -74,8 +89,15 @@ class Bench:
     """The benchmark on two hosts; profiles are made once and kept in `out`."""
 
     def __init__(
-        self, hosts: tuple[Host, Host], out: Path, rounds: int, steps: int, taking_part: Collection[str]
+        self,
+        hosts: tuple[Host, Host],
+        out: Path,
+        rounds: int,
+        steps: int,
+        taking_part: Collection[str],
+        profile_options: Sequence[str] = (),
     ) -> None:
+        self.profile_options = profile_options
         out.mkdir(parents=True, exist_ok=True)
         self.hosts = hosts
         self.out = out
@@ -83,25 +105,25 @@ class Bench:
         self.steps = steps
         self.taking_part = taking_part
 
-    def all_tasks(self, mbit_per_s: int) -> Trial:
-        """All contestants that take part, on all tasks."""
-        folder, plans = self._prepare(WORKLOADS / "senses-6.yaml", mbit_per_s, ("sequential", "spindle"))
+    def all_tasks(self, name: str, mbit_per_s: int) -> Trial:
+        """All contestants that take part, on all tasks of a workload."""
+        workload = WORKLOADS / f"{name}.yaml"
+        folder, plans = self._prepare(workload, mbit_per_s, ("sequential", "spindle"))
         everyone = {
             "ddp": plain("ddp"),
             "fsdp2": plain("fsdp2"),
             **{name: planned(path) for name, path in plans.items()},
+            **({"hand": by_hand} if name == TRUNK else {}),
         }
         contestants = {name: run for name, run in everyone.items() if name in self.taking_part}
-        return self._alternate(
-            f"all tasks, {mbit_per_s} Mbit/s", folder, WORKLOADS / "senses-6.yaml", contestants, plans
-        )
+        return self._alternate(f"{name}, {mbit_per_s} Mbit/s", folder, workload, contestants, plans)
 
     def one_task(self, mbit_per_s: int) -> Trial:
         """One task alone in one wave, against the same by DDP."""
         folder, plans = self._prepare(WORKLOADS / "senses-1.yaml", mbit_per_s, ("sequential",))
         contestants = {"ddp": plain("ddp"), "sequential": planned(plans["sequential"])}
         return self._alternate(
-            f"one task, {mbit_per_s} Mbit/s", folder, WORKLOADS / "senses-1.yaml", contestants, plans
+            f"senses-1, {mbit_per_s} Mbit/s", folder, WORKLOADS / "senses-1.yaml", contestants, plans
         )
 
     def _prepare(
@@ -115,7 +137,8 @@ class Bench:
         cluster.write_text(self._cluster_text(folder, mbit_per_s), encoding="utf-8")
         profile = self.out / f"{workload.stem}.profile.json"
         if not profile.exists():
-            spindle("profile", workload, "-o", profile, "--cluster", cluster, "--nproc", str(len(self.hosts)))
+            measured = ("-o", profile, "--cluster", cluster, "--nproc", str(len(self.hosts)))
+            spindle("profile", workload, *measured, *self.profile_options)
         plans = {strategy: folder / f"{strategy}.yaml" for strategy in strategies}
         for strategy, path in plans.items():
             spindle("plan", profile, "--cluster", cluster, "-o", path, "--strategy", strategy)

@@ -57,6 +57,15 @@ def plain(how: str) -> Contestant:
     return run
 
 
+def by_hand(job: Job) -> Run:
+    """The pipeline of hand_pipeline.py, whose losses are all host 0's."""
+    outs = [job.folder / f"hand-{host.rank}.json" for host in job.hosts]
+    module = ("-m", "runtime_bench.hand_pipeline")
+    commands = [python(*module, job.workload, str(job.num_steps), out) for out in outs]
+    run_on_both(job.hosts, commands, timeout_s=_TIMEOUT_S, folder=_SCRIPTS)
+    return as_run([read_steps(outs[0])])
+
+
 def read_steps(path: Path) -> list[Step]:
     """What a rank of plain training has written."""
     return [Step(**step) for step in json.loads(path.read_text(encoding="utf-8"))]

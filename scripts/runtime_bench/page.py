@@ -22,6 +22,7 @@ NAMES = {
     "fsdp2": "FSDP2, task after task",
     "sequential": "`sequential` plan",
     "spindle": "`spindle` plan",
+    "hand": "pipeline written by hand",
 }
 
 

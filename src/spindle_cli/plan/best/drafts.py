@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.pipelines.drafts import pipelines
@@ -24,6 +25,12 @@ BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
 }
 
 
+# Pipelines are tried where messages, sums, and what they take of the processor make the best plan so much
+# longer, or where it computes so much longer than the bound, as it does if it avoids them.
+LINKS_MATTER = 0.02
+FAR_FROM_BOUND = 0.1
+
+
 def best_judged(
     problem: Problem, bound: Bound, strategy: StrategyName, effort: int
 ) -> tuple[Judged | None, bool]:
@@ -43,9 +50,18 @@ def best_judged(
     all_fit = all(judged is not None and not judged.is_apart for each in found for judged in each)
     if strategy == "spindle" and effort != NO_SEARCH:
         found.append([judge(problem, draft) for draft in component_lanes(problem)])
-        found.append([judge(problem, draft) for draft in pipelines(problem)])
+        best = _least(judged for each in found for judged in each)
+        if best is None or _may_gain_by_pipelines(best, bound):
+            longest_s = inf if best is None else best.prediction.iteration_s
+            found.append([judge(problem, draft) for draft in pipelines(problem, effort, longest_s)])
     spread = [spread_out(problem, best) for each in found if (best := _least(each)) is not None]
     return _least(spread), all_fit  # of equals the first: a baseline
+
+
+def _may_gain_by_pipelines(best: Judged, bound: Bound) -> bool:
+    predicted = best.prediction
+    far_s = (1 + FAR_FROM_BOUND) * bound.lower_bound_s
+    return predicted.beyond_compute >= LINKS_MATTER or predicted.compute_s >= far_s
 
 
 def _least(found: Iterable[Judged | None]) -> Judged | None:

@@ -68,9 +68,9 @@ class Cutter:
         while begin < node.first_op + node.num_ops:
             section, place = self._of_op[node.metaop.name, begin]
             end = begin + 1
-            while (
-                end < node.first_op + node.num_ops
-                and self._of_op[node.metaop.name, end] == (section, place + end - begin)
+            while end < node.first_op + node.num_ops and self._of_op[node.metaop.name, end] == (
+                section,
+                place + end - begin,
             ):
                 end += 1
             yield section, place, end - begin, begin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
@@ -11,21 +12,27 @@ from spindle_cli.plan.pipelines.sections import sections_of
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
 
-# Passes that a search for one way to cut the cluster runs.
-EFFORT = 60_000
+# Passes that the shortest search for one way to cut the cluster runs.
+BASE_EFFORT = 20000
 
 
-def pipelines(problem: Problem) -> Iterator[Draft]:
+def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[Draft]:
     """Drafts in which no parameters are in two lanes, of each way to cut the cluster into lanes; none where
     plans may not order passes.
+
+    Args:
+        effort: one search for each level of it, each four times as long as the one before.
+        faster_than_s: ways are left out that take at least as long even with all lanes always busy.
     """
     if not problem.orders_passes:
         return
     sections = sections_of(problem)
     for way in ways_to_cut(problem):
         lanes = Lanes(problem, way)
-        if lanes.possible:
-            for found in Search(lanes, sections).best(EFFORT):
+        if lanes.least_s >= faster_than_s:
+            continue
+        for level in range(effort + 1):
+            for found in Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level):
                 yield _draft(lanes, found)
 
 

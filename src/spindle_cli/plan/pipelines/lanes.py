@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from spindle_cli.costs.links import transfer_s
 from spindle_cli.plan.problem import Point, Problem
@@ -48,13 +49,22 @@ class Lanes:
         self.of_node = [
             [_allocation(problem, number, lane) for lane in lanes] for number in range(len(problem.nodes))
         ]
-        self.possible = all(any(of_lanes) for of_lanes in self.of_node)
         self._known_s: dict[tuple[int, int, int], float] = {}
 
     @property
     def count(self) -> int:
         """Number of lanes."""
         return len(self.devices)
+
+    @property
+    def least_s(self) -> float:
+        """Seconds until all is through if no lane ever waits; infinite where a node has no allocation."""
+        return sum(self.least_op_s(node.index) * node.num_ops for node in self.problem.nodes) / self.count
+
+    def least_op_s(self, node: int) -> float:
+        """Seconds of an op of a node, forward and backward, in the lane that is fastest."""
+        seconds = [each.point.op_s for each in self.of_node[node] if each is not None]
+        return min(seconds, default=inf)
 
     def message_s(self, num_bytes: int, source: int, destination: int) -> float:
         """Seconds until `num_bytes` of a whole batch are in another lane: its devices send side by side, and

@@ -3,18 +3,20 @@
 From several beginnings, random changes of one of these at a time; one that makes the iteration a little
 longer is kept in the beginning, in the end none (threshold accepting, Dueck and Scheuer 1990). What counts is
 
-    the end of the last lane, with the update of what it holds
+    the end of the last lane, with what it has to do beside its passes
 
-by `timetable.py`, for passes in the order that it finds. Deterministic: the random numbers come from a fixed
-seed, and the effort is counted in passes.
+by `timetable.py`, for passes in the order that it finds, and `beside.py`. Deterministic: the random numbers
+come from a fixed seed, and the effort is counted in passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from random import Random
 
+from spindle_cli.plan.pipelines.beside import Beside
 from spindle_cli.plan.pipelines.cuts import Assignment, Cutter, Parts, Piece, with_part
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.sections import Section
@@ -48,23 +50,12 @@ class Pipeline:
 class Search:
     """A problem in some lanes."""
 
-    def __init__(self, lanes: Lanes, sections: Sequence[Section]) -> None:
+    def __init__(self, lanes: Lanes, sections: Sequence[Section], seed: int = 0) -> None:
         self._lanes = lanes
         self._sections = sections
         self._cutter = Cutter(lanes.problem, sections)
-        self._random = Random(0)  # noqa: S311 - reproducible, not secret
-        profile = lanes.problem.profile
-        self._update_s = [
-            [
-                num_bytes * profile.optimizer_s_per_byte / self._sharing(lane)
-                for lane in range(lanes.count)
-            ]
-            for num_bytes in (sum(section.num_bytes) for section in sections)
-        ]
-
-    def _sharing(self, lane: int) -> int:
-        """Among how many devices a lane shares out the update of what it holds."""
-        return len(self._lanes.devices[lane]) if self._lanes.problem.profile.optimizer_state_sharded else 1
+        self._random = Random(seed)  # noqa: S311 - reproducible, not secret
+        self._beside = Beside(lanes, sections)
 
     def best(self, effort: int) -> list[Pipeline]:
         """The best from each beginning, the best first.
@@ -103,13 +94,9 @@ class Search:
         if seconds is None:
             return None
         table = timetable(self._lanes, pieces, seconds, state.urgency)
-        ends_s = list(table.end_s)
-        for parts, section, update_s in zip(state.assignment, self._sections, self._update_s, strict=True):
-            first = 0
-            for last, lane in parts:
-                ends_s[lane] += update_s[lane] * (last - first) / section.num_ops
-                first = last
-        return Pipeline(state, pieces, table, max(ends_s))
+        beside_s = self._beside.seconds(state.assignment, pieces)
+        end_s = max(map(add, table.end_s, beside_s))
+        return Pipeline(state, pieces, table, end_s)
 
     def _changed(self, state: State) -> State:
         """A random neighbour; the same state where the change is none."""
@@ -148,18 +135,14 @@ class Search:
         return with_part(parts, *((0, cut) if random.random() < 0.5 else (cut, num_ops)), lane)
 
     def _work_s(self, number: int) -> float:
-        """Seconds of a section's ops of all its users, in the first lane that has an allocation."""
+        """Seconds of a section's ops of all its users, where they are fastest."""
         section = self._sections[number]
         total_s = 0.0
         for name, first in section.users:
-            for i, node in enumerate(self._lanes.problem.nodes):
+            for node in self._lanes.problem.nodes:
                 if node.metaop.name == name:
-                    shared = range(
-                        max(first, node.first_op),
-                        min(first + section.num_ops, node.first_op + node.num_ops),
-                    )
-                    allocation = next(each for each in self._lanes.of_node[i] if each is not None)
-                    total_s += len(shared) * allocation.point.op_s
+                    last = min(first + section.num_ops, node.first_op + node.num_ops)
+                    total_s += max(0, last - max(first, node.first_op)) * self._lanes.least_op_s(node.index)
         return total_s
 
     def _balanced(self) -> Assignment:

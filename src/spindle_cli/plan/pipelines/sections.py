@@ -56,13 +56,9 @@ def _moved(users: tuple[Op, ...], by: int) -> tuple[Op, ...]:
 
 def _columns(problem: Problem) -> dict[tuple[Op, ...], int]:
     """The ops that use the same parameters, and the bytes of these; of an op without, itself alone."""
-    order = [
-        (metaop.name, op)
-        for metaop in dict.fromkeys(problem.nodes[i].metaop.name for i in problem.order)
-        for metaop in (problem.profile.by_name[metaop],)
-        for op in range(metaop.num_ops)
-    ]
-    column_of = {op: {op: None} for op in order}  # dicts for sets, whose order is that of insertion
+    by_name = {(metaop := problem.nodes[i].metaop).name: metaop for i in problem.order}
+    order = [(name, op) for name, metaop in by_name.items() for op in range(metaop.num_ops)]
+    column_of: dict[Op, dict[Op, None]] = {op: {op: None} for op in order}  # ordered sets
     first_user: dict[tuple[str, int], Op] = {}
     bytes_of: dict[tuple[str, int], int] = {}
     for op in order:

@@ -45,6 +45,11 @@ class Prediction:
     optimizer_s: float
     held_up_s: float = 0.0
 
+    @property
+    def beyond_compute(self) -> float:
+        """Of the iteration, the share that messages and sums add, with what they take of the processor."""
+        return (self.transfer_s + self.processor_s + self.gradient_sum_s) / self.iteration_s
+
 
 def predict(
     problem: Problem, slices: Sequence[Slice], traffic: Traffic, compute_s: float, steps_s: Sequence[float]

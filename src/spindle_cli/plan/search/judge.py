@@ -56,7 +56,7 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     """
     judged: Judged | None
     if draft.order is not None:
-        return measure_as_they_are(problem, draft.name, slices_in_order(problem, draft, draft.order))
+        return measure(problem, draft.name, slices_in_order(problem, draft, draft.order))
     if draft.devices is None:
         judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
