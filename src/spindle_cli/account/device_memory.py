@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spindle_cli.account.crossing import Crossings
-from spindle_cli.account.holdings import Block, Held, Holders
-from spindle_cli.account.iteration import Fullest, Iteration, Part, PassBytes, Role, Setting
+from spindle_cli.account.holdings import BlockUse, Held, Holders
+from spindle_cli.account.iteration import Fullest, Iteration, PassBytes, Role, Setting
 from spindle_cli.account.joint import beside
+from spindle_cli.account.parts import Kinds, Part
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
@@ -200,7 +201,14 @@ def _needs(
         parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False))
         for position, device in enumerate(piece.devices):
             held[device].append((index, position % piece.tp, 0.0, 0.0))
-    uses = [(index, block) for index, part in enumerate(parts) for block in part.blocks]
+    takes_buffers = cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded
+    shares_out = bool(optimizer.sharding)
+    kinds = Kinds(parts, op_by_op=takes_buffers or shares_out)
+    uses = [
+        (index, kinds.block[kind])
+        for index in range(len(parts))
+        for kind in dict.fromkeys(kind for run in kinds.runs[index] for kind in run.kinds)
+    ]
     roles: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(in_order):
         received, returned = crossings.received_by(index), crossings.returned_to(index)
@@ -209,7 +217,7 @@ def _needs(
             crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
             number = index if number_of is None else number_of[position // piece.tp]
             roles[device].append((number, position % piece.tp, *crossing))
-    due = {block for part in parts[: len(in_order)] for block in part.blocks}
+    due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [
         (tuple(own), tuple(only), None if passes is None else tuple(passes[device]))
@@ -217,13 +225,14 @@ def _needs(
     ]
     setting = Setting(
         parts=parts,
+        kinds=kinds,
         holders=Holders([*in_order, *others], uses),
         splits=any(part.tp > 1 for part in parts),
-        sums_take_buffers=cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded,
+        sums_take_buffers=takes_buffers,
         gradient_width=optimizer.gradient_bytes_per_param,
-        shares_out=bool(optimizer.sharding),
+        shares_out=shares_out,
     )
-    account = _Account(setting, cluster.is_cpu, optimizer, due)
+    account = _Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due)
     needs: dict[object, _Need] = {}
     for device in sorted(range(len(of_device)), key=lambda device: -len(of_device[device][0])):
         role = of_device[device]
@@ -330,7 +339,8 @@ class _Account:
     setting: Setting
     on_cpu: bool
     optimizer: OptimizerNumbers
-    due: Set[Block]
+    sharding: ShardingOf
+    due: Set[int]
 
     def need(self, roles: Sequence[Role], held_only: Sequence[Role], passes: Sequence[Pass] | None) -> _Need:
         """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
@@ -343,43 +353,50 @@ class _Account:
             last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
         held = self._held(last_first, held_only)
         sharded = self.optimizer.optimizer_state_sharded
-        updated = sum(there.updated_bytes(sharded=sharded) for there in held.values())
+        of_all = held.values()
+        updated = sum(there.count * there.updated_bytes(sharded=sharded) for there in of_all)
         usual = self.optimizer.optimizer_state_per_param
         wide = self.optimizer.gradient_bytes_per_param
-        own = wide * sum(there.own_bytes for there in held.values())
+        own = wide * sum(there.count * there.own_bytes for there in of_all)
         keeps_own = self.optimizer.accumulate > 1
         iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
         return _Need(
-            parameters=round(sum(there.lasting_bytes for there in held.values())),
-            state=round(sum(there.state_bytes(usual, sharded=sharded) for there in held.values())),
-            summed_gradients=wide * sum(there.lasting_gradient_bytes for there in held.values()),
+            parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
+            state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
+            summed_gradients=wide * sum(there.count * there.lasting_gradient_bytes for there in of_all),
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
             passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),
         )
 
-    def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[Block, Held]:
-        """`roles`: the last one that runs backward first."""
-        held: dict[Block, Held] = {}
-        num_ops = 0
+    def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[int, Held]:
+        """By kind. `roles`: the last one that runs backward first."""
+        held: dict[int, Held] = {}
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
             part = self.setting.parts[index]
-            for block, (num_bytes, trained_bytes, position) in part.blocks.items():
-                there = held.get(block)
-                if there is None:
-                    first_use = num_ops + position if number < len(roles) else -1
-                    sharding = self.optimizer.sharding.get(block[0], Sharding.OPTIMIZER)
-                    there = Held(num_bytes, trained_bytes, first_use, part.optimizer, sharding)
-                    there.is_due = block in self.due
-                    held[block] = there
-                else:
-                    there.num_bytes = max(there.num_bytes, num_bytes)
-                    there.trained_bytes = max(there.trained_bytes, trained_bytes)
-                if part.tp > 1 and block[2]:
-                    there.shards.add((shard / part.tp, (shard + 1) / part.tp))
-                else:
-                    there.is_whole = True
-            num_ops += len(part.uses)
-        for block, there in held.items():
-            there.divide(self.setting.holders.of(block))
+            for run in self.setting.kinds.runs[part.piece]:
+                for kind, use in run.by_kind:
+                    there = held.get(kind)
+                    if there is None:
+                        there = held[kind] = self._new(kind, use, part, index if number < len(roles) else -1)
+                    there.num_bytes = max(there.num_bytes, use.num_bytes)
+                    there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
+                    if part.tp > 1 and use.block[2]:
+                        there.shards.add((shard / part.tp, (shard + 1) / part.tp))
+                    else:
+                        there.is_whole = True
+        for kind, there in held.items():
+            there.divide(self.setting.holders.of(self.setting.kinds.block[kind]))
         return held
+
+    def _new(self, kind: int, use: BlockUse, part: Part, last_part: int) -> Held:
+        """A block as the first part that uses it has it."""
+        return Held(
+            use.num_bytes,
+            use.trained_bytes,
+            self.setting.kinds.size[kind],
+            last_part,
+            part.optimizer,
+            self.sharding.get(use.block[0], Sharding.OPTIMIZER),
+            is_due=kind in self.due,
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
+from typing import NamedTuple
 
 from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
 from spindle_cli.files.sharding import Sharding
@@ -14,8 +15,7 @@ from spindle_cli.profile.types import MetaOp, OptimizerBytes
 Block = tuple[str, int, bool]
 
 
-@dataclass(frozen=True)
-class BlockUse:
+class BlockUse(NamedTuple):
     """A block as an op uses it: bytes unsplit, and those that are trained."""
 
     block: Block
@@ -39,7 +39,7 @@ class Holders:
     """How many devices hold each fragment of each block of parameters."""
 
     def __init__(self, slices: Sequence[SliceShape], blocks: Iterable[tuple[int, Block]]) -> None:
-        """`blocks`: (slice, block that it uses) of all."""
+        """`blocks`: (slice, block that it uses) of all, or of one of each kind."""
         self._slices = slices
         users: dict[Block, dict[int, None]] = {}
         for index, block in blocks:
@@ -61,26 +61,30 @@ class Holders:
         return self._counts[key]
 
 
-@dataclass
+@dataclass(slots=True)
 class Held:
-    """A block of parameters on one device.
+    """A block of parameters on one device, as all blocks of its kind are there (`parts.py`).
 
     Attributes:
         num_bytes, trained_bytes: of the whole block.
-        first_use: the first op on the device that uses it; negative where another plan's alone do.
+        count: how many blocks there are of its kind.
+        last_part: of the parts of slices that use it, the one that runs backward last; negative where another
+            plan's alone do.
         is_whole: whether the device has all of it.
         shards: of it that the device has otherwise, as intervals of [0, 1].
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
         summed: share whose gradients it sums with other devices.
         is_due: whether the step uses it, on any device.
+        num_fragments: equal ones that the devices hold in which they have parts in common.
         optimizer: what its optimizer keeps of it, where that is not as of all.
         sharding: what the devices that hold it share out.
     """
 
     num_bytes: float
     trained_bytes: float
-    first_use: int
+    count: int
+    last_part: int
     optimizer: OptimizerBytes | None = None
     sharding: Sharding = Sharding.OPTIMIZER
     is_whole: bool = False
@@ -89,6 +93,7 @@ class Held:
     owned: float = 0.0
     summed: float = 0.0
     is_due: bool = True
+    num_fragments: int = 1
 
     @property
     def own_bytes(self) -> float:
@@ -164,6 +169,7 @@ class Held:
                 if any(first <= (fragment + 0.5) / len(counts) < last for first, last in self.shards)
             ]
         )
+        self.num_fragments = len(counts)
         self.share = len(held) / len(counts)
         self.owned = sum(1 / count for count in held) / len(counts)
         self.summed = sum(count > 1 for count in held) / len(counts)

@@ -1,31 +1,23 @@
-"""One device's iteration, op by op: what it holds at each moment beside what it holds all the time."""
+"""One device's iteration, op by op: what it holds at each moment beside what it holds all the time.
+
+Ops in a row that need the same and use parameters of the same kinds are gone through at once: from one to the
+next as much comes or goes, so that the first or the last of them is the fullest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.crossing import slice_inputs
-from spindle_cli.account.holdings import (
-    Block,
-    BlockUse,
-    Held,
-    Holders,
-    SharedOut,
-    blocks_of,
-    shared_out,
-)
+from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
+from spindle_cli.account.parts import Kinds, Part, Run
 from spindle_cli.account.types import Pass
-from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
-from spindle_cli.profile.types import MetaOp
+from spindle_cli.costs.memory import OpNeeds
 from spindle_cli.units import KIB, MIB
 
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
 # sharded; the runtime lets further sums wait. A single sum may be larger.
 SUM_BUFFER_BYTES = 32 * MIB
-# An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
-_RANDOM_STATE_BYTES = 5056
-
 # Number of a part, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
 
@@ -33,87 +25,6 @@ Role = tuple[int, int, float, float]
 # before theirs runs (program/transfers.py): they cost next to no memory, and what is posted before its sender
 # sends arrives in one message where gloo would else need three.
 EARLY_BYTES = 64 * KIB
-
-
-class Part:
-    """What a slice takes of each of its devices; where its shares are not equal, of those with one size."""
-
-    __slots__ = (
-        "blocks",
-        "edges",
-        "fields",
-        "handed",
-        "is_handed_on",
-        "kept_inputs",
-        "needs",
-        "optimizer",
-        "piece",
-        "recompute",
-        "shares",
-        "taken_at_once",
-        "taken_by_every_op",
-        "task",
-        "tp",
-        "uses",
-    )
-
-    def __init__(
-        self,
-        number: int,
-        piece: SliceShape,
-        by_name: Mapping[str, MetaOp],
-        shares: float,
-        *,
-        is_handed_on: bool,
-    ) -> None:
-        """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut."""
-        metaop = by_name[piece.metaop]
-        self.piece = number
-        self.optimizer = metaop.optimizer
-        first, last = piece.ops
-        self.tp = piece.tp
-        self.recompute = piece.recompute
-        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
-        self.task, self.shares = metaop.task, shares
-        self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
-        handed = slice_output_bytes(metaop, last, metaop.num_ops) / shares
-        self.is_handed_on = is_handed_on
-        self.handed = handed if is_handed_on else 0.0
-        self.kept_inputs = 0.0
-        before, after = self.needs[0][1].joined, self.needs[-1][1].joined
-        # Of what a slice is given, and hands on, whole, its ops have a part each besides.
-        self.edges = after + (0.0 if piece.recompute else before / piece.tp)
-        if piece.recompute:
-            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
-            self.kept_inputs = max(inner, handed)
-        taken = {name: size / shares for size, name in slice_inputs(piece, by_name)}
-        self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
-        self.taken_at_once = sum(taken.values())
-        self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
-        # Of each block that its ops use: bytes, trained bytes, and which op is the first.
-        self.blocks: dict[Block, tuple[float, float, int]] = {}
-        for position, uses in enumerate(self.uses):
-            for use in uses:
-                size, trained, at = self.blocks.get(use.block, (0.0, 0.0, position))
-                self.blocks[use.block] = max(size, use.num_bytes), max(trained, use.trained_bytes), at
-
-    def kept_of(self, needs: OpNeeds) -> float:
-        """Of an op, from forward to backward."""
-        if not self.recompute:
-            return needs.kept
-        return self.kept_inputs / (self.tp if needs.joined else 1) + _RANDOM_STATE_BYTES
-
-    def ops(self) -> Iterable[tuple[int, OpNeeds]]:
-        """(1, what it needs) of each op."""
-        return ((1, needs) for count, needs in self.needs for _ in range(count))
-
-    def ops_from_last(self) -> Iterable[tuple[int, OpNeeds]]:
-        """(position in the slice, what it needs) of each op, the last one first."""
-        position = len(self.uses)
-        for count, needs in reversed(self.needs):
-            for _ in range(count):
-                position -= 1
-                yield position, needs
 
 
 class Fullest:
@@ -152,6 +63,7 @@ class Setting:
 
     Attributes:
         parts: one for each slice, by its number; behind them those of further sizes of shares.
+        kinds: of the parameters that they use.
         splits: whether any slice is split by tensor parallelism.
         sums_take_buffers: gradient sums under way take receive buffers.
         gradient_width: bytes of gradients for each byte of trained parameters.
@@ -159,6 +71,7 @@ class Setting:
     """
 
     parts: Sequence[Part]
+    kinds: Kinds
     holders: Holders
     splits: bool
     sums_take_buffers: bool
@@ -174,23 +87,25 @@ class Iteration:
         setting: Setting,
         roles: Sequence[Role],
         passes: Sequence[Pass] | None,
-        held: Mapping[Block, Held],
+        held: Mapping[int, Held],
         *,
         keeps_own: bool,
     ) -> None:
         """`roles`: in the order in which the device runs them forward. `passes`: all in its order, by index
-        of the slice; None: all forward, then all backward in reverse. `keeps_own`: gradients that are not
-        shared are there from the batch before.
+        of the slice; None: all forward, then all backward in reverse. `held`: by kind. `keeps_own`: gradients
+        that are not shared are there from the batch before.
         """
         self._setting = setting
         self._roles = roles
         self._passes = passes
         self._held = held
         self._keeps_own = keeps_own
-        self._made: set[Block] = set(held) if keeps_own else set()
+        self._made: set[int] = set(held) if keeps_own else set()
         self._fullest = Fullest()
         self._width = setting.gradient_width
-        self._gradients = self._width * sum(there.own_bytes for there in held.values()) if keeps_own else 0.0
+        self._gradients = 0.0
+        if keeps_own:
+            self._gradients = self._width * sum(there.count * there.own_bytes for there in held.values())
         self._fields = self._loaded()
         self._received = 0.0
         self._kept = self._retained = 0.0
@@ -225,10 +140,8 @@ class Iteration:
             passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=False))
         self._received += sum(returned for *_, returned in self._roles)
         self._sum_of_others()
-        first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
         for role in reversed(self._roles):
-            first_op -= len(self._setting.parts[role[0]].uses)
-            self._backward(role, first_op)
+            self._backward(role)
             passes.append(self._end_pass(self._setting.parts[role[0]].piece, is_backward=True))
         return passes
 
@@ -238,7 +151,6 @@ class Iteration:
         """
         passes: list[PassBytes] = []
         role_of = {self._setting.parts[role[0]].piece: role for role in self._roles}
-        first_op = sum(len(self._setting.parts[index].uses) for index, *_ in self._roles)
         taken = [role_of[piece][3 if is_backward else 2] for piece, is_backward in order]
         self._received = sum(size for size in taken if size <= EARLY_BYTES)
         waiting = [size if size > EARLY_BYTES else 0.0 for size in (*taken, 0.0)]
@@ -247,8 +159,7 @@ class Iteration:
         for number, (piece, is_backward) in enumerate(order):
             self._received += waiting[number + 1]
             if is_backward:
-                first_op -= len(self._setting.parts[piece].uses)
-                self._backward(role_of[piece], first_op)
+                self._backward(role_of[piece])
             else:
                 self._forward(role_of[piece])
             passes.append(self._end_pass(piece, is_backward=is_backward))
@@ -257,9 +168,9 @@ class Iteration:
     def _sum_of_others(self) -> None:
         """What other plans' slices alone hold is summed whenever the others are ready."""
         self._summing = sum(
-            self._width * there.summed_bytes
+            self._width * there.count * there.summed_bytes
             for there in self._held.values()
-            if there.first_use < 0 and there.is_due
+            if there.last_part < 0 and there.is_due
         )
 
     def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
@@ -293,29 +204,35 @@ class Iteration:
             self._see(needs.forward + casts, self._buffers() + gathered)
             self._kept += kept
         if not part.recompute:
-            self._kept += sum(self._joined(part, uses) for uses in part.uses)
+            self._kept += sum(run.count * self._joined(part, run) for run in self._runs(part))
         if part.edges:
             self._kept += part.edges
             self._see(0.0, self._buffers())
 
-    def _backward(self, role: Role, first_op: int) -> None:
-        """`first_op`: of the slice, among all that the device runs."""
+    def _backward(self, role: Role) -> None:
         index, _, received, returned = role
         part = self._setting.parts[index]
         shared = self._shared_out(index)
         self._retained += part.taken_by_every_op
-        for position, needs in part.ops_from_last():
-            joined = self._joined(part, part.uses[position])
-            running = self._backward_bytes(needs, part.uses[position])
+        for run in reversed(self._runs(part)):
+            needs = part.needs[run.segment][1]
+            joined = self._joined(part, run)
+            running = self._backward_bytes(needs, run)
             if part.recompute:
                 running = joined + max(needs.forward, needs.kept + running)
             gathered = 0.0
             if shared is not None:
-                self._whole = self._width * shared.gradients[position]
-                gathered = shared.backward[position] + self._scattering(shared.under_way[position])
+                self._whole = self._width * shared.gradients[run.position]
+                gathered = shared.backward[run.position] + self._scattering(shared.under_way[run.position])
+            gone = part.kept_of(needs) if part.recompute else needs.kept + joined
+            made, summing = self._made_by(run, index)
             self._see(running, self._buffers() + part.handed + gathered)
-            self._kept -= part.kept_of(needs) if part.recompute else needs.kept + joined
-            self._end_op(part.uses[position], first_op + position)
+            self._advance(run.count - 1, gone, made, summing)
+            if run.count > 1:
+                self._see(running, self._buffers() + part.handed + gathered)
+            self._advance(1, gone, made, summing)
+            self._made.update(kind for kind in run.kinds if self._held[kind].count == 1)
+        self._made.update(kind for run in self._runs(part) for kind in run.kinds)
         self._kept -= part.edges
         self._retained += part.taken_at_once
         if shared is not None:
@@ -324,44 +241,57 @@ class Iteration:
             self._whole = 0.0
         self._received -= received + returned
 
+    def _runs(self, part: Part) -> Sequence[Run]:
+        return self._setting.kinds.runs[part.piece]
+
+    def _made_by(self, run: Run, index: int) -> tuple[float, float]:
+        """Bytes of gradients that each op makes, and of those whose sum can start behind it."""
+        made = sum(self._held[kind].own_bytes for kind in run.kinds if kind not in self._made)
+        if not self._sums_at_most:
+            return self._width * made, 0.0
+        summing = sum(
+            self._held[kind].summed_bytes for kind in run.completes if self._held[kind].last_part == index
+        )
+        return self._width * made, self._width * summing
+
+    def _advance(self, ops: int, gone: float, made: float, summing: float) -> None:
+        """Behind the backward pass of so many ops."""
+        self._kept -= ops * gone
+        self._gradients += ops * made
+        self._summing += ops * summing
+
     def _shared_out(self, index: int) -> SharedOut | None:
         """Of a slice, once for both passes."""
         if not self._setting.shares_out:
             return None
         if index not in self._shared:
-            self._shared[index] = shared_out(self._setting.parts[index].uses, self._held)
+            kind_of = self._setting.kinds.kind_of
+            uses = self._setting.parts[index].uses
+            held = {use.block: self._held[kind_of[use.block]] for of_op in uses for use in of_op}
+            self._shared[index] = shared_out(uses, held)
         return self._shared[index]
 
     def _scattering(self, under_way: float) -> float:
         """What a scatter takes beside its gradients."""
         return self._width * under_way if self._setting.sums_take_buffers else 0.0
 
-    def _backward_bytes(self, needs: OpNeeds, uses: Sequence[BlockUse]) -> float:
-        """Of an op, with the gradients that it makes: those of parameters that the device alone holds."""
-        made = sum(self._held[use.block].own_bytes for use in uses if use.block not in self._made)
+    def _backward_bytes(self, needs: OpNeeds, run: Run) -> float:
+        """Of each op, with the gradients that it makes: those of parameters that the device alone holds."""
+        made = sum(self._held[kind].own_bytes for kind in run.kinds if kind not in self._made)
         if not made:
             return needs.backward
-        trained = sum(self._held[use.block].share * use.trained_bytes for use in uses)
+        trained = sum(self._held[kind].share * use.trained_bytes for kind, use in run.by_kind)
         new = made / trained if trained else 0.0
         return needs.backward + new * (needs.first_backward - needs.backward)
 
-    def _end_op(self, uses: Sequence[BlockUse], op: int) -> None:
-        for use in uses:
-            there = self._held[use.block]
-            if use.block not in self._made:
-                self._made.add(use.block)
-                self._gradients += self._width * there.own_bytes
-            if there.first_use == op:
-                self._summing += self._width * there.summed_bytes
-
-    def _joined(self, part: Part, uses: Sequence[BlockUse]) -> float:
-        """Copies of parameters that the device holds in finer fragments than the slice uses."""
+    def _joined(self, part: Part, run: Run) -> float:
+        """Of each op, copies of parameters that the device holds in finer fragments than the slice uses."""
         if not self._setting.splits:
             return 0.0
         return sum(
             use.num_bytes / part.tp
-            for use in uses
-            if use.block[2] and len(self._setting.holders.of(use.block)) > part.tp
+            for kind, use in run.by_kind
+            if use.block[2] and self._held[kind].num_fragments > part.tp
         )
 
     def _buffers(self) -> float:

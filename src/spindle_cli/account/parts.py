@@ -1,0 +1,165 @@
+"""What slices take of their devices, and which of their parameters devices hold alike."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from spindle_cli.account.crossing import slice_inputs
+from spindle_cli.account.holdings import Block, BlockUse, blocks_of
+from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
+from spindle_cli.profile.types import MetaOp
+
+# An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
+_RANDOM_STATE_BYTES = 5056
+
+
+class Part:
+    """What a slice takes of each of its devices; where its shares are not equal, of those with one size."""
+
+    __slots__ = (
+        "edges",
+        "fields",
+        "handed",
+        "is_handed_on",
+        "kept_inputs",
+        "needs",
+        "optimizer",
+        "piece",
+        "recompute",
+        "shares",
+        "taken_at_once",
+        "taken_by_every_op",
+        "task",
+        "tp",
+        "uses",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        piece: SliceShape,
+        by_name: Mapping[str, MetaOp],
+        shares: float,
+        *,
+        is_handed_on: bool,
+    ) -> None:
+        """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut."""
+        metaop = by_name[piece.metaop]
+        self.piece = number
+        self.optimizer = metaop.optimizer
+        first, last = piece.ops
+        self.tp = piece.tp
+        self.recompute = piece.recompute
+        self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
+        self.task, self.shares = metaop.task, shares
+        self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
+        handed = slice_output_bytes(metaop, last, metaop.num_ops) / shares
+        self.is_handed_on = is_handed_on
+        self.handed = handed if is_handed_on else 0.0
+        self.kept_inputs = 0.0
+        before, after = self.needs[0][1].joined, self.needs[-1][1].joined
+        # Of what a slice is given, and hands on, whole, its ops have a part each besides.
+        self.edges = after + (0.0 if piece.recompute else before / piece.tp)
+        if piece.recompute:
+            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
+            self.kept_inputs = max(inner, handed)
+        taken = {name: size / shares for size, name in slice_inputs(piece, by_name)}
+        self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
+        self.taken_at_once = sum(taken.values())
+        self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
+
+    def kept_of(self, needs: OpNeeds) -> float:
+        """Of an op, from forward to backward."""
+        if not self.recompute:
+            return needs.kept
+        return self.kept_inputs / (self.tp if needs.joined else 1) + _RANDOM_STATE_BYTES
+
+    def ops(self) -> Iterable[tuple[int, OpNeeds]]:
+        """(1, what it needs) of each op."""
+        return ((1, needs) for count, needs in self.needs for _ in range(count))
+
+    def segments(self) -> Iterator[int]:
+        """Of each op, which of `needs` it has."""
+        return (number for number, (count, _) in enumerate(self.needs) for _ in range(count))
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive ops of a slice that need the same, and use parameters of the same kinds, none twice.
+
+    Attributes:
+        position: of the first of them in the slice.
+        count: how many they are.
+        segment: which of the part's `needs` they have.
+        uses: what the first of them uses; the others use as much of blocks of the same kinds.
+        kinds: of each of `uses`.
+        completes: of the kinds, those of blocks that no op before uses: gradients are complete with these.
+    """
+
+    position: int
+    count: int
+    segment: int
+    uses: tuple[BlockUse, ...]
+    kinds: tuple[int, ...]
+    completes: tuple[int, ...]
+
+    @property
+    def by_kind(self) -> Iterable[tuple[int, BlockUse]]:
+        """What each of the ops uses, with its kind."""
+        return zip(self.kinds, self.uses, strict=True)
+
+
+class Kinds:
+    """The kinds of blocks of parameters. Those of one kind are used by the same slices, in each of them as
+    many bytes by ops that need the same: every device that holds one holds all, in the same shares.
+
+    Attributes:
+        kind_of: of each block.
+        size: of each kind, how many blocks it has.
+        block: of each kind, one of its blocks.
+        runs: of each part.
+    """
+
+    def __init__(self, parts: Sequence[Part], *, op_by_op: bool = False) -> None:
+        """`op_by_op`: with runs of one op each."""
+        self.kind_of: dict[Block, int] = {}
+        self._numbers = count()
+        for part in parts:
+            self._tell_apart(part)
+        self.size = Counter(self.kind_of.values())
+        self.block = {kind: block for block, kind in self.kind_of.items()}
+        self.runs = [tuple(self._runs(part, op_by_op=op_by_op)) for part in parts]
+
+    def _tell_apart(self, part: Part) -> None:
+        """Part kinds by how a slice uses their blocks. What several of its ops use is a kind by itself."""
+        kind_of = self.kind_of
+        found: dict[object, int] = {}
+        seen: set[Block] = set()
+        for position, (segment, uses) in enumerate(zip(part.segments(), part.uses, strict=True)):
+            for block, num_bytes, trained_bytes in uses:
+                known = kind_of.get(block, (block[0], block[2]))
+                again = position if block in seen else None
+                key = known, segment, num_bytes, trained_bytes, again
+                if key not in found:
+                    found[key] = next(self._numbers)
+                kind_of[block] = found[key]
+                seen.add(block)
+
+    def _runs(self, part: Part, *, op_by_op: bool) -> Iterator[Run]:
+        segments = list(part.segments())
+        kinds = [tuple(self.kind_of[use.block] for use in uses) for uses in part.uses]
+        seen: set[Block] = set()
+        first = 0
+        for end in range(1, len(kinds) + 1):
+            is_alike = end < len(kinds) and (kinds[end], segments[end]) == (kinds[first], segments[first])
+            # Of a kind that several ops use there is one block.
+            if is_alike and not op_by_op and (not kinds[end] or part.uses[end] != part.uses[end - 1]):
+                continue
+            uses = part.uses[first]
+            completes = tuple(self.kind_of[use.block] for use in uses if use.block not in seen)
+            yield Run(first, end - first, segments[first], uses, kinds[first], completes)
+            seen.update(use.block for uses in part.uses[first:end] for use in uses)
+            first = end
