@@ -15,7 +15,7 @@ from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.holdings import BlockUse, Held, Holders
 from spindle_cli.account.iteration import Fullest, Iteration, PassBytes, Role, Setting
 from spindle_cli.account.joint import beside
-from spindle_cli.account.parts import Kinds, Part
+from spindle_cli.account.parts import KnownUses, Part
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
@@ -114,9 +114,11 @@ def memory_within(
     cluster: Cluster,
     optimizer: OptimizerNumbers,
     capacities: Sequence[int],
+    known: KnownUses | None = None,
 ) -> tuple[DeviceMemory, ...] | None:
     """The same without communicators, for slices that may not fit: None as soon as a device, by those that
-    run most slices, has less than it needs. `capacities`: bytes of each device.
+    run most slices, has less than it needs. `capacities`: bytes of each device. `known`: what was found for
+    other slices of the same MetaOps.
     """
     outside = outside_bytes(cluster, None)
     left = [capacity - own for capacity, own in zip(capacities, outside, strict=True)]
@@ -125,7 +127,7 @@ def memory_within(
         return need.peak().total_bytes <= left[device]
 
     try:
-        return _peaks(_needs(metaops, slices, cluster, optimizer, None, has_room), outside)
+        return _peaks(_needs(metaops, slices, cluster, optimizer, None, has_room, known), outside)
     except _NoRoomError:
         return None
 
@@ -179,6 +181,7 @@ def _needs(
     optimizer: OptimizerNumbers,
     turn: Turn,
     has_room: Callable[[_Need, int], bool] | None = None,
+    known: KnownUses | None = None,
 ) -> list[_Need]:
     """Of each device; devices that need the same share one object.
 
@@ -186,24 +189,32 @@ def _needs(
         _NoRoomError: `has_room` says so of a device, those that run most slices first.
     """
     by_name = {metaop.name: metaop for metaop in metaops}
+    known = known or KnownUses()
     others: Sequence[SliceShape] = ()
     if turn is not None:
         by_name, others = {**turn[0].by_name}, beside(*turn)
     in_order = sorted(slices, key=lambda piece: piece.start_s)
     crossings = Crossings(in_order, by_name)
     parts = [
-        Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=crossings.is_handed_on(index))
+        Part(
+            index,
+            piece,
+            by_name,
+            cuts_like_largest(piece),
+            is_handed_on=crossings.is_handed_on(index),
+            known=known,
+        )
         for index, piece in enumerate(in_order)
     ]
     passes = _passes_by_device(in_order, cluster.num_devices)
     held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(others, len(in_order)):
-        parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False))
+        parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False, known=known))
         for position, device in enumerate(piece.devices):
             held[device].append((index, position % piece.tp, 0.0, 0.0))
     takes_buffers = cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded
     shares_out = bool(optimizer.sharding)
-    kinds = Kinds(parts, op_by_op=takes_buffers or shares_out)
+    kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
     uses = [
         (index, kinds.block[kind])
         for index in range(len(parts))
@@ -212,7 +223,7 @@ def _needs(
     roles: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(in_order):
         received, returned = crossings.received_by(index), crossings.returned_to(index)
-        number_of = _parts_by_share(index, piece, parts, by_name) if piece.rows is not None else None
+        number_of = _parts_by_share(index, piece, parts, by_name, known) if piece.rows is not None else None
         for position, device in enumerate(piece.devices):
             crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
             number = index if number_of is None else number_of[position // piece.tp]
@@ -227,7 +238,6 @@ def _needs(
         parts=parts,
         kinds=kinds,
         holders=Holders([*in_order, *others], uses),
-        splits=any(part.tp > 1 for part in parts),
         sums_take_buffers=takes_buffers,
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
@@ -244,7 +254,7 @@ def _needs(
 
 
 def _parts_by_share(
-    index: int, piece: SliceShape, parts: list[Part], by_name: Mapping[str, MetaOp]
+    index: int, piece: SliceShape, parts: list[Part], by_name: Mapping[str, MetaOp], known: KnownUses
 ) -> list[int]:
     """The number of the part of each share of a slice whose shares are not equal; new ones are added to
     `parts`, where the slice's own is of its largest.
@@ -255,7 +265,7 @@ def _parts_by_share(
     for shares in cuts_by_share(piece):
         if shares not in number_of:
             number_of[shares] = len(parts)
-            parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on))
+            parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on, known=known))
         found.append(number_of[shares])
     return found
 
@@ -375,10 +385,11 @@ class _Account:
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
             part = self.setting.parts[index]
             for run in self.setting.kinds.runs[part.piece]:
-                for kind, use in run.by_kind:
+                for kind, use in run.uses:
                     there = held.get(kind)
                     if there is None:
                         there = held[kind] = self._new(kind, use, part, index if number < len(roles) else -1)
+                    there.least_tp = min(there.least_tp, part.tp)
                     there.num_bytes = max(there.num_bytes, use.num_bytes)
                     there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
                     if part.tp > 1 and use.block[2]:
@@ -398,5 +409,6 @@ class _Account:
             last_part,
             part.optimizer,
             self.sharding.get(use.block[0], Sharding.OPTIMIZER),
+            least_tp=part.tp,
             is_due=kind in self.due,
         )

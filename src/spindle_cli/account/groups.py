@@ -103,7 +103,8 @@ def parameter_groups(
             share = -(-num_bytes // fragment.count)
             when = (-position[first], -first_op)
             plans = _plans_of(first_ops, run_in)
-            shared_out = (sharding, dict(last_ops)) if _can_share_out(fragment, users, slices) else _ALONE
+            can = sharding.is_by_pass and _can_share_out(fragment, users, slices)
+            shared_out = (sharding, dict(last_ops)) if can else _ALONE
             parts.append(_Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out))
     parts.sort(key=_when)
     width = gradient_bytes_per_param

@@ -76,6 +76,7 @@ class Held:
         owned: share of the block whose optimizer state the device has where devices share it.
         summed: share whose gradients it sums with other devices.
         is_due: whether the step uses it, on any device.
+        least_tp: of the slices that use it.
         num_fragments: equal ones that the devices hold in which they have parts in common.
         optimizer: what its optimizer keeps of it, where that is not as of all.
         sharding: what the devices that hold it share out.
@@ -94,6 +95,7 @@ class Held:
     summed: float = 0.0
     is_due: bool = True
     num_fragments: int = 1
+    least_tp: int = 1
 
     @property
     def own_bytes(self) -> float:

@@ -64,7 +64,6 @@ class Setting:
     Attributes:
         parts: one for each slice, by its number; behind them those of further sizes of shares.
         kinds: of the parameters that they use.
-        splits: whether any slice is split by tensor parallelism.
         sums_take_buffers: gradient sums under way take receive buffers.
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
@@ -73,7 +72,6 @@ class Setting:
     parts: Sequence[Part]
     kinds: Kinds
     holders: Holders
-    splits: bool
     sums_take_buffers: bool
     gradient_width: float
     shares_out: bool
@@ -106,11 +104,12 @@ class Iteration:
         self._gradients = 0.0
         if keeps_own:
             self._gradients = self._width * sum(there.count * there.own_bytes for there in held.values())
+        self._joins = any(there.num_fragments > there.least_tp for there in held.values())
         self._fields = self._loaded()
         self._received = 0.0
         self._kept = self._retained = 0.0
         self._whole = 0.0  # gradients that a backward pass makes before they are scattered
-        self._shared: dict[int, SharedOut | None] = {}
+        self._shared: dict[object, SharedOut | None] = {}  # by runs of kinds
         self._summing = 0.0
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
@@ -194,17 +193,16 @@ class Iteration:
         part = self._setting.parts[role[0]]
         shared = self._shared_out(role[0])
         casts = 0.0
-        position = -1
-        for count, needs in part.needs if shared is None else part.ops():
-            position += count
+        for run in self._runs(part):
+            needs = part.needs[run.segment][1]
             kept = part.kept_of(needs)
-            casts += count * needs.cast if part.recompute else 0.0
-            self._kept += (count - 1) * kept
-            gathered = 0.0 if shared is None else shared.forward[position]
+            casts += run.num_ops * needs.cast if part.recompute else 0.0
+            self._kept += (run.num_ops - 1) * kept
+            gathered = 0.0 if shared is None else shared.forward[run.position]
             self._see(needs.forward + casts, self._buffers() + gathered)
             self._kept += kept
         if not part.recompute:
-            self._kept += sum(run.count * self._joined(part, run) for run in self._runs(part))
+            self._kept += sum(run.num_ops * self._joined(part, run) for run in self._runs(part))
         if part.edges:
             self._kept += part.edges
             self._see(0.0, self._buffers())
@@ -227,8 +225,8 @@ class Iteration:
             gone = part.kept_of(needs) if part.recompute else needs.kept + joined
             made, summing = self._made_by(run, index)
             self._see(running, self._buffers() + part.handed + gathered)
-            self._advance(run.count - 1, gone, made, summing)
-            if run.count > 1:
+            self._advance(run.num_ops - 1, gone, made, summing)
+            if run.num_ops > 1:
                 self._see(running, self._buffers() + part.handed + gathered)
             self._advance(1, gone, made, summing)
             self._made.update(kind for kind in run.kinds if self._held[kind].count == 1)
@@ -261,15 +259,16 @@ class Iteration:
         self._summing += ops * summing
 
     def _shared_out(self, index: int) -> SharedOut | None:
-        """Of a slice, once for both passes."""
+        """Of a slice, once for all that use the same parameters in the same way."""
         if not self._setting.shares_out:
             return None
-        if index not in self._shared:
+        part = self._setting.parts[index]
+        alike = tuple((run.num_ops, run.kinds) for run in self._runs(part))
+        if alike not in self._shared:
             kind_of = self._setting.kinds.kind_of
-            uses = self._setting.parts[index].uses
-            held = {use.block: self._held[kind_of[use.block]] for of_op in uses for use in of_op}
-            self._shared[index] = shared_out(uses, held)
-        return self._shared[index]
+            held = {use.block: self._held[kind_of[use.block]] for of_op in part.uses for use in of_op}
+            self._shared[alike] = shared_out(part.uses, held)
+        return self._shared[alike]
 
     def _scattering(self, under_way: float) -> float:
         """What a scatter takes beside its gradients."""
@@ -280,17 +279,17 @@ class Iteration:
         made = sum(self._held[kind].own_bytes for kind in run.kinds if kind not in self._made)
         if not made:
             return needs.backward
-        trained = sum(self._held[kind].share * use.trained_bytes for kind, use in run.by_kind)
+        trained = sum(self._held[kind].share * use.trained_bytes for kind, use in run.uses)
         new = made / trained if trained else 0.0
         return needs.backward + new * (needs.first_backward - needs.backward)
 
     def _joined(self, part: Part, run: Run) -> float:
         """Of each op, copies of parameters that the device holds in finer fragments than the slice uses."""
-        if not self._setting.splits:
+        if not self._joins:
             return 0.0
         return sum(
             use.num_bytes / part.tp
-            for kind, use in run.by_kind
+            for kind, use in run.uses
             if use.block[2] and self._held[kind].num_fragments > part.tp
         )
 

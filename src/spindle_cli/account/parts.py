@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
+from typing import NamedTuple
 
 from spindle_cli.account.crossing import slice_inputs
 from spindle_cli.account.holdings import Block, BlockUse, blocks_of
@@ -14,6 +14,31 @@ from spindle_cli.profile.types import MetaOp
 
 # An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
 _RANDOM_STATE_BYTES = 5056
+
+
+class KnownUses:
+    """Which parameters ops use, and their kinds: for any number of plans of the same MetaOps, each worked out
+    once.
+    """
+
+    def __init__(self) -> None:
+        self._of_metaop: dict[str, tuple[tuple[BlockUse, ...], ...]] = {}
+        self._kinds: dict[object, Kinds] = {}
+
+    def of(self, metaop: MetaOp) -> tuple[tuple[BlockUse, ...], ...]:
+        """Of each op of a MetaOp."""
+        if metaop.name not in self._of_metaop:
+            self._of_metaop[metaop.name] = tuple(blocks_of(metaop, op) for op in range(metaop.num_ops))
+        return self._of_metaop[metaop.name]
+
+    def kinds(
+        self, parts: Sequence[Part], slices: Sequence[SliceShape], *, op_by_op: bool, ends_apart: bool
+    ) -> Kinds:
+        """Of the parts of these slices. They do not depend on devices, times and numbers of shares."""
+        key = op_by_op, ends_apart, tuple((piece.metaop, piece.ops, piece.tp) for piece in slices)
+        if key not in self._kinds:
+            self._kinds[key] = Kinds(parts, op_by_op=op_by_op, ends_apart=ends_apart)
+        return self._kinds[key]
 
 
 class Part:
@@ -45,6 +70,7 @@ class Part:
         shares: float,
         *,
         is_handed_on: bool,
+        known: KnownUses,
     ) -> None:
         """`number`: of the slice. `shares`: into how many shares of this size its batch would be cut."""
         metaop = by_name[piece.metaop]
@@ -69,7 +95,7 @@ class Part:
         taken = {name: size / shares for size, name in slice_inputs(piece, by_name)}
         self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
         self.taken_at_once = sum(taken.values())
-        self.uses: list[tuple[BlockUse, ...]] = [blocks_of(metaop, op) for op in range(first, last)]
+        self.uses = known.of(metaop)[first:last]
 
     def kept_of(self, needs: OpNeeds) -> float:
         """Of an op, from forward to backward."""
@@ -77,39 +103,29 @@ class Part:
             return needs.kept
         return self.kept_inputs / (self.tp if needs.joined else 1) + _RANDOM_STATE_BYTES
 
-    def ops(self) -> Iterable[tuple[int, OpNeeds]]:
-        """(1, what it needs) of each op."""
-        return ((1, needs) for count, needs in self.needs for _ in range(count))
-
     def segments(self) -> Iterator[int]:
         """Of each op, which of `needs` it has."""
         return (number for number, (count, _) in enumerate(self.needs) for _ in range(count))
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """Consecutive ops of a slice that need the same, and use parameters of the same kinds, none twice.
 
     Attributes:
         position: of the first of them in the slice.
-        count: how many they are.
+        num_ops: how many they are.
         segment: which of the part's `needs` they have.
-        uses: what the first of them uses; the others use as much of blocks of the same kinds.
-        kinds: of each of `uses`.
+        uses: what the first of them uses, with its kind; the others use as much of blocks of the same kinds.
+        kinds: of `uses`.
         completes: of the kinds, those of blocks that no op before uses: gradients are complete with these.
     """
 
     position: int
-    count: int
+    num_ops: int
     segment: int
-    uses: tuple[BlockUse, ...]
+    uses: tuple[tuple[int, BlockUse], ...]
     kinds: tuple[int, ...]
     completes: tuple[int, ...]
-
-    @property
-    def by_kind(self) -> Iterable[tuple[int, BlockUse]]:
-        """What each of the ops uses, with its kind."""
-        return zip(self.kinds, self.uses, strict=True)
 
 
 class Kinds:
@@ -123,8 +139,10 @@ class Kinds:
         runs: of each part.
     """
 
-    def __init__(self, parts: Sequence[Part], *, op_by_op: bool = False) -> None:
-        """`op_by_op`: with runs of one op each."""
+    def __init__(self, parts: Sequence[Part], *, op_by_op: bool = False, ends_apart: bool = False) -> None:
+        """`op_by_op`: with runs of one op each. `ends_apart`: the first op of what would be a run is one by
+        itself, and so is the last.
+        """
         self.kind_of: dict[Block, int] = {}
         self._numbers = count()
         for part in parts:
@@ -132,6 +150,8 @@ class Kinds:
         self.size = Counter(self.kind_of.values())
         self.block = {kind: block for block, kind in self.kind_of.items()}
         self.runs = [tuple(self._runs(part, op_by_op=op_by_op)) for part in parts]
+        if ends_apart:
+            self.runs = [tuple(each for run in runs for each in _ends_apart(run)) for runs in self.runs]
 
     def _tell_apart(self, part: Part) -> None:
         """Part kinds by how a slice uses their blocks. What several of its ops use is a kind by itself."""
@@ -160,6 +180,14 @@ class Kinds:
                 continue
             uses = part.uses[first]
             completes = tuple(self.kind_of[use.block] for use in uses if use.block not in seen)
-            yield Run(first, end - first, segments[first], uses, kinds[first], completes)
+            with_kinds = tuple(zip(kinds[first], uses, strict=True))
+            yield Run(first, end - first, segments[first], with_kinds, kinds[first], completes)
             seen.update(use.block for uses in part.uses[first:end] for use in uses)
             first = end
+
+
+def _ends_apart(run: Run) -> Iterator[Run]:
+    first, num_ops = run.position, run.num_ops
+    lengths = (1, num_ops - 2, 1) if num_ops > 2 else (1,) * num_ops
+    for position, length in zip((first, first + 1, first + num_ops - 1), lengths, strict=False):
+        yield run._replace(position=position, num_ops=length)

@@ -8,6 +8,7 @@ from functools import cached_property
 from math import floor, log10
 
 from spindle_cli.account.groups import ParameterUses, planned_parameters
+from spindle_cli.account.parts import KnownUses
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import NoPlanError
@@ -122,6 +123,11 @@ class Problem:
     def uses(self) -> ParameterUses:
         """The trained parameters of every op."""
         return planned_parameters(self.profile.by_name.values(), self.profile.sharding)
+
+    @cached_property
+    def known_uses(self) -> KnownUses:
+        """Which parameters slices use, of those whose memory has been accounted for."""
+        return KnownUses()
 
     @cached_property
     def beyond(self) -> BeyondCurve:

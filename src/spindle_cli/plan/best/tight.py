@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.drafts import best_judged
+from spindle_cli.plan.best.drafts import BASELINES, best_judged
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.judge import Judged, judge
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
@@ -75,14 +75,24 @@ def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> Tigh
 
 def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan | None:
     """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit."""
-    found: TightPlan | None = None
+    least: int | None = None
     low = 0 if split.fallback.split else 1  # without a split, recomputing nothing has been tried
     high = step = STEPS
     while low <= high:
-        fitting = _recomputing(split, step, strategy)
-        if fitting is not None:
-            found, high = fitting, step - 1
+        if _fits(split, step, strategy):
+            least, high = step, step - 1
         else:
             low = step + 1
         step = (low + high) // 2
-    return found
+    return None if least is None else _recomputing(split, least, strategy)
+
+
+def _fits(split: TightProblem, step: int, strategy: StrategyName) -> bool:
+    """Whether any plan fits: one of the baselines, most often, which take least time to find."""
+    tight = recomputing(split, step)
+    if tight is None:
+        return False
+    baselines = (baseline for name, baseline in BASELINES.items() if strategy in (name, "spindle"))
+    if any(judge(tight.problem, baseline(tight.problem)) is not None for baseline in baselines):
+        return True
+    return best_judged(tight.problem, tight.bound, strategy, NO_SEARCH)[0] is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 
 from spindle_cli.account.device_memory import DeviceMemory, memory_within, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
@@ -83,15 +84,16 @@ def best_of(problem: Problem, drafts: Sequence[Draft], *, with_care: bool = True
 
     All get a quick placement; those that look best then are placed with more care if that is wanted.
     """
-    quick = [(best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES), draft) for draft in drafts]
+    placed = cache(partial(best_placed, problem))  # some guides lead to the same draft
+    quick = [(placed(draft, WEIGHTS[:1], QUICK_EXCHANGES), draft) for draft in drafts]
     quick.sort(key=lambda item: (item[0] is None, item[0].rank() if item[0] else (0.0, 0.0, 0)))
     found: list[Judged | None] = [judged for judged, _ in quick]
     for number, (judged, draft) in enumerate(quick[: PLACED_WITH_CARE if with_care else 0]):
-        careful = best_placed(problem, draft, WEIGHTS[1:], CAREFUL_EXCHANGES)
+        careful = placed(draft, WEIGHTS[1:], CAREFUL_EXCHANGES)
         if careful is not None and (judged is None or careful.rank() < judged.rank()):
             found[number] = careful
     if not any(found):
-        found = [best_placed(problem, draft, (BALANCED,), 0) for draft in drafts]
+        found = [placed(draft, (BALANCED,), 0) for draft in drafts]
     return found
 
 
@@ -156,8 +158,9 @@ def measure_as_they_are(
     problem: Problem, strategy: str, slices: tuple[Slice, ...], after: tuple[int, ...] | None = None
 ) -> Judged | None:
     """The same in the order of passes that the slices have."""
+    profile, cluster = problem.profile, problem.cluster
     memory = memory_within(
-        problem.profile.metaops, slices, problem.cluster, problem.profile, problem.cluster.memory_bytes
+        profile.metaops, slices, cluster, profile, cluster.memory_bytes, problem.known_uses
     )
     if memory is None:
         return None
