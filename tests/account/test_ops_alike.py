@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.account.device.parts import Kinds, KnownUses, Part
 from spindle_cli.account.device_memory import device_memory, memory_by_pass, memory_within
-from spindle_cli.account.parts import Kinds, KnownUses, Part
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from spindle_cli.account.crossing import Crossings
+from spindle_cli.account.device.iteration import Fullest, Iteration, PassBytes, Role, Setting
+from spindle_cli.account.device.parts import KnownUses, Part
 from spindle_cli.account.holdings import BlockUse, Held, Holders
-from spindle_cli.account.iteration import Fullest, Iteration, PassBytes, Role, Setting
 from spindle_cli.account.joint import beside
-from spindle_cli.account.parts import KnownUses, Part
 from spindle_cli.account.types import DeviceMemory as DeviceMemory
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape

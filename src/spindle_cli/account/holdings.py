@@ -63,7 +63,7 @@ class Holders:
 
 @dataclass(slots=True)
 class Held:
-    """A block of parameters on one device, as all blocks of its kind are there (`parts.py`).
+    """A block of parameters on one device, as all blocks of its kind are there (`device/parts.py`).
 
     Attributes:
         num_bytes, trained_bytes: of the whole block.

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import floor, log10
 
+from spindle_cli.account.device.parts import KnownUses
 from spindle_cli.account.groups import ParameterUses, planned_parameters
-from spindle_cli.account.parts import KnownUses
 from spindle_cli.costs.beyond_curve import BeyondCurve
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import NoPlanError

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from spindle_cli.account.device.iteration import EARLY_BYTES
 from spindle_cli.account.edges import edge_bytes
-from spindle_cli.account.iteration import EARLY_BYTES
 from spindle_cli.account.rows import Layout, route
 from spindle_cli.account.types import Edge
 from spindle_cli.plan.types import Plan

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from spindle_cli.account.iteration import SUM_BUFFER_BYTES
+from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spindle_cli.account.device.parts import Kinds, Part, Run
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
-from spindle_cli.account.parts import Kinds, Part, Run
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds
 from spindle_cli.units import KIB, MIB

@@ -1,0 +1,1 @@
+"""One device: what it holds while its ops run."""
