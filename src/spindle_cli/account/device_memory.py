@@ -13,6 +13,7 @@ from typing import Protocol
 
 from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.device.iteration import Fullest, Iteration, PassBytes, Role, Setting
+from spindle_cli.account.device.own_order import passes_by_device
 from spindle_cli.account.device.parts import KnownUses, Part
 from spindle_cli.account.holdings import BlockUse, Held, Holders
 from spindle_cli.account.joint import beside
@@ -206,7 +207,7 @@ def _needs(
         )
         for index, piece in enumerate(in_order)
     ]
-    passes = _passes_by_device(in_order, cluster.num_devices)
+    passes = passes_by_device(in_order, cluster.num_devices)
     held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
     for index, piece in enumerate(others, len(in_order)):
         parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False, known=known))
@@ -268,31 +269,6 @@ def _parts_by_share(
             parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on, known=known))
         found.append(number_of[shares])
     return found
-
-
-def _passes_by_device(slices: Sequence[SliceShape], num_devices: int) -> list[list[Pass]] | None:
-    """Of each device its passes, where slices, which are in order of start, say when they run backward."""
-    order = _own_order(slices)
-    if order is None:
-        return None
-    passes: list[list[Pass]] = [[] for _ in range(num_devices)]
-    for each in order:
-        for device in slices[each.piece].devices:
-            passes[device].append(each)
-    return passes
-
-
-def _own_order(slices: Sequence[SliceShape]) -> list[Pass] | None:
-    """All passes by their starts, where slices, which are in order of start, say when they run backward."""
-    if all(piece.backward_start_s is None for piece in slices):
-        return None
-    starts: list[tuple[float, int, int]] = []
-    for index, piece in enumerate(slices):
-        starts.append((piece.start_s, 0, index))
-        # Of what takes no time and starts together, what is later forward comes first backward.
-        backward_s = piece.start_s if piece.backward_start_s is None else piece.backward_start_s
-        starts.append((backward_s, 1, -index))
-    return [Pass(abs(index), is_backward == 1) for _, is_backward, index in sorted(starts)]
 
 
 @dataclass(frozen=True, eq=False)
