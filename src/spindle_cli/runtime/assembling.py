@@ -29,7 +29,7 @@ from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Stopwatch
 from spindle_cli.runtime.measuring.work import StepWork
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
-from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of, localise
+from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of, is_stepped_whole, localise
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
@@ -92,7 +92,7 @@ def assemble(
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
     torch.manual_seed(model.train.seed + seat.rank)
-    check_replicas(model.cuts.keys, model.parameters, device)
+    check_replicas(model.cuts.keys, model.parameters, device, model.own)
     communicators = Communicators(model.program.communicators, request.timeout_s)
     communicators.meet([model.program, *(part.program for part in model.steps)], seat.rank, device)
     join_groups(model, seat.rank, communicators)
@@ -158,14 +158,13 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         rank,
         stepped_whole=frozenset(stepped_whole(model)),
         parts=[cuts.of_leaves(part.program.groups) for part in model.steps],
+        ranges={key: own.values for key, own in model.own.items()},
     )
 
 
 def stepped_whole(model: LocalModel) -> Iterator[str]:
     """The trained parameters, by key, whose optimizer state every rank that holds them keeps whole."""
-    for key in model.trained:
-        if not (model.train.shard_optimizer and model.groups.choice_of(key).treats_elements_alone):
-            yield key
+    return (key for key in model.trained if is_stepped_whole(key, model.train, model.groups))
 
 
 def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> TrainState:

@@ -4,12 +4,12 @@ gives.
 The workload is built twice. The first build is abstract and tells which parameters, by order of birth, the
 wanted ops use. In the second, all others go to the meta device as they are born; where their initialisation
 draws random numbers, as many are drawn and thrown away, so that the generator is at the same place for the
-wanted ones.
+wanted ones. Where only ranges of some are wanted, these are whole one at a time (building/ranged.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,11 @@ from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.abstract import Births, drop, parameters_born
 from spindle_cli.workload.building.draws import drawing_as_if_real
 from spindle_cli.workload.building.load import LoadedWorkload, build
+from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
 from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
+from spindle_cli.workload.initial.own import OwnPart, OwnValues
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.names.modules import root_of
 from spindle_cli.workload.rebind import rebind
@@ -33,9 +35,14 @@ from spindle_cli.workload.types import Workload
 
 @dataclass(frozen=True)
 class LocalWorkload(LoadedWorkload):
-    """A workload of which only some parameters are real, and its graph."""
+    """A workload of which only some parameters are real, and its graph.
+
+    `own`: what there is of parameters of which only parts are wanted, by id; they themselves are on the meta
+    device.
+    """
 
     graph: WorkloadGraph
+    own: Mapping[int, Sequence[OwnValues]]
 
 
 class _UnlocalisableError(Exception):
@@ -43,6 +50,12 @@ class _UnlocalisableError(Exception):
 
 
 Wanted = Mapping[str, Collection[int]]  # task name -> indices of its ops
+# Given the workload's graph, by id, of which of its parameters only parts are wanted.
+PartsOf = Callable[[WorkloadGraph], Mapping[int, tuple[OwnPart, ...]]]
+
+
+def _all_whole(_: WorkloadGraph) -> Mapping[int, tuple[OwnPart, ...]]:
+    return {}
 
 
 def load_local(
@@ -55,6 +68,7 @@ def load_local(
     unused: bool = False,
     evaluates: bool = False,
     reads_initial: bool = True,
+    parts_of: PartsOf = _all_whole,
 ) -> LocalWorkload:
     """What `load` gives, bit for bit, but only with the parameters that the wanted ops use; the others are on
     the meta device. Parameters whose values are in files (`initial`) still have those of the build, so that
@@ -68,6 +82,7 @@ def load_local(
         unused: the parameters that no op uses are real, too, with their values from files.
         reads_initial: otherwise files of initial values need not be there, and all values are the build's;
             but what tasks have that are only evaluated is in no checkpoint, so that these need them always.
+        parts_of: the parameters of the wanted ops of which only parts are wanted.
 
     A build that needs the values of parameters that are not wanted is done in full, and then what is not
     wanted is dropped.
@@ -78,10 +93,11 @@ def load_local(
     found = resolve(source, relative_to=relative_to)
     try:
         find_graph = partial(analyse, memo=memo, lengths=lengths, evaluates=evaluates)
-        graph = _build_in_part(found, wanted, find_graph, unused=unused)
+        graph, own = _build_in_part(found, wanted, find_graph, parts_of, unused=unused)
     except _UnlocalisableError:
         graph = analyse(build(found), memo, lengths, evaluates=evaluates)
         _keep_only(graph, wanted, unused=unused)
+        own = _taken_apart(graph, parts_of(graph))
     initial = InitialValues()
     if reads_initial or graph.workload.evaluated:
         initial = find_initial(found.init_from, graph.workload)
@@ -91,32 +107,76 @@ def load_local(
         graph.workload,
         where=lambda tensor: not isinstance(tensor, nn.Parameter) or id(tensor) in filled,
     )
-    return LocalWorkload(graph.workload, found.train, source, graph, initial=initial)
+    return LocalWorkload(graph.workload, found.train, source, graph, own, initial=initial)
 
 
 def _build_in_part(
     source: Source,
     wanted: Wanted | Callable[[WorkloadGraph], Wanted],
     find_graph: Callable[[Workload], WorkloadGraph],
+    parts_of: PartsOf,
     *,
     unused: bool,
-) -> WorkloadGraph:
+) -> tuple[WorkloadGraph, dict[int, Sequence[OwnValues]]]:
     first, graph = in_the_abstract(source, find_graph)
     used = _used(graph, wanted) | (_unused(graph) if unused else {})
     if any(id(parameter) not in first.numbers for parameter in used.values()):
         raise _UnlocalisableError  # came to be in a way that we do not see
     kept = {first.numbers[id(parameter)] for parameter in used.values()}
-    needed = _with_sources(kept, first)
-    second = Births()
+    parts = {first.numbers[key]: found for key, found in parts_of(graph).items()}
+    copied = set(first.sources.values())  # whole as long as there may be copies of them
+    ranged = {number: found for number, found in parts.items() if number not in copied}
+    second, workload = _build_once_more(source, _with_sources(kept, first), ranged)
+    if second is None and ranged:  # more of them is looked at than ranges
+        second, workload = _build_once_more(source, _with_sources(kept, first), {})
+    if second is None or workload is None or second.describe() != first.describe():
+        raise _UnlocalisableError
+    if any(second.parameters[number].is_meta for number in kept - second.ranged.wanted.keys()):
+        raise _UnlocalisableError
+    drop(second.parameters[number] for number in _with_sources(kept, first) - kept)
+    bound = rebind(graph, workload) or find_graph(workload)
+    there = {id(parameter) for root in _roots(bound) for parameter in root.parameters()}
+    if any(id(second.parameters[number]) not in there for number in parts):
+        raise _UnlocalisableError  # others have taken their places
+    own: dict[int, Sequence[OwnValues]] = {}
+    for number, found in parts.items():
+        parameter = second.parameters[number]
+        values = second.ranged.values_of(parameter)
+        own[id(parameter)] = values or _taken_from(parameter, found)
+    return bound, own
+
+
+def _build_once_more(
+    source: Source, needed: set[int], ranged: Mapping[int, tuple[OwnPart, ...]]
+) -> tuple[Births | None, Workload | None]:
+    """With the needed parameters real, but those of which only parts are wanted; None if that cannot be."""
+    births = Births(ranged=Ranged(ranged))
     try:
-        with parameters_born(second, keep=needed.__contains__), drawing_as_if_real(second):
+        with parameters_born(births, keep=(needed - ranged.keys()).__contains__), drawing_as_if_real(births):
             workload = build(source)
     except SpindleError as error:
-        raise _UnlocalisableError from error
-    if second.describe() != first.describe() or any(second.parameters[number].is_meta for number in kept):
-        raise _UnlocalisableError
-    drop(second.parameters[number] for number in needed - kept)
-    return rebind(graph, workload) or find_graph(workload)
+        if not ranged:
+            raise _UnlocalisableError from error
+        return None, None
+    whole = any(
+        number >= len(births.parameters) or not births.ranged.has(births.parameters[number])
+        for number in ranged
+    )
+    return (None, None) if whole or births.ranged.failed else (births, workload)
+
+
+def _taken_apart(
+    graph: WorkloadGraph, parts: Mapping[int, tuple[OwnPart, ...]]
+) -> dict[int, Sequence[OwnValues]]:
+    """The parts of whole parameters, which go."""
+    by_id = {id(parameter): parameter for root in _roots(graph) for parameter in root.parameters()}
+    return {key: _taken_from(by_id[key], found) for key, found in parts.items()}
+
+
+def _taken_from(parameter: nn.Parameter, parts: Sequence[OwnPart]) -> tuple[OwnValues, ...]:
+    values = tuple(OwnValues(part, part.of(parameter.detach()), None) for part in parts)
+    drop([parameter])
+    return values
 
 
 def in_the_abstract(

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
@@ -48,10 +48,12 @@ class GradientPool:
         *,
         stepped_whole: frozenset[str] = frozenset(),
         parts: Sequence[Sequence[ParameterGroup]] | None = None,
+        ranges: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
         them. `stepped_whole`: those that every rank with them steps; of the others each steps its range.
         `parts`: the groups of each program that steps may run, which are some of all; None: one with all.
+        `ranges`: of parameters without memory, what this rank has.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
@@ -61,7 +63,7 @@ class GradientPool:
             members = Members.of(group.devices, rank, communicators.summing(group.devices))
             names = [name for name, _ in group.blocks]
             sharded = [
-                _ranged(parameters, group, members, communicators)
+                _ranged(parameters, group, members, communicators, ranges)
                 for parameters in _by_dtype(
                     {name: trained[name] for name in names if name not in stepped_whole}
                 )
@@ -273,11 +275,12 @@ def _ranged(
     group: ParameterGroup,
     members: Members,
     communicators: Communicators,
+    ranges: Mapping[str, Tensor] | None,
 ) -> RangedBucket:
     if not group.sharding.is_by_pass:
         return ShardedBucket(parameters, members)
     inside = replace(members, communicator=communicators.sharing(group.devices))
-    return PassBucket(parameters, inside, group.sharding, members.communicator)
+    return PassBucket(parameters, inside, group.sharding, members.communicator, ranges)
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

@@ -40,9 +40,11 @@ class PassBucket:
         members: Members,
         sharding: Sharding,
         between_steps: dist.ProcessGroup | None,
+        own: Mapping[str, Tensor] | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered and summed inside of passes;
-        `between_steps`: what new values of parameters that stay whole are gathered over.
+        `between_steps`: what new values of parameters that stay whole are gathered over; `own`: of
+        parameters without memory, what this rank has.
         """
         first = next(iter(parameters.values()))
         self.parameters = tuple(parameters.values())
@@ -52,15 +54,10 @@ class PassBucket:
         self._between_steps = Members(members.count, members.position, between_steps)
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
         self._layout = FlatLayout.of(sizes, first.itemsize, members.count)
-        self._values = torch.zeros(self._layout.size, dtype=first.dtype, device=first.device)
-        for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True):
-            moved = self._values[begin:end].view(parameter.shape)
-            moved.copy_(parameter.detach())
-            parameter.data = moved
-        own = members.range_in(self._values)
-        self._own = own.clone() if self.is_fetched else own
+        self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
+        self._own = self._take_parameters(parameters, {} if own is None else own)
         self._sum = torch.zeros_like(self._own, dtype=gradient_dtype(first))
-        self._gradients = torch.zeros(self._layout.size, dtype=self._sum.dtype, device=first.device)
+        self._gradients = torch.empty(self._layout.size, dtype=self._sum.dtype, device=first.device)
         self._views = tuple(
             self._gradients[begin:end].view(parameter.shape)
             for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True)
@@ -71,8 +68,29 @@ class PassBucket:
         self._scatter: Scatter | None = None
         self._reached: tuple[bool, ...] = ()
         give_up_memory(self._gradients)
+
+    def _take_parameters(self, parameters: Mapping[str, nn.Parameter], own: Mapping[str, Tensor]) -> Tensor:
+        """Let them be views of the flat tensor; gives this rank's range of it, which is that tensor's own
+        where it stays whole.
+        """
         if self.is_fetched:
-            give_up_memory(self._values)
+            kept = torch.zeros(self._layout.range_size, dtype=self._values.dtype, device=self._values.device)
+            low, _ = self._layout.range_of(self._members.position)
+            for name, begin, end in self._layout.owned(self._members.position):
+                values = own[name] if name in own else parameters[name].detach().reshape(-1)[begin:end]
+                start = self._layout.spans[name][0] - low
+                kept[start + begin : start + end] = values
+        else:
+            self._values.zero_()
+        for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True):
+            moved = self._values[begin:end].view(parameter.shape)
+            if not self.is_fetched:
+                moved.copy_(parameter.detach())
+            parameter.data = moved
+        if not self.is_fetched:
+            return self._members.range_in(self._values)
+        give_up_memory(self._values)
+        return kept
 
     def start_fetch(self) -> None:
         """Start making the parameters whole. Collective."""

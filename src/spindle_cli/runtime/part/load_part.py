@@ -7,12 +7,12 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.plan.types import Plan
 from spindle_cli.runtime.part.evaluated import evaluated_parts
 from spindle_cli.workload.graph import WorkloadGraph
-from spindle_cli.workload.localise import LocalWorkload, load_local
+from spindle_cli.workload.localise import LocalWorkload, PartsOf, load_local
 from spindle_cli.workload.memo import AnalysisMemo
 
 
-def load_part(request: RunRequest, plan: Plan, rank: int) -> LocalWorkload:
-    """The workload, analysed, with the parameters of this rank's ops."""
+def load_part(request: RunRequest, plan: Plan, rank: int, parts_of: PartsOf) -> LocalWorkload:
+    """The workload, analysed, with the parameters of this rank's ops; `parts_of`: of which it keeps parts."""
 
     def choose(graph: WorkloadGraph) -> dict[str, set[int]]:
         require_same_workload(plan, graph, request)
@@ -26,7 +26,13 @@ def load_part(request: RunRequest, plan: Plan, rank: int) -> LocalWorkload:
     reads_initial = not request.resume
     lengths = plan.workload.lengths
     return load_local(
-        request.workload, choose, memo=memo, lengths=lengths, evaluates=True, reads_initial=reads_initial
+        request.workload,
+        choose,
+        memo=memo,
+        lengths=lengths,
+        evaluates=True,
+        reads_initial=reads_initial,
+        parts_of=parts_of,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,11 +22,14 @@ from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
+from spindle_cli.runtime.part.own_ranges import leaf_without_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts, take_parts
 from spindle_cli.runtime.step.compute import LocalSlice
 from spindle_cli.workload.at_lengths.trace import is_same_graph, module_over
+from spindle_cli.workload.building.abstract import swap
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.graph import Op, TaskGraph
+from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.metaops.ops import share_module
 from spindle_cli.workload.parameters import ParameterTable
 from spindle_cli.workload.tracing.observe import swapped_tensors
@@ -56,9 +59,10 @@ class LocalOps:
         splits: PlanSplits,
         wired: Iterable[WiredSlice],
         place: Place,
+        own: Mapping[int, Sequence[OwnValues]] | None = None,
     ) -> None:
         """`wired`: the slices that the rank runs. Takes the parameters of the workload apart where they are
-        cut.
+        cut. `own`: by id, what there is of parameters that are shared out.
         """
         self._table = table
         self._cuts = cuts
@@ -70,7 +74,8 @@ class LocalOps:
         self._shapes = {id(parameter): parameter.shape for parameter in table.parameters.values()}
         # Made while all parameters have their shapes.
         self._modules = {each.index: self._modules_of(each) for each in self._wired}
-        self.leaves = self._take_leaves()
+        self.own: dict[str, OwnValues] = {}
+        self.leaves = self._take_leaves({} if own is None else own)
 
     def slices(self) -> dict[int, LocalSlice]:
         """The rank's slices, by index."""
@@ -198,8 +203,10 @@ class LocalOps:
         split = self._splits.by_op.get((wired.index, position))
         return None if split is None or group is None else split.own_words(group)
 
-    def _take_leaves(self) -> dict[str, nn.Parameter]:
-        """Every leaf of this rank, on its device, in the workload's order."""
+    def _take_leaves(self, own: Mapping[int, Sequence[OwnValues]]) -> dict[str, nn.Parameter]:
+        """Every leaf of this rank, on its device, in the workload's order; of those that are shared out
+        nothing but what the rank has of them.
+        """
         held: dict[str, set[int]] = {}
         for wired in self._wired:
             for position, op in zip(range(*wired.piece.ops), wired.ops, strict=True):
@@ -209,11 +216,27 @@ class LocalOps:
                     held.setdefault(name, set()).update(self._parts(wired, name, dotted, split))
         leaves: dict[str, nn.Parameter] = {}
         for name, parameter in self._table.parameters.items():
-            if name in held:
+            if name in held and id(parameter) in own:
+                leaves.update(self._take_own(parameter, own[id(parameter)]))
+            elif name in held:
                 leaves.update(take_parts(parameter, self._cuts.by_name[name], held[name]))
         for leaf in leaves.values():
             leaf.data = leaf.data.to(self._place.device, dtype_in(leaf, self._place.dtype))
         return leaves
+
+    def _take_own(
+        self, parameter: nn.Parameter, own: Sequence[OwnValues]
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        is_cut = own[0].part.ranges is not None
+        for each in own:
+            values = each.values.to(self._place.device, dtype_in(each.values, self._place.dtype))
+            if each.part.elements is None:
+                yield each.part.key, nn.Parameter(values, requires_grad=parameter.requires_grad)
+            else:
+                self.own[each.part.key] = replace(each, values=values)
+                yield each.part.key, leaf_without_memory(parameter, each.part, values)
+        if is_cut:  # the parameter itself is used by nobody
+            swap(parameter, nn.Parameter(torch.empty(0, dtype=parameter.dtype), parameter.requires_grad))
 
     def _parts(self, wired: WiredSlice, name: str, dotted: str, split: LayerSplit | None) -> range:
         """The parts of a parameter that this rank uses for an op."""

@@ -7,7 +7,7 @@ ever take memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -33,11 +33,14 @@ from spindle_cli.runtime.part.evaluated import (
 )
 from spindle_cli.runtime.part.load_part import load_part
 from spindle_cli.runtime.part.local_ops import LocalOps, Place
+from spindle_cli.runtime.part.own_ranges import own_parts
 from spindle_cli.runtime.part.shards import Cuts, find_cuts
 from spindle_cli.runtime.part.whole_batches import require_whole_batches
 from spindle_cli.runtime.step.compute import LocalSlice
+from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
+from spindle_cli.workload.initial.own import OwnPart, OwnValues
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.optimizing.groups import OptimizerGroups, groups_of_graph, require_elementwise
 from spindle_cli.workload.parameters import ParameterTable
@@ -78,6 +81,7 @@ class LocalModel:
         ops: what the slices are built by. `dtype`: of everything floating-point; None: that of the workload.
         groups: which optimizer settings each trained parameter has.
         evaluated: where the tasks run that are only evaluated, by name.
+        own: of those of `parameters` that are shared out, what this rank has; they themselves have no memory.
         memo: what another process has found of the workload, if it was handed on.
     """
 
@@ -96,6 +100,7 @@ class LocalModel:
     schedule: Schedule
     steps: tuple[StepPart, ...]
     sums: tuple[ParameterGroup, ...]
+    own: Mapping[str, OwnValues] = field(default_factory=dict)
     memo: AnalysisMemo | None = None
 
     @property
@@ -121,26 +126,34 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         InputError: the workload is not the one that the plan was made for.
         WorkloadError: it cannot be built or traced.
     """
-    loaded = load_part(request, plan, rank)
-    graph, train = loaded.graph, settings_of_run(loaded.train, request.dtype)
-    table = ParameterTable.of(graph)
-    splits = plan_splits(plan, graph, str(request.plan))
-    cuts = find_cuts(plan, graph, table, splits)
-    groups = groups_of_graph(train, graph)
-    require_elementwise(groups, splits.split_parameters(plan, graph, table))
-    turns = _turns(request, plan, graph, train)
-    shared_out = sharding_of(plan, graph, table, groups)
-    programs = _proven_programs(plan, graph, table, splits, train, shared_out)
+    train = settings_of_run(resolve(request.workload).train, request.dtype)
     dtype = dtype_of(request, train)
+    linked: list[_Linked] = []
+
+    def parts_of(graph: WorkloadGraph) -> dict[int, tuple[OwnPart, ...]]:
+        if Sharding.PARAMETERS not in plan.sharding.values():
+            return {}
+        early = _Linked.of(request, plan, graph, train)
+        linked.append(early)
+        whole = {name for name in early.groups.of if is_stepped_whole(name, train, early.groups)}
+        return own_parts(early.programs.groups, early.table, early.cuts, rank, whole, dtype)
+
+    loaded = load_part(request, plan, rank, parts_of)
+    graph = loaded.graph
+    parts = _Linked.of(request, plan, graph, train, linked[-1].programs if linked else None)
+    table, splits, cuts, programs = parts.table, parts.splits, parts.cuts, parts.programs
+    turns = _turns(request, plan, graph, train)
     typed = graph if dtype is None else in_dtype(graph, dtype)
     wirings = [wire(typed, program) for program in programs.all]
     for wiring in wirings:
         require_whole_batches(wiring.slices, str(request.plan))
     evaluated = evaluated_parts(plan, graph)  # before parameters that are not this rank's lose their shapes
     place = Place(rank, device, dtype, LayerCompiler.of(train), train.loss_chunks)
-    ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place)
+    ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place, loaded.own)
     slices = ops.slices()
-    loaded.initial.fill({**initial_parts(ops.leaves, cuts), **initial_parts_of_evaluated(graph, table)})
+    names = {cut.key(index): cut.name for cut in cuts.by_name.values() for index in range(cut.count)}
+    own = {**ops.own, **loaded.initial.fill_own({key: (names[key], each) for key, each in ops.own.items()})}
+    loaded.initial.fill({**initial_parts(ops.leaves, cuts, own), **initial_parts_of_evaluated(graph, table)})
     return LocalModel(
         graph=graph,
         train=train,
@@ -152,13 +165,49 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         cuts=cuts,
         ops=ops,
         dtype=dtype,
-        groups=groups,
+        groups=parts.groups,
         evaluated=evaluated,
         schedule=Schedule(turns, train.accumulate),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
+        own=own,
         memo=None if request.memo is None else AnalysisMemo.read(request.memo),
     )
+
+
+@dataclass(frozen=True)
+class _Linked:
+    """What follows from a plan and a workload, whether its parameters are there or not."""
+
+    table: ParameterTable
+    splits: PlanSplits
+    cuts: Cuts
+    groups: OptimizerGroups
+    programs: Programs
+
+    @classmethod
+    def of(
+        cls,
+        request: RunRequest,
+        plan: Plan,
+        graph: WorkloadGraph,
+        train: TrainSettings,
+        programs: Programs | None = None,
+    ) -> _Linked:
+        """`programs`: those of another build of the workload, which are the same."""
+        table = ParameterTable.of(graph)
+        splits = plan_splits(plan, graph, str(request.plan))
+        groups = groups_of_graph(train, graph)
+        require_elementwise(groups, splits.split_parameters(plan, graph, table))
+        if programs is None:
+            shared_out = sharding_of(plan, graph, table, groups)
+            programs = _proven_programs(plan, graph, table, splits, train, shared_out)
+        return cls(table, splits, find_cuts(plan, graph, table, splits), groups, programs)
+
+
+def is_stepped_whole(key: str, train: TrainSettings, groups: OptimizerGroups) -> bool:
+    """Whether every rank that holds a trained parameter, or this part of it, keeps its optimizer state."""
+    return not (train.shard_optimizer and groups.choice_of(key).treats_elements_alone)
 
 
 def _turns(request: RunRequest, plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Turns:
@@ -221,13 +270,15 @@ def _step_parts(
     return tuple(parts)
 
 
-def initial_parts(leaves: Mapping[str, nn.Parameter], cuts: Cuts) -> dict[str, InitialPart]:
-    """What initial values go into, by leaf."""
+def initial_parts(
+    leaves: Mapping[str, nn.Parameter], cuts: Cuts, shared_out: Collection[str]
+) -> dict[str, InitialPart]:
+    """What initial values go into, by leaf; of those that are shared out there is nothing to fill."""
     found: dict[str, InitialPart] = {}
     for cut in cuts.by_name.values():
         for index in range(cut.count):
             leaf = leaves.get(cut.key(index))
-            if leaf is None:
+            if leaf is None or cut.key(index) in shared_out:
                 continue
             ranges = None if cut.count == 1 else cut.ranges(index, leaf.shape)
             found[cut.key(index)] = cut.name, leaf, ranges

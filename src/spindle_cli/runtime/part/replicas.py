@@ -10,25 +10,32 @@ import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.errors import RunFailedError
+from spindle_cli.workload.initial.own import OwnValues
 
 # A rank that does not hold a parameter puts in what changes no maximum.
 _NOT_HELD = -(2**40)
 
 
-def check_replicas(names: Sequence[str], held: Mapping[str, nn.Parameter], device: torch.device) -> None:
+def check_replicas(
+    names: Sequence[str],
+    held: Mapping[str, nn.Parameter],
+    device: torch.device,
+    own: Mapping[str, OwnValues] | None = None,
+) -> None:
     """Compare checksums of all ranks' parameters in one collective.
 
     Args:
         names: canonical names of all parameters, the same sequence on every rank.
         held: this rank's.
         device: of the collective.
+        own: of those of which this rank has a range: what was seen of them while they were whole counts.
 
     Raises:
         RunFailedError: two ranks hold different values of a parameter; names it.
     """
     checksums = torch.tensor(
         [
-            [checksum(held[name]), -checksum(held[name])] if name in held else [_NOT_HELD, _NOT_HELD]
+            [_NOT_HELD, _NOT_HELD] if (found := _checksum(name, held, own or {})) is None else [found, -found]
             for name in names
         ],
         dtype=torch.int64,
@@ -42,6 +49,12 @@ def check_replicas(names: Sequence[str], held: Mapping[str, nn.Parameter], devic
                 hint="Let the workload's build draw its initial values from torch's generator alone, "
                 "so that a seed fixes them; not from the time, the process, or a string's hash.",
             )
+
+
+def _checksum(name: str, held: Mapping[str, nn.Parameter], own: Mapping[str, OwnValues]) -> int | None:
+    if name in own:
+        return own[name].fingerprint
+    return checksum(held[name]) if name in held else None
 
 
 def checksum(parameter: nn.Parameter) -> int:

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from spindle_cli.errors import SpindleError, WorkloadError
 from spindle_cli.operators.random_streams import RandomState
 from spindle_cli.runtime.communication.rows import share_shape
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.part.own_ranges import with_memory
 from spindle_cli.runtime.step.compute import LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.held_state import HeldState
 from spindle_cli.workload.fixed.marks import rows_of
@@ -44,9 +46,22 @@ def compile_layers(model: LocalModel, device: torch.device) -> None:
     with _unchanged(model, device):
         for local in model.slices.values():
             if local.group is None and local.shares is None:
-                _run(local, model, device)
+                with with_memory(_shared_out_of(local, model)):
+                    _run(local, model, device)
     dist.barrier(group=waiting)
     dist.destroy_process_group(waiting)
+
+
+def _shared_out_of(local: LocalSlice, model: LocalModel) -> list[nn.Parameter]:
+    """The parameters without memory that a slice uses."""
+    task = local.wired.task.task.name
+    cuts = {
+        model.cuts.by_name[model.table.names[task, dotted]]
+        for op in local.wired.ops
+        for dotted in op.parameters
+    }
+    used = {cut.key(index) for cut in cuts for index in range(cut.count)}
+    return [model.parameters[key] for key in model.own if key in used]
 
 
 def _run(local: LocalSlice, model: LocalModel, device: torch.device) -> None:

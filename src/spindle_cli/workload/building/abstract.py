@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.load import LoadedWorkload, build
+from spindle_cli.workload.building.ranged import Ranged
 from spindle_cli.workload.building.source import resolve
 from spindle_cli.workload.initial.matching import InitialValues, find_initial
 
@@ -51,7 +52,7 @@ class Births:
     deep-copied.
 
     `sources`: for a copy, the number of the parameter that it was copied from. `dropped`: what was moved to
-    the meta device.
+    the meta device. `ranged`: those of which ranges are kept.
     """
 
     parameters: list[nn.Parameter] = field(default_factory=list)
@@ -60,6 +61,7 @@ class Births:
         default_factory=dict
     )  # by id; `parameters` keeps them alive, so ids stay unique
     dropped: Dropped = field(default_factory=lambda: Dropped())
+    ranged: Ranged = field(default_factory=lambda: Ranged())
 
     def add(self, parameter: nn.Parameter, source: int | None = None) -> int:
         """Number of a new parameter."""
@@ -72,7 +74,12 @@ class Births:
 
     def drop(self, parameter: nn.Parameter) -> None:
         """Move a parameter to the meta device, in place, if it is not there by itself."""
-        if not parameter.is_meta and not is_lazy(parameter):
+        parts = self.ranged.wanted.get(self.numbers[id(parameter)])
+        if parts is not None and not is_lazy(parameter):
+            whole = parameter.detach()
+            to_meta(parameter)
+            self.ranged.take(parts, whole, parameter)
+        elif not parameter.is_meta and not is_lazy(parameter):
             to_meta(parameter)
             self.dropped.add(parameter)
 

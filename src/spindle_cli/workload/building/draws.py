@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spindle_cli.workload.building.abstract import Births, Dropped, swap
+from spindle_cli.workload.building.abstract import Births, swap
 
 
 @contextlib.contextmanager
@@ -28,26 +28,32 @@ def drawing_as_if_real(births: Births) -> Iterator[None]:
     """
     stand_ins = _RealWhileInitialised(births)
     throw_away: Any = _DrawAndThrowAway
-    with stand_ins, throw_away(births.dropped):
+    with stand_ins, throw_away(births):
         yield
     stand_ins.give_back()
 
 
 _tensor_type: Any = Tensor
 _IS_META = _tensor_type.is_meta.__get__
+_SET = _tensor_type.__setitem__
+# What a parameter says of which ranges are kept, as it does in a plain build.
+_AS_REAL = {_IS_META: False, _tensor_type.device.__get__: torch.device("cpu")}
 
 
 class _DrawAndThrowAway(TorchDispatchMode):
     """A random operation on tensors that we have moved to the meta device, or on what was made of them, is
-    first run on real ones of the same shapes.
+    first run on real ones of the same shapes. Those of which ranges are kept are operated on one at a time.
     """
 
-    def __init__(self, dropped: Dropped) -> None:
+    def __init__(self, births: Births) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch gives it no types
-        self._dropped = dropped
+        self._dropped = births.dropped
+        self._ranged = births.ranged
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if any(self._ranged.has(tensor) for tensor in _tensors((args, kwargs))):
+            return self._ranged.run(func, args, kwargs)
         if not any(self._dropped.has(tensor) for tensor in _tensors((args, kwargs))):
             return func(*args, **kwargs)
         if torch.Tag.nondeterministic_seeded in func.tags:
@@ -86,6 +92,11 @@ class _RealWhileInitialised(TorchFunctionMode):
         self._lent: Tensor | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _AS_REAL and self._births.ranged.has(args[0]):
+            return _AS_REAL[func]
+        if func == _SET and isinstance(args[2], int | float) and self._births.ranged.has(args[0]):
+            # Its number would be on the meta device, too.
+            return func(args[0], args[1], torch.tensor(args[2], dtype=args[0].dtype, device="cpu"))
         asked = func == _IS_META and func(args[0]) and _called_by_init()
         if not asked or not self._births.dropped.has(args[0]):
             return func(*args, **(kwargs or {}))

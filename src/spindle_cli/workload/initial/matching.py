@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import shown
 from spindle_cli.workload.initial.holders import Holders
 from spindle_cli.workload.initial.misfits import Misfits, refusal
+from spindle_cli.workload.initial.own import OwnValues, fingerprint
 from spindle_cli.workload.initial.tensor_files import Ranges, TensorPlace, read_parts, tensors_in
 from spindle_cli.workload.names.init_from import InitFrom, InitSource
 from spindle_cli.workload.names.patterns import Pattern
@@ -58,6 +59,28 @@ class InitialValues:
             for key, values in read_parts(wanted):
                 name, target, _ = parts[key]
                 target.copy_(values.to(self.dtypes[name]))  # a run may compute in other numbers than build's
+
+    def fill_own(self, own: Mapping[str, tuple[str, OwnValues]]) -> dict[str, OwnValues]:
+        """The same of parts of which only some elements are there: gives what then is there of each, where
+        initial values are in a file, of which one part at a time is read.
+
+        Args:
+            own: any key -> canonical name, and what there is.
+
+        Raises:
+            InputError: a file cannot be read.
+        """
+        wanted = {
+            key: (self.places[name], values.part.ranges)
+            for key, (name, values) in own.items()
+            if name in self.places
+        }
+        filled = {}
+        for key, box in read_parts(wanted):
+            name, values = own[key]
+            values.values.copy_(values.part.in_box(box.to(self.dtypes[name])))
+            filled[key] = replace(values, fingerprint=fingerprint(box))
+        return filled
 
     def lines(self) -> Iterator[str]:
         """What is taken from where, for people."""
