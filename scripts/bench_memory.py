@@ -142,13 +142,13 @@ def rows(
         )
 
 
-def torchrun(num_devices: int, *arguments: str) -> None:
+def torchrun(num_devices: int, *arguments: str, module: str = "memory_bench.rank") -> None:
     """Run the ranks, forked from one process that has torch; ends with what they said where they fail."""
     how = ["--nnodes=1", f"--nproc-per-node={num_devices}", "--max-restarts=0", "--start-method=fork"]
     meeting = ["--rdzv-backend=spindle", "--rdzv-endpoint=127.0.0.1:0", "--rdzv-conf=rank=0"]
     with tempfile.TemporaryDirectory() as folder:
         launcher = ["-m", TORCHRUN, str(Path(folder) / "exits.json"), *how, *meeting]
-        run_command([sys.executable, *launcher, "-m", "memory_bench.rank", *arguments])
+        run_command([sys.executable, *launcher, "-m", module, *arguments])
 
 
 if __name__ == "__main__":

@@ -111,6 +111,25 @@ def reading() -> Workload:
     return _workload([plain, Reading(plain.linear), Plain()], Plain, Reading)
 
 
+class OfOne(nn.Module):
+    """Two parameters in one piece of memory, which is filled after they are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        both = torch.empty(16, 8)
+        self.up, self.down = (nn.Parameter(part) for part in both.chunk(2))
+        self.last = nn.Linear(8, 8)
+        with torch.no_grad():
+            both.normal_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x @ self.up @ self.down)
+
+
+def parts_of_one() -> Workload:
+    return _workload([OfOne(), Plain()], OfOne, Plain)
+
+
 def tied() -> Workload:
     first, second = Plain(), Plain()
     second.linear.weight = first.linear.weight

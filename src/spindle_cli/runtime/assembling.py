@@ -158,7 +158,7 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         rank,
         stepped_whole=frozenset(stepped_whole(model)),
         parts=[cuts.of_leaves(part.program.groups) for part in model.steps],
-        ranges={key: own.values for key, own in model.own.items()},
+        own=model.own,
     )
 
 

@@ -9,13 +9,13 @@ the parameters, which the others wait for only when they use them next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
@@ -25,6 +25,7 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.workload.initial.own import OwnValues
 
 # Those whose ranks step a range each.
 RangedBucket = ShardedBucket | PassBucket
@@ -48,12 +49,12 @@ class GradientPool:
         *,
         stepped_whole: frozenset[str] = frozenset(),
         parts: Sequence[Sequence[ParameterGroup]] | None = None,
-        ranges: Mapping[str, Tensor] | None = None,
+        own: MutableMapping[str, OwnValues] | None = None,
     ) -> None:
         """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
         them. `stepped_whole`: those that every rank with them steps; of the others each steps its range.
         `parts`: the groups of each program that steps may run, which are some of all; None: one with all.
-        `ranges`: of parameters without memory, what this rank has.
+        `own`: of parameters without memory, what this rank has; the pool takes it away.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
@@ -63,7 +64,7 @@ class GradientPool:
             members = Members.of(group.devices, rank, communicators.summing(group.devices))
             names = [name for name, _ in group.blocks]
             sharded = [
-                _ranged(parameters, group, members, communicators, ranges)
+                _ranged(parameters, group, members, communicators, {} if own is None else own)
                 for parameters in _by_dtype(
                     {name: trained[name] for name in names if name not in stepped_whole}
                 )
@@ -76,11 +77,11 @@ class GradientPool:
             if sharded:
                 by_ranks.setdefault(group.devices, []).extend(sharded)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
-        own = {name: parameter for name, parameter in trained.items() if name not in shared}
-        self._own = tuple(own.values())
+        alone = {name: parameter for name, parameter in trained.items() if name not in shared}
+        self._own = tuple(alone.values())
         self.owned_ranges: tuple[OwnedRange, ...] = (
             *(piece for bucket in self._all() for piece in bucket.owned_ranges),
-            *(OwnedRange(name, None, parameter) for name, parameter in own.items()),
+            *(OwnedRange(name, None, parameter) for name, parameter in alone.items()),
         )
         self._group_of = {bucket: index for index, found in self._buckets.items() for bucket in found}
         self._flags = {
@@ -275,12 +276,12 @@ def _ranged(
     group: ParameterGroup,
     members: Members,
     communicators: Communicators,
-    ranges: Mapping[str, Tensor] | None,
+    own: MutableMapping[str, OwnValues],
 ) -> RangedBucket:
     if not group.sharding.is_by_pass:
         return ShardedBucket(parameters, members)
     inside = replace(members, communicator=communicators.sharing(group.devices))
-    return PassBucket(parameters, inside, group.sharding, members.communicator, ranges)
+    return PassBucket(parameters, inside, group.sharding, members.communicator, own)
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

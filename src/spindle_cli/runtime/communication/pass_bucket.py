@@ -8,7 +8,7 @@ of it is there again when the parameters are (as FSDP does it, Zhao et al. 2023)
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,6 +19,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
 from spindle_cli.runtime.communication.transfers import wait_for
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
+from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.training.precision import gradient_dtype
 
 if TYPE_CHECKING:
@@ -40,11 +41,11 @@ class PassBucket:
         members: Members,
         sharding: Sharding,
         between_steps: dist.ProcessGroup | None,
-        own: Mapping[str, Tensor] | None = None,
+        own: MutableMapping[str, OwnValues] | None = None,
     ) -> None:
         """`members`: with the communicator for what is gathered and summed inside of passes;
         `between_steps`: what new values of parameters that stay whole are gathered over; `own`: of
-        parameters without memory, what this rank has.
+        parameters without memory, what this rank has, which the bucket takes away.
         """
         first = next(iter(parameters.values()))
         self.parameters = tuple(parameters.values())
@@ -69,17 +70,24 @@ class PassBucket:
         self._reached: tuple[bool, ...] = ()
         give_up_memory(self._gradients)
 
-    def _take_parameters(self, parameters: Mapping[str, nn.Parameter], own: Mapping[str, Tensor]) -> Tensor:
+    def _take_parameters(
+        self, parameters: Mapping[str, nn.Parameter], own: MutableMapping[str, OwnValues]
+    ) -> Tensor:
         """Let them be views of the flat tensor; gives this rank's range of it, which is that tensor's own
         where it stays whole.
         """
         if self.is_fetched:
             kept = torch.zeros(self._layout.range_size, dtype=self._values.dtype, device=self._values.device)
             low, _ = self._layout.range_of(self._members.position)
+            taken = {name: own.pop(name) for name in parameters if name in own}
             for name, begin, end in self._layout.owned(self._members.position):
-                values = own[name] if name in own else parameters[name].detach().reshape(-1)[begin:end]
                 start = self._layout.spans[name][0] - low
-                kept[start + begin : start + end] = values
+                there = kept[start + begin : start + end]
+                if name in taken:
+                    assert taken[name].part.elements == (begin, end), "a rank keeps what it owns"
+                    there.copy_(taken[name].values)
+                else:
+                    there.copy_(parameters[name].detach().reshape(-1)[begin:end])
         else:
             self._values.zero_()
         for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True):

@@ -7,7 +7,7 @@ ever take memory.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -81,7 +81,6 @@ class LocalModel:
         ops: what the slices are built by. `dtype`: of everything floating-point; None: that of the workload.
         groups: which optimizer settings each trained parameter has.
         evaluated: where the tasks run that are only evaluated, by name.
-        own: of those of `parameters` that are shared out, what this rank has; they themselves have no memory.
         memo: what another process has found of the workload, if it was handed on.
     """
 
@@ -100,8 +99,14 @@ class LocalModel:
     schedule: Schedule
     steps: tuple[StepPart, ...]
     sums: tuple[ParameterGroup, ...]
-    own: Mapping[str, OwnValues] = field(default_factory=dict)
     memo: AnalysisMemo | None = None
+
+    @property
+    def own(self) -> dict[str, OwnValues]:
+        """Of those of `parameters` that are shared out, what this rank has, until buckets take it; they
+        themselves have no memory.
+        """
+        return self.ops.own
 
     @property
     def buffers(self) -> dict[str, torch.Tensor]:
@@ -152,8 +157,10 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     ops = LocalOps(table, cuts, splits, _own_slices(plan, wirings, rank), place, loaded.own)
     slices = ops.slices()
     names = {cut.key(index): cut.name for cut in cuts.by_name.values() for index in range(cut.count)}
-    own = {**ops.own, **loaded.initial.fill_own({key: (names[key], each) for key, each in ops.own.items()})}
-    loaded.initial.fill({**initial_parts(ops.leaves, cuts, own), **initial_parts_of_evaluated(graph, table)})
+    ops.own.update(loaded.initial.fill_own({key: (names[key], each) for key, each in ops.own.items()}))
+    loaded.initial.fill(
+        {**initial_parts(ops.leaves, cuts, ops.own), **initial_parts_of_evaluated(graph, table)}
+    )
     return LocalModel(
         graph=graph,
         train=train,
@@ -170,7 +177,6 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         schedule=Schedule(turns, train.accumulate),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
-        own=own,
         memo=None if request.memo is None else AnalysisMemo.read(request.memo),
     )
 

@@ -66,11 +66,16 @@ class _Entry:
                 part.put_into(self.shaped(), values)
             self.values, self.is_true = None, False
 
-    def let_go(self) -> None:
-        """Keep the parts alone."""
-        if self.whole is not None:
-            self.values = [part.of(self.shaped()) for part in self.parts]
-            self.whole, self.is_true = None, False
+    def let_go(self) -> bool:
+        """Keep the parts alone; gives whether nobody else has the stand-in, who could still change it."""
+        if self.whole is None:
+            return True
+        self.values = [part.of(self.shaped()) for part in self.parts]
+        reference: Any = StorageWeakRef  # torch gives it no types
+        storage = reference(self.whole.untyped_storage())
+        self.whole, self.is_true = None, False
+        is_alone: bool = storage.expired()
+        return is_alone
 
 
 @dataclass
@@ -96,8 +101,6 @@ class Ranged:
             return
         base = whole.detach()
         made = base.as_strided((_extent(base),), (1,), base.storage_offset())
-        # Views of one tensor would write into each other's.
-        made = made.clone() if _is_part_of_more(base) else made
         entry = _Entry(base.shape, base.stride(), base.dtype, made.numel(), parts, None, made, is_true=True)
         entry.fingerprint = fingerprint(entry.shaped())
         self._note(meta, entry)
@@ -114,7 +117,7 @@ class Ranged:
             return None
         if (entry.size, entry.stride) != (parameter.shape, parameter.stride()):
             raise self._refusal("another shape")
-        entry.let_go()
+        self._let_go(entry)
         self._real = [each for each in self._real if each is not entry]
         return tuple(
             OwnValues(part, values, entry.fingerprint)
@@ -192,6 +195,10 @@ class Ranged:
         storage, entry = self._entries.get(tensor.untyped_storage()._cdata, (None, None))
         return None if storage is None or storage.expired() else entry
 
+    def _let_go(self, entry: _Entry) -> None:
+        if not entry.let_go():
+            self.failed = True
+
     def _keep_real(self, needed: Iterable[_Entry]) -> None:
         """Have stand-ins of these, and of no others but one."""
         now = list({id(entry): entry for entry in needed}.values())
@@ -199,7 +206,7 @@ class Ranged:
         kept = others[-1:] if len(now) < _AT_ONCE else []
         for other in others:
             if not any(other is each for each in kept):
-                other.let_go()
+                self._let_go(other)
         for entry in now:
             entry.fetch()
         self._real = [*kept, *now]
@@ -277,7 +284,3 @@ def _extent(tensor: Tensor) -> int:
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _is_part_of_more(tensor: Tensor) -> bool:
-    return tensor.untyped_storage().nbytes() > _extent(tensor) * tensor.itemsize
