@@ -16,16 +16,16 @@ import torch
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.assembling import assemble
-from spindle_cli.runtime.connecting import connected
+from spindle_cli.runtime.connecting import connected, settle_process
 from spindle_cli.units import KIB
 
 
 def main(argv: list[str]) -> None:
     """Entry point of a rank."""
     environment, device = WorkerEnvironment.read(), torch.device("cpu")
-    torch.set_num_threads(1)
     for path in sorted(Path(argv[1]).glob("*/request.json")):
         request = RunRequest.read(path)
+        settle_process(request)
         with connected(request, environment, device):
             Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew (proc(5))
             before = _bytes_of("VmRSS")

@@ -90,7 +90,7 @@ def plan(
     strategy: StrategyName = "spindle",
     effort: int = 1,
     micro_batches: Mapping[str, int] | None = None,
-    sharding: Mapping[str, Literal["optimizer", "gradients", "parameters"]] | None = None,
+    sharding: Mapping[str, Literal["none", "optimizer", "gradients", "parameters"]] | None = None,
     equal_shares: bool = False,
     assume_same_device: bool = False,
 ) -> Plan:

@@ -10,7 +10,7 @@ from contrast_cases import CONTRASTED
 from hand_plans import Placement, whole
 from length_cases import LENGTHS
 from norm_cases import NORMED
-from shard_cases import ON_SOME, SHARED_OUT
+from shard_cases import ON_SOME, SHARED_OUT, STATE_WHOLE
 from shard_cases import SAVED as SAVED_SHARED_OUT
 
 from spindle_cli.files.sharding import Sharding
@@ -250,6 +250,7 @@ EXACT_ON_FOUR = (
     *CONTRASTED,
     *LENGTHS,
     *SHARED_OUT,
+    STATE_WHOLE,
 )
 ON_FOUR = (
     *EXACT_ON_FOUR,

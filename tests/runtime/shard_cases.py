@@ -43,6 +43,13 @@ SHARED_OUT = (
         sharding=Sharding.GRADIENTS,
     ),
 )
+STATE_WHOLE = Case(
+    "state-whole",
+    ON_SOME,
+    train={**ADAMW, "accumulate": 2, "clip_norm": 0.5},
+    apart=3,
+    sharding=Sharding.NONE,
+)
 SAVED = Case(
     "saved-shared-out",
     ON_SOME,

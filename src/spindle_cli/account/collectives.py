@@ -36,13 +36,15 @@ def collectives_of_step(
     found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * numbers, 2)]
     summed = [group for group in groups if len(group.devices) > 1]
     found += [
-        Together(Collective.SUM, group.devices, group.num_bytes, 1 if sharded else 2, group.index)
+        Together(Collective.SUM, group.devices, group.num_bytes, _rounds(group, sharded=sharded), group.index)
         for group in summed
         if not group.sharding.is_by_pass
     ]
     if sharded:
         blocks: dict[tuple[int, ...], int] = {}
         for group in summed:
+            if group.sharding is Sharding.NONE:
+                continue
             blocks[group.devices] = blocks.get(group.devices, 0) + len(group.blocks)
         found += [
             Together(Collective.FLAGS, devices, FLAG_BYTES * count, 2) for devices, count in blocks.items()
@@ -53,6 +55,10 @@ def collectives_of_step(
         found += [
             Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index)
             for group in reversed(summed)
-            if group.sharding is not Sharding.PARAMETERS
+            if group.sharding not in (Sharding.NONE, Sharding.PARAMETERS)
         ]
     return tuple(found)
+
+
+def _rounds(group: ParameterGroup, *, sharded: bool) -> int:
+    return 1 if sharded and group.sharding is not Sharding.NONE else 2

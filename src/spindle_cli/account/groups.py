@@ -103,8 +103,8 @@ def parameter_groups(
             share = -(-num_bytes // fragment.count)
             when = (-position[first], -first_op)
             plans = _plans_of(first_ops, run_in)
-            can = sharding.is_by_pass and _can_share_out(fragment, users, slices)
-            shared_out = (sharding, dict(last_ops)) if can else _ALONE
+            may = not sharding.is_by_pass or _can_share_out(fragment, users, slices)
+            shared_out = (sharding, dict(last_ops)) if may else _ALONE
             parts.append(_Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out))
     parts.sort(key=_when)
     width = gradient_bytes_per_param
@@ -164,6 +164,8 @@ def _used_alike(
                 of_block = users.get(name)
                 if sharding.is_by_pass:
                     by_pass.setdefault(name, (sharding, {}))[1][index] = op
+                elif sharding is Sharding.NONE:
+                    by_pass[name] = sharding, {}
                 if of_block is None:
                     users[name] = {index: (index, op, is_split)}
                     size[name] = num_bytes
@@ -285,11 +287,11 @@ def _join_small(parts: Sequence[_Part], width: float) -> list[_Part]:
     the last. What is summed in each pass stays as it is: an op's own is there only while the op runs.
     """
     joined = [part for part in parts if part.sharding.is_by_pass]
-    waiting: dict[tuple[_Fragment, frozenset[int]], _Part] = {}
+    waiting: dict[tuple[_Fragment, frozenset[int], Sharding], _Part] = {}
     for part in parts:
         if part.sharding.is_by_pass:
             continue
-        alike = (part.fragment, part.plans)
+        alike = (part.fragment, part.plans, part.sharding)
         open_part = waiting.get(alike)
         if open_part is None:
             waiting[alike] = open_part = part

@@ -115,6 +115,8 @@ class Held:
     @property
     def _whole(self) -> float:
         """Of what is trained, the share that each device steps whole."""
+        if self.sharding is Sharding.NONE:
+            return 1.0
         return 0.0 if self.optimizer is None else self.optimizer.whole_share
 
     @property
@@ -149,15 +151,17 @@ class Held:
 
     @property
     def summed_bytes(self) -> float:
-        """Trained bytes whose gradients are summed behind the last backward pass that adds to them."""
-        return 0.0 if self.is_by_pass else self.summed * self.trained_bytes
+        """Trained bytes of whose gradients' sum, behind the last backward pass that adds to them, devices get
+        a range each.
+        """
+        return 0.0 if self.is_by_pass or self.sharding is Sharding.NONE else self.summed * self.trained_bytes
 
     def state_bytes(self, usual: float, *, sharded: bool) -> float:
         """Bytes that the optimizer keeps of it on the device. `usual`: for each trained byte of what has no
         settings of its own; `sharded`: as above.
         """
         kept = self.optimizer or OptimizerBytes(state_per_param=usual)
-        shared = self.owned if sharded else self.share
+        shared = self.owned if sharded and self.sharding is not Sharding.NONE else self.share
         return self.trained_bytes * (shared * kept.state_per_param + self.share * kept.whole_state_per_param)
 
     def divide(self, counts: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 class Sharding(StrEnum):
     """What each of the devices has a range of alone (Rajbhandari et al. 2020, stages 1 to 3)."""
 
+    NONE = "none"  # of nothing: each has the optimizer's state whole, too
     OPTIMIZER = "optimizer"  # of the optimizer's state
     GRADIENTS = "gradients"  # and of the gradients, as soon as a backward pass has made them
     PARAMETERS = "parameters"  # and of the parameters, but where and while an op uses them
@@ -16,7 +17,7 @@ class Sharding(StrEnum):
     @property
     def is_by_pass(self) -> bool:
         """Whether gradients are summed in each backward pass, so that none stay whole behind it."""
-        return self is not Sharding.OPTIMIZER
+        return self in (Sharding.GRADIENTS, Sharding.PARAMETERS)
 
 
 # By key of parameters; what is not there is as the train settings say.

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.assemble import make_plan_file
 from spindle_cli.plan.best.find import (
     Found,
@@ -75,7 +75,8 @@ def make_plan(
         )
     if sharding is not None:
         require_sound(profile, sharding)
-        sharding = {key: level for key, level in sharding.items() if level.is_by_pass}
+        usual = Sharding.OPTIMIZER if profile.optimizer_state_sharded else Sharding.NONE
+        sharding = {key: level for key, level in sharding.items() if level is not usual}
     plan = plan_of_all(profile, cluster, strategy, effort, micro_batches, sharding, equal_shares=equal_shares)
     if not profile.task_sets:
         return plan
@@ -98,7 +99,7 @@ def plan_of_all(
     notes = [] if assumed is None else [assumed]
     shared_out = profile.sharded(sharding or {})
     found = _find(shared_out, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
-    may_share = sharding is None or len(sharding) > 0
+    may_share = sharding is None or _gives_up_memory(sharding)
     if may_share and (found is None or found.is_short) and not profile.task_sets:
         found = in_best_sharding(profile, cluster, strategy, effort, found, micro_batches, sharding)
     if found is None:
@@ -142,11 +143,16 @@ def _find(
     if micro_batches is not None:
         return find_in(in_micro_batches(profile, micro_batches, cluster), strategy, effort)
     # What is shared out runs on all devices in any case.
-    search = find if equal_shares or profile.sharding else find_on_any_number
+    search = find if equal_shares or _gives_up_memory(profile.sharding) else find_on_any_number
     whole = search(profile, cluster, strategy, effort)
     if (whole is None or whole.is_short) and not profile.task_sets:
         return in_best_micro_batches(profile, cluster, strategy, effort, whole)
     return whole
+
+
+def _gives_up_memory(sharding: ShardingOf) -> bool:
+    """Whether any parameters are to be shared out beyond their optimizer state."""
+    return any(level.is_by_pass for level in sharding.values())
 
 
 def _no_plan(

@@ -264,7 +264,7 @@ class _Draft:
 
     def add_sums(self, settings: StepSettings, num_devices: int) -> None:
         """Register the sums of the groups, but of those that are summed in each pass, and behind the last one
-        over each set of devices its flags.
+        over each set of devices its flags, where these have a range each.
         """
         last: dict[int, _Post] = {}
         for group in self.groups:
@@ -276,8 +276,9 @@ class _Draft:
                 self.add(_Post(time, _SUMS, group.index, action))
                 if time == completion.time:
                     self.completing[completion.piece, group.index] = -completion.minus_op
-            flags = Action(Kind.FLAGS, communicator=communicator)
-            last[communicator] = _Post(time, _FLAGS, communicator, flags)
+            if group.sharding is not Sharding.NONE:
+                flags = Action(Kind.FLAGS, communicator=communicator)
+                last[communicator] = _Post(time, _FLAGS, communicator, flags)
         if settings.sharded:
             self.posts.extend(last.values())
 
@@ -341,5 +342,5 @@ class _Draft:
         return [
             Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
             for group in reversed(self.groups)
-            if group.sharding is not Sharding.PARAMETERS
+            if group.sharding not in (Sharding.NONE, Sharding.PARAMETERS)
         ]

@@ -15,6 +15,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.journal import JournalWriter
 from spindle_cli.files.request import RunRequest, journal_path
 from spindle_cli.plan.types import Plan
+from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
@@ -107,6 +108,7 @@ def assemble(
     )
     training.stop = stop or StopRequest(request.run_dir)
     training.evaluator.prepare()
+    keep_freed_memory()
     clock.ends("set-up")
     return training
 

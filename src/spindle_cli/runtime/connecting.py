@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
-from spindle_cli.process.allocator import keep_freed_memory
+from spindle_cli.process.allocator import give_back_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment, set_unless_chosen
 from spindle_cli.runtime.communication.nccl import nccl_settings
 from spindle_cli.runtime.communication.strict_backend import STRICT_BACKENDS, register_strict_backends
@@ -20,7 +20,7 @@ from spindle_cli.runtime.communication.strict_backend import STRICT_BACKENDS, re
 def settle_process(request: RunRequest) -> None:
     """Make this process what a request says, before it joins the others."""
     torch.set_num_threads(request.threads)
-    keep_freed_memory()
+    give_back_freed_memory()  # until it trains
     if request.backend == "nccl":
         set_unless_chosen(nccl_settings(request.run_dir))
 

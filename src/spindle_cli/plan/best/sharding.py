@@ -186,9 +186,9 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
             f"sharding of {key!r}: the profile has no such parameters that are trained",
             hint=f"It has {', '.join(sorted(known)) or 'none'}.",
         )
-    if not any(level.is_by_pass for level in sharding.values()):
+    if all(level is Sharding.OPTIMIZER for level in sharding.values()):
         return
-    if not profile.optimizer_state_sharded:
+    if not profile.optimizer_state_sharded and any(level.is_by_pass for level in sharding.values()):
         raise NoPlanError(
             "sharding: the train settings do not let devices share optimizer state (shard_optimizer)",
             hint="Parameters and gradients are shared out where the optimizer's state is: set "
@@ -197,7 +197,8 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
     if profile.task_sets:
         raise NoPlanError(
             "sharding: steps of this workload run some of its tasks (train.sampling)",
-            hint="Plans for sets of tasks keep parameters and gradients whole.",
+            hint="Plans for sets of tasks keep parameters and gradients whole, and share optimizer state of "
+            "all or, with `shard_optimizer: false` under `train`, of none.",
         )
 
 

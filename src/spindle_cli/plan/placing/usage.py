@@ -49,10 +49,11 @@ class Footprint:
         self.passing = taken + handed + running
         # With tensor parallelism a device holds a shard; which one counts as different from whole blocks.
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
-        owners = point.dp if problem.profile.optimizer_state_sharded else 1
+        level = level_of(metaop, problem.profile.sharding)
+        is_shared = problem.profile.optimizer_state_sharded and level is not Sharding.NONE
+        owners = point.dp if is_shared else 1
         kept = optimizer_bytes(metaop, problem.profile)
         per_param = kept.state_per_param / owners + kept.whole_state_per_param
-        level = level_of(metaop, problem.profile.sharding)
         wide = problem.profile.gradient_bytes_per_param
         # Of trained parameters, what devices share out, and hold whole only while an op or two use it.
         shared = 1 - kept.whole_share if level.is_by_pass else 0.0

@@ -115,11 +115,13 @@ def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
 
 def _check_once_a_step(program: Program, device: int) -> None:
     """One sum of the losses; one NORM where gradients are clipped; flags behind the last sum of each
-    communicator, and a gather of each group that is summed, where optimizer state is shared.
+    communicator, and a gather of each group that is summed, where optimizer state is shared; but none for
+    groups of which each device keeps it whole.
     """
     actions = program.actions[device]
     last = (device, len(actions) - 1)
-    sums = [action for action in actions if action.kind is Kind.SUM]
+    whole = {group.index for group in program.groups if group.sharding is Sharding.NONE}
+    sums = [action for action in actions if action.kind is Kind.SUM and action.group not in whole]
     clips, sharded = program.settings.clips, program.settings.sharded
     for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(clips))):
         found = sum(action.kind is kind for action in actions)
@@ -138,7 +140,7 @@ def _check_once_a_step(program: Program, device: int) -> None:
         raise fault(program, f"device {device} does not gather each group that it has summed once", last)
     flags = [(step, action.communicator) for step, action in enumerate(actions) if action.kind is Kind.FLAGS]
     last_sums: dict[int | None, int] = {
-        action.communicator: step for step, action in enumerate(actions) if action.kind is Kind.SUM
+        action.communicator: step for step, action in enumerate(actions) if action in sums
     }
     for index, step in last_passes(program, device).items():
         last_sums[index] = max(step, last_sums.get(index, step))

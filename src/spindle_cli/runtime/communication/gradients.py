@@ -19,6 +19,7 @@ from torch import nn
 
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
@@ -63,15 +64,16 @@ class GradientPool:
                 continue
             members = Members.of(group.devices, rank, communicators.summing(group.devices))
             names = [name for name, _ in group.blocks]
+            in_ranges = [
+                name for name in names if name not in stepped_whole and group.sharding is not Sharding.NONE
+            ]
             sharded = [
                 _ranged(parameters, group, members, communicators, {} if own is None else own)
-                for parameters in _by_dtype(
-                    {name: trained[name] for name in names if name not in stepped_whole}
-                )
+                for parameters in _by_dtype({name: trained[name] for name in in_ranges})
             ]
             whole = [
                 Bucket(parameters, members)
-                for parameters in _by_dtype({name: trained[name] for name in names if name in stepped_whole})
+                for parameters in _by_dtype({name: trained[name] for name in names if name not in in_ranges})
             ]
             self._buckets[group.index] = (*sharded, *whole)
             if sharded:
