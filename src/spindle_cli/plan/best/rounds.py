@@ -12,7 +12,7 @@ from spindle_cli.plan.best.micro_batches import MicroBatched
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.schedule import placed_slices
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.judge import Judged, fastest
 from spindle_cli.plan.types import Slice
 
 
@@ -27,11 +27,8 @@ def in_rounds(cut: MicroBatched, one: Judged) -> Judged | None:
         *(as_they_come(cut.all, slices, longest_first=longest) for longest in (True, False)),
         *in_groups(cut.all, slices),
     ]
-    found = (
-        measure_as_they_are(cut.all, one.strategy, timed(cut.all, slices, order))
-        for order in dict.fromkeys(orders)
-    )
-    return min((each for each in found if each is not None), key=Judged.rank, default=None)
+    candidates = (timed(cut.all, slices, order) for order in dict.fromkeys(orders))
+    return fastest(cut.all, one.strategy, candidates)
 
 
 def _repeated(cut: MicroBatched, one: Sequence[Slice]) -> tuple[Slice, ...]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from math import inf
 
 from spindle_cli.account.device_memory import DeviceMemory, memory_within, optimizer_steps_s
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
@@ -173,6 +174,30 @@ def measure_as_they_are(
     steps_s = optimizer_steps_s(memory, problem.profile.optimizer_s_per_byte)
     prediction = predict(problem, slices, traffic, max(piece.last_s for piece in slices), steps_s)
     return Judged(strategy, slices, memory, prediction, after)
+
+
+def fastest(
+    problem: Problem,
+    strategy: str,
+    candidates: Iterable[tuple[Slice, ...]],
+    after: tuple[int, ...] | None = None,
+    within_s: float = inf,
+) -> Judged | None:
+    """The best of some orders of passes, of equals the first; None if none fits and takes at most `within_s`.
+
+    An iteration takes at least as long as its schedule, so what cannot be the best any more is not measured.
+    """
+    in_order = [(max(piece.last_s for piece in slices), slices) for slices in candidates]
+    best: tuple[tuple[float, float, int], int, Judged] | None = None
+    for number, (end_s, slices) in sorted(enumerate(in_order), key=lambda item: item[1][0]):
+        if end_s > within_s:
+            break
+        judged = measure_as_they_are(problem, strategy, slices, after)
+        if judged is None or (best is not None and best[:2] <= (judged.rank(), number)):
+            continue
+        best = judged.rank(), number, judged
+        within_s = min(within_s, judged.prediction.iteration_s)
+    return None if best is None else best[2]
 
 
 def _has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:

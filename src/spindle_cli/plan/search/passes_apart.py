@@ -6,12 +6,13 @@ not.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.ordering.orders import as_they_come, in_groups, mirrored
 from spindle_cli.plan.ordering.timed import timed
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, measure_as_they_are
+from spindle_cli.plan.search.judge import Judged, fastest
 
 # What saves less of the iteration than this is not worth telling passes apart.
 WORTH = 0.002
@@ -25,8 +26,8 @@ def with_passes_apart(problem: Problem, judged: Judged) -> Judged:
         *(as_they_come(problem, judged.slices, longest_first=longest) for longest in (True, False)),
         *in_groups(problem, judged.slices),
     ]
-    best = _best(problem, judged, orders)
     enough_s = (1 - WORTH) * judged.prediction.iteration_s
+    best = _best(problem, judged, orders, enough_s)
     return best if best is not None and best.prediction.iteration_s < enough_s else judged
 
 
@@ -37,9 +38,8 @@ def apart(problem: Problem, judged: Judged) -> Judged | None:
     return _best(problem, judged, [mirrored(range(len(judged.slices)))])
 
 
-def _best(problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]]) -> Judged | None:
-    found = (
-        measure_as_they_are(problem, judged.strategy, timed(problem, judged.slices, order), judged.after)
-        for order in dict.fromkeys(map(tuple, orders))
-    )
-    return min((each for each in found if each is not None), key=Judged.rank, default=None)
+def _best(
+    problem: Problem, judged: Judged, orders: Iterable[Sequence[Pass]], within_s: float = inf
+) -> Judged | None:
+    candidates = (timed(problem, judged.slices, order) for order in dict.fromkeys(map(tuple, orders)))
+    return fastest(problem, judged.strategy, candidates, judged.after, within_s)
