@@ -25,7 +25,7 @@ from spindle_cli.plan.best.find import (
     in_best_micro_batches,
     require_above,
 )
-from spindle_cli.plan.best.find_sharded import in_best_sharding
+from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
@@ -99,9 +99,13 @@ def plan_of_all(
     notes = [] if assumed is None else [assumed]
     shared_out = profile.sharded(sharding or {})
     found = _find(shared_out, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
-    may_share = sharding is None or _gives_up_memory(sharding)
-    if may_share and (found is None or found.is_short) and not profile.task_sets:
-        found = in_best_sharding(profile, cluster, strategy, effort, found, micro_batches, sharding)
+    if (found is None or found.is_short) and not profile.task_sets:
+        may_share = sharding is None or _gives_up_memory(sharding)
+        quick = quick_sharding(profile, cluster, strategy, micro_batches, sharding) if may_share else None
+        if micro_batches is None:
+            found = in_best_micro_batches(shared_out, cluster, strategy, effort, found, quick)
+        if quick is not None and (found is None or found.is_short):
+            found = in_best_sharding(quick, strategy, effort, found, is_asked=sharding is not None)
     if found is None:
         raise _no_plan(profile, cluster, micro_batches, sharding)
     best = found.best
@@ -139,15 +143,14 @@ def _find(
     *,
     equal_shares: bool,
 ) -> Found | None:
-    """The best plan with what the profile says that devices share out."""
+    """The best plan of whole batches, or of the micro-batches asked for, with what the profile says that
+    devices share out.
+    """
     if micro_batches is not None:
         return find_in(in_micro_batches(profile, micro_batches, cluster), strategy, effort)
     # What is shared out runs on all devices in any case.
     search = find if equal_shares or _gives_up_memory(profile.sharding) else find_on_any_number
-    whole = search(profile, cluster, strategy, effort)
-    if (whole is None or whole.is_short) and not profile.task_sets:
-        return in_best_micro_batches(profile, cluster, strategy, effort, whole)
-    return whole
+    return search(profile, cluster, strategy, effort)
 
 
 def _gives_up_memory(sharding: ShardingOf) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Protocol
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -135,21 +138,33 @@ def find_in(cut: MicroBatched, strategy: StrategyName, effort: int) -> Found | N
     return None if best is None else Found(best, one.is_short, one.note, cut, one.sharding)
 
 
-def _is_near(quick: Judged, whole: Found | None) -> bool:
-    """Whether a quick plan is so good that a longer search may make it better than that of whole batches."""
-    if whole is None:
-        return True
-    return quick.prediction.iteration_s <= NEAR * whole.best.prediction.iteration_s
+class Quick(Protocol):
+    """A quick plan of another kind."""
+
+    @property
+    def judged(self) -> Judged: ...
+
+
+def _is_near(quick: Judged, others: Iterable[Judged]) -> bool:
+    """Whether a quick plan is so good that a longer search may make it better than the others."""
+    fastest_s = min((other.prediction.iteration_s for other in others), default=inf)
+    return quick.prediction.iteration_s <= NEAR * fastest_s
 
 
 def in_best_micro_batches(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, whole: Found | None
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    whole: Found | None,
+    shared_out: Quick | None,
 ) -> Found | None:
     """The best plan with as many micro-batches as it takes, where memory is short: of quick plans that keep
     ever less of the batch that keeps most, instead of recomputing it, as long as that gains.
 
     Args:
         whole: the best plan of whole batches.
+        shared_out: a plan that shares out parameters: what takes much longer is not searched for longer.
     """
     quick: tuple[Judged, MicroBatched] | None = None
     known: list[dict[str, int]] = []
@@ -168,7 +183,9 @@ def in_best_micro_batches(
             quick = found, cut
         elif quick is not None:
             break
-    if quick is None or not _is_near(quick[0], whole):
+    others = [whole.best] if whole is not None else []
+    others += [shared_out.judged] if shared_out is not None else []
+    if quick is None or not _is_near(quick[0], others):
         return whole
     searched = find_in(quick[1], strategy, effort)
     best = Found(quick[0], is_short=True, cut=quick[1], sharding=profile.sharding)

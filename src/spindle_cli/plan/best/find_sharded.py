@@ -35,7 +35,7 @@ GATHERS_SHOW = 0.02
 
 
 @dataclass(frozen=True)
-class _Quick:
+class QuickSharding:
     """A quick plan of a profile that shares out parameters.
 
     Attributes:
@@ -52,36 +52,41 @@ class _Quick:
         return self.judged.rank()
 
 
-def in_best_sharding(
+def quick_sharding(
     profile: Profile,
     cluster: Cluster,
     strategy: StrategyName,
-    effort: int,
-    whole: Found | None,
     micro_batches: Mapping[str, int] | None = None,
     asked: ShardingOf | None = None,
-) -> Found | None:
-    """The best of quick plans for each sharding that is worth a try, searched longer where it comes near; or
-    `whole` where none is better.
+) -> QuickSharding | None:
+    """The best of quick plans for each sharding that is worth a try; None if none fits.
 
     Args:
-        whole: the best plan of another search: that shares out optimizer state alone, or what is asked for.
         micro_batches: as they have to be; None: as many as memory asks for.
         asked: what is to be shared out; None: what memory asks for.
     """
-    found: list[_Quick] = []
+    found: list[QuickSharding] = []
     for sharding in shardings_to_try(profile, cluster) if asked is None else [asked]:
         gathers = Sharding.PARAMETERS in sharding.values()
-        if gathers or not found or _shows_gathers(min(found, key=_Quick.rank)):
+        if gathers or not found or _shows_gathers(min(found, key=QuickSharding.rank)):
             one = _quick(profile.sharded(sharding), cluster, strategy, micro_batches)
             found += [] if one is None else [one]
-    if not found:
-        return whole
-    quick = min(found, key=_Quick.rank)
+    return min(found, key=QuickSharding.rank, default=None)
+
+
+def in_best_sharding(
+    quick: QuickSharding, strategy: StrategyName, effort: int, whole: Found | None, *, is_asked: bool
+) -> Found | None:
+    """The best quick plan, searched longer where it comes near; or `whole` where it is not better.
+
+    Args:
+        whole: the best plan of another search: that shares out optimizer state alone, or what is asked for.
+        is_asked: what is shared out is not what memory asks for, but what the user does.
+    """
     if whole is not None and quick.judged.prediction.iteration_s > NEAR * whole.best.prediction.iteration_s:
         return whole
     best = _searched(quick, strategy, effort)
-    if best is not None and asked is None:
+    if best is not None and not is_asked:
         notes = (describe(best.sharding), best.note)
         best = replace(best, note=" ".join(note for note in notes if note is not None))
     if best is None or (whole is not None and whole.best.rank() <= best.best.rank()):
@@ -89,18 +94,18 @@ def in_best_sharding(
     return best
 
 
-def _shows_gathers(quick: _Quick) -> bool:
+def _shows_gathers(quick: QuickSharding) -> bool:
     """Whether gathers may take so much of a plan that one without, which has less room, may be faster."""
     return quick.judged.prediction.transfer_s > GATHERS_SHOW * quick.judged.prediction.iteration_s
 
 
 def _quick(
     profile: Profile, cluster: Cluster, strategy: StrategyName, micro_batches: Mapping[str, int] | None
-) -> _Quick | None:
+) -> QuickSharding | None:
     """Of whole batches if these fit without giving up anything; else the better one of those that recompute
     activations and those of micro-batches, which recompute where they have to; None if nothing fits.
     """
-    found: list[_Quick] = []
+    found: list[QuickSharding] = []
     if not micro_batches:
         whole = _Trial(on_all_devices(profile, cluster), cluster, strategy)
         found += whole.at(0) or whole.least_recomputing()
@@ -108,7 +113,7 @@ def _quick(
             return found[0]
     cuts = list(_cuts(profile, cluster, micro_batches))
     found += _best_cut(cuts, strategy, recomputes=False) or _best_cut(cuts, strategy, recomputes=True)
-    return min(found, key=_Quick.rank, default=None)
+    return min(found, key=QuickSharding.rank, default=None)
 
 
 def _cuts(
@@ -126,9 +131,9 @@ def _cuts(
                 continue
 
 
-def _best_cut(cuts: list[MicroBatched], strategy: StrategyName, *, recomputes: bool) -> list[_Quick]:
+def _best_cut(cuts: list[MicroBatched], strategy: StrategyName, *, recomputes: bool) -> list[QuickSharding]:
     """The best one, as long as more micro-batches gain."""
-    best: _Quick | None = None
+    best: QuickSharding | None = None
     for cut in cuts:
         trial = _Trial(cut.one, cut.cluster, strategy)
         for one in trial.least_recomputing() if recomputes else trial.at(0):
@@ -149,15 +154,15 @@ class _Trial:
         self._plain = TightProblem(MemoryFallback(), problem, lower_bound(problem))
         self._baseline = BASELINES["sequential" if strategy == "spindle" else strategy]
 
-    def at(self, step: int) -> list[_Quick]:
+    def at(self, step: int) -> list[QuickSharding]:
         """The plan with `step` of `STEPS` of all activations recomputed, if it fits."""
         tight = recomputing(self._plain, step) if step else self._plain
         judged = None if tight is None else judge(tight.problem, self._baseline(tight.problem))
-        return [] if tight is None or judged is None else [_Quick(judged, tight)]
+        return [] if tight is None or judged is None else [QuickSharding(judged, tight)]
 
-    def least_recomputing(self) -> list[_Quick]:
+    def least_recomputing(self) -> list[QuickSharding]:
         """The plan that recomputes least of those that fit, found by halving."""
-        found: list[_Quick] = self.at(STEPS)
+        found: list[QuickSharding] = self.at(STEPS)
         low, high = 1, STEPS - 1
         while found and low <= high:
             step = (low + high) // 2
@@ -167,7 +172,7 @@ class _Trial:
         return found
 
 
-def _searched(quick: _Quick, strategy: StrategyName, effort: int) -> Found | None:
+def _searched(quick: QuickSharding, strategy: StrategyName, effort: int) -> Found | None:
     """The quick plan, or a better one of a longer search, with times for each pass; None if none fits so."""
     problem = quick.tight.problem
     free_s = sum(
