@@ -40,6 +40,8 @@ SIZES = [(1, 1), (1, 3), (1, 8), (2, 2), (2, 3), (2, 6), (2, 8), (3, 5), (8, 8)]
 clusters = st.sampled_from(SIZES).map(lambda size: a800s(*size))
 # For what makes several plans of each.
 small_clusters = st.sampled_from(SIZES[:6]).map(lambda size: a800s(*size))
+# For what makes slow ones: no smaller, as hypothesis tries the first of all first.
+few_devices = st.sampled_from([(2, 2), (1, 3)]).map(lambda size: a800s(*size))
 profiles = st.builds(
     random_profile, st.integers(0, 10**6), st.sampled_from(SHAPES), most_tp=st.sampled_from([1, 4])
 )
@@ -70,14 +72,14 @@ def test_spindle_is_never_worse_than_a_baseline(profile: Profile, cluster: Clust
 
 
 @examples(4)
-@given(profiles, small_clusters)
+@given(profiles, few_devices)
 def test_the_same_inputs_give_the_same_bytes(profile: Profile, cluster: Cluster) -> None:
     again = Profile.from_data(plain(profile), where="a copy")
     assert plan_text(make_plan(profile, cluster, effort=0)) == plan_text(make_plan(again, cluster, effort=0))
 
 
 @examples(2)
-@given(profiles, small_clusters)
+@given(profiles, few_devices)
 def test_more_effort_is_never_worse(profile: Profile, cluster: Cluster) -> None:
     iterations_s = [make_plan(profile, cluster, effort=effort).predicted.iteration_s for effort in (0, 1, 2)]
     assert iterations_s == sorted(iterations_s, reverse=True)
@@ -94,10 +96,11 @@ def test_a_plan_file_reads_back_as_the_same_plan(tmp_path: Path, profile: Profil
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_plans_come_close_to_the_bound(shape: str) -> None:
-    """Not a target, a tripwire: the benchmark measures it (docs/benchmarks.md)."""
+    """With the least effort. Not a target, a tripwire: the benchmark measures it (docs/benchmarks.md)."""
     gaps = []
     for seed in range(3):
-        predicted = make_plan(random_profile(seed, shape), a800s(1, 8)).predicted  # type: ignore[arg-type]
+        profile = random_profile(seed, shape)  # type: ignore[arg-type]
+        predicted = make_plan(profile, a800s(1, 8), effort=0).predicted
         gaps.append(predicted.compute_s / predicted.lower_bound_s - 1)
     assert sum(gaps) / len(gaps) < 0.03
     assert max(gaps) < 0.06

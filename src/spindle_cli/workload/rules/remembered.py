@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # More than any workload has; then all are forgotten.
@@ -130,20 +130,21 @@ class _Given:
         for value in values:
             kind = type(value)
             if isinstance(value, Tensor):
-                self._add(value)
-                parts += (value.shape, value.stride(), value.dtype, value.device)
+                parts += (value.shape, value.stride(), value.dtype, self._add(value))
             elif kind is list or kind is tuple:
                 parts += (kind, len(value))
                 self.describe(value, parts)
             else:
                 parts += (kind, value)
 
-    def _add(self, tensor: Tensor) -> None:
+    def _add(self, tensor: Tensor) -> torch.device:
+        """Its device, of a fake one without asking torch, which would call all modes."""
         mode = _mode_of(tensor)
         if self.tensors and mode is not self.mode:
             raise _NotKnownError
         self.mode = mode
         self.tensors.append(tensor)
+        return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 def _mode_of(tensor: Tensor) -> FakeTensorMode | None:
@@ -249,7 +250,7 @@ def _new(spec: _Spec, mode: FakeTensorMode | None, base: Tensor | None) -> Tenso
     if mode is None:
         return torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
     storage = None if base is None else base.untyped_storage()
-    with in_kernel_invocation_manager(mode):
+    with torch._C._DisableTorchDispatch():  # nothing may make a fake tensor of this
         empty = torch.empty_strided(spec.shape, spec.strides, dtype=spec.dtype, device="meta")
         if storage is not None:
             empty.set_(storage, spec.offset, spec.shape, spec.strides)
