@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from spindle_cli.workload.fixed.marks import rows_of
 from spindle_cli.workload.graph import ValueSpec
+from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.splitting.randomness import draws_random_numbers
 from spindle_cli.workload.tracing.inplace import changed_in_place
 from spindle_cli.workload.tracing.observe import swapped_tensors
@@ -71,6 +72,7 @@ def shapes_of(
     with (
         torch.random.fork_rng(devices=[]),
         mode,
+        Remembering(),
         Unread(),
         torch.no_grad(),
         swapped_tensors(module, stand_in),
