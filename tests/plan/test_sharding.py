@@ -284,6 +284,28 @@ def test_without_shared_optimizer_state_nothing_is_shared_out() -> None:
         make_plan(profile_of(net_of()), cluster_of(2, memory_gib=2600 / 1024), effort=0)
 
 
+def test_what_does_not_fit_as_asked_is_told_what_would() -> None:
+    """Without an answer where nothing does."""
+    profile = shared(net_of())
+    for mib, way_out in (
+        (2600, "It would fit with --shard t/net=parameters."),
+        (2400, "Plan without --micro-batches and --shard"),
+    ):
+        with pytest.raises(NoPlanError, match="with this sharding: gradients of t/net") as raised:
+            cluster = cluster_of(2, memory_gib=mib / 1024)
+            make_plan(profile, cluster, effort=0, sharding={"t/net": GRADIENTS})
+        assert way_out in str(raised.value)
+
+
+def test_where_nothing_may_be_shared_out_that_is_named_if_it_would_help() -> None:
+    """On two devices 2,500 MiB; whole 4,000."""
+    setting = "`shard_optimizer: true` under `train`, profiled again"
+    for mib, helps in ((2600, True), (2400, False)):
+        with pytest.raises(NoPlanError, match="no plan fits") as raised:
+            make_plan(profile_of(net_of()), cluster_of(2, memory_gib=mib / 1024), effort=0)
+        assert (setting in str(raised.value)) == helps
+
+
 @pytest.mark.parametrize("text", ["a", "a=", "=parameters", "a=Parameters", "a=3", "a=nothing", ""])
 def test_levels_are_keys_and_levels(text: str) -> None:
     with pytest.raises(UsageError, match="expected KEY=LEVEL with a level of none, optimizer"):

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations
+from types import SimpleNamespace
 
 import pytest
 import torch
 from alone import world_of_one
 from torch import nn
 
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication import pass_bucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
-from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, Use, Uses
+from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, Use, Uses, uses_in
+
+
+def group_of(index: int, devices: tuple[int, ...]) -> ParameterGroup:
+    """Of parameters that one slice uses, in its only op."""
+    return ParameterGroup(index, devices, (), 1, 1, (0,), (0,), (0, 1), (0,), Sharding.PARAMETERS)
+
+
+# In a circle, if each rank began with another one; and one of all.
+CIRCLE = tuple(map(group_of, range(5), [(0, 1, 2, 3), (0, 1), (1, 2), (2, 3), (0, 3)]))
+
+
+@pytest.mark.parametrize("groups", list(permutations(CIRCLE))[::7])
+def test_all_ranks_gather_smaller_groups_first_and_equal_ones_by_their_numbers(
+    groups: tuple[ParameterGroup, ...],
+) -> None:
+    """In whichever order a rank comes upon them."""
+    pieces = (SimpleNamespace(devices=(0, 1, 2, 3), ops=(0, 1)),)
+    program = SimpleNamespace(groups=groups, slices=pieces)
+    pool = SimpleNamespace(in_passes=lambda _, index: (index,))
+    found = {rank: uses_in(program, rank, pool, 0)[0] for rank in range(4)}  # type: ignore[arg-type]
+    assert {rank: list(uses.from_op(0)) for rank, uses in found.items()} == {
+        0: [1, 4, 0],
+        1: [1, 2, 0],
+        2: [2, 3, 0],
+        3: [3, 4, 0],
+    }
 
 
 class Noted:

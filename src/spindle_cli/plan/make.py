@@ -30,7 +30,7 @@ from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.no_fit import no_fit
+from spindle_cli.plan.no_fit import no_fit, way_out_by_sharding
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.sets.choose import with_sets
@@ -173,7 +173,10 @@ def _no_plan(
         asked.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in sharding.items()))
     if not asked:
         return no_fit(profile, cluster)
+    way_out = way_out_by_sharding(profile, cluster) if sharding else None
     return NoPlanError(
         f"no plan fits {cluster.name!r} with {' and '.join(asked)}",
-        hint="Plan without --micro-batches and --shard: what memory asks for is found, or what is missing.",
+        hint=f"It would fit with {way_out}."
+        if way_out is not None
+        else "Plan without --micro-batches and --shard: what memory asks for is found, or what is missing.",
     )

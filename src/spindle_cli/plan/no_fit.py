@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from spindle_cli.account.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
+from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
@@ -89,7 +91,7 @@ def _drafts(problem: Problem) -> Iterator[Draft]:
 
 def _smallest_that_fit(profile: Profile, cluster: Cluster) -> Iterator[Change]:
     """Of each kind of change, the smallest after which some plan fits."""
-    for kind in (_more_nodes, _smaller_batches, _tensor_parallelism, _more_memory):
+    for kind in (_shared_state, _more_nodes, _smaller_batches, _tensor_parallelism, _more_memory):
         for change in kind(profile, cluster):
             if fits(change.profile, change.cluster):
                 yield change
@@ -109,7 +111,37 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
             return False
         if any(best_placed(problem, draft, (*WEIGHTS[:1], BALANCED), 0) for draft in _drafts(problem)):
             return True
+    return any(fits_shared_out(profile, cluster, each) for each in shardings_to_try(profile, cluster))
+
+
+def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) -> bool:
+    """Whether a plan that shares parameters out so fits, without giving up anything else, or with all
+    activations recomputed.
+    """
+    for recompute in ({}, largest_fallback(profile).recompute):
+        try:
+            shared_out = on_all_devices(profile.sharded(sharding), cluster)
+            problem = make_problem(shared_out, cluster, MemoryFallback(recompute=recompute))
+        except NoPlanError:
+            return False
+        if best_placed(problem, sequential(problem), (BALANCED,), 0):
+            return True
     return False
+
+
+def way_out_by_sharding(profile: Profile, cluster: Cluster) -> str | None:
+    """The options of `spindle plan` by which parameters could be shared out so that a plan fits."""
+    for each in shardings_to_try(profile, cluster):
+        if fits_shared_out(profile, cluster, each):
+            return " ".join(f"--shard {key}={level}" for key, level in each.items())
+    return None
+
+
+def _shared_state(profile: Profile, cluster: Cluster) -> Iterator[Change]:
+    """Parameters and gradients are shared out where the optimizer's state is."""
+    if not profile.optimizer_state_sharded and cluster.num_devices > 1:
+        shared = profile.model_copy(update={"optimizer_state_sharded": True})
+        yield Change("`shard_optimizer: true` under `train`, profiled again", shared, cluster)
 
 
 def _more_nodes(profile: Profile, cluster: Cluster) -> Iterator[Change]:
