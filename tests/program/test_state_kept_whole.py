@@ -65,7 +65,9 @@ def test_the_state_and_the_update_are_those_of_all_of_it() -> None:
         assert need.optimizer_bytes == state * MIB
         assert need.updated_bytes == updated * MIB
         received = max(each.param_bytes_per_op for each in plan.metaops if each.parameters not in sharding)
-        assert need.buffer_bytes == pytest.approx(received, rel=0.06)  # in the sum of its ranges
+        assert need.buffer_bytes == pytest.approx(
+            received, rel=0.2
+        )  # in the sum of its ranges; and 1 % of all
         assert need.gradient_bytes == need.parameter_bytes == 96 * MIB
         assert plan.predicted.optimizer_s == pytest.approx(updated * MIB * 1e-9, rel=0.01)
 
