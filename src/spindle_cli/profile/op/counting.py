@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
@@ -30,7 +29,7 @@ from spindle_cli.profile.op.op_run import SavedStorages
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, equal_cuts
 from spindle_cli.profile.op.tensor_parallel import OwnPositions, along_sequence, noting_sums, tensors_of
 from spindle_cli.workload.file import LossChunks
-from spindle_cli.workload.fixed.marks import rows_of
+from spindle_cli.workload.fixed.marks import rows_of, tensors_in
 from spindle_cli.workload.graph import Op, TaskGraph, ValueSpec
 from spindle_cli.workload.rules.remembered import Remembering
 from spindle_cli.workload.unread import Unread
@@ -231,8 +230,8 @@ class _KernelCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return out
 
     def _kernel(self, packet: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> Kernel:
-        read = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        written = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, Tensor)]
+        read = tensors_in((args, kwargs))
+        written = tensors_in(out)
         num_bytes = sum(_num_bytes(tensor, self._itemsize) for tensor in written)
         if packet in _PICKING:
             num_bytes *= 2

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from spindle_cli.workload.fixed.marks import tensors_in
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -48,9 +49,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         out = func(*args, **(kwargs or {}))
         if func.namespace == "prim":  # a question for a device
             return out
-        for leaf in pytree.tree_leaves((args, kwargs, out)):
-            if isinstance(leaf, Tensor):
-                self._note(leaf)
+        for tensor in tensors_in((args, kwargs, out)):
+            self._note(tensor)
         return out
 
     def _note(self, tensor: Tensor) -> None:

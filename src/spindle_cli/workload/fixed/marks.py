@@ -83,7 +83,7 @@ def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     Raises:
         ChangedInPlaceError: it writes what has no values into a fixed tensor.
     """
-    tensors = _tensors((args, kwargs))
+    tensors = tensors_in((args, kwargs))
     if not any(map(is_fixed, tensors)):
         return func(*args, **kwargs)
     if all(map(is_fixed, tensors)):
@@ -106,7 +106,7 @@ def call(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 
 def computed(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call code that reads values: of fixed tensors with all that it does, of others as it is."""
-    tensors = _tensors((args, kwargs))
+    tensors = tensors_in((args, kwargs))
     if not tensors or not all(map(is_fixed, tensors)):
         return func(*args, **kwargs)
     with _plainly():
@@ -181,13 +181,14 @@ def _plainly() -> Iterator[None]:
         yield
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among arguments or results: themselves, or in tuples, lists and dicts."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, list | tuple):
-        return [tensor for item in value for tensor in _tensors(item)]
+        return [tensor for item in value for tensor in tensors_in(item)]
     return []
 
 
