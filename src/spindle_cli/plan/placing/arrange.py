@@ -34,7 +34,8 @@ def arrange(problem: Problem, slices: tuple[Slice, ...], num_exchanges: int) -> 
     random = Random(0)  # noqa: S311 - reproducible, not secret
     for number in range(num_exchanges):
         a, b = random.randrange(problem.num_devices), random.randrange(problem.num_devices)
-        arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
+        if not arrangement.on_one_node(a, b):
+            arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
     place = arrangement.place
     return tuple(
         piece.model_copy(update={"devices": tuple(place[device] for device in piece.devices)})
@@ -103,6 +104,10 @@ class _Arrangement:
             self.neighbours[a].append((b, seconds))
             self.neighbours[b].append((a, seconds))
 
+    def on_one_node(self, a: int, b: int) -> bool:
+        """Whether two devices lie on the same node as things stand."""
+        return self.node_of[self.place[a]] == self.node_of[self.place[b]]
+
     def alone(self, a: int, b: int) -> list[tuple[int, int]]:
         """Pairs of a's unit and b's, if they are of one size."""
         of_a, of_b = self.unit_of[a], self.unit_of[b]
@@ -131,12 +136,11 @@ class _Arrangement:
 
     def try_exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Exchange the places of some pairs of devices, on the same two nodes, if that costs less."""
-        if not pairs:
-            return
-        a, b = pairs[0]
-        if self.node_of[self.place[a]] == self.node_of[self.place[b]]:
-            return
         moved = [device for pair in pairs for device in pair]
+        if not any(self.neighbours[device] for device in moved) and all(
+            self.kind_of[a] == self.kind_of[b] for a, b in pairs
+        ):
+            return  # that changes no sum and no message
         before_s = self._between_s(moved)
         self._swap(pairs)
         kind_s = list(self.kind_s)
