@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError, SpindleError, WorkloadError
+from spindle_cli.runtime.following.absent import RefusingWhatIsAbsent
 from spindle_cli.runtime.following.callback import Callback, RunInfo
 from spindle_cli.runtime.results import Step
 from spindle_cli.workload.refuse import place_of_error
@@ -45,7 +46,7 @@ class Callbacks:
 
     def _call(self, name: str, when: str, call: Callable[[Callback], None]) -> None:
         for callback in self._own:
-            with _blaming(callback, name, when):
+            with _blaming(callback, name, when), RefusingWhatIsAbsent():
                 call(callback)
 
 
