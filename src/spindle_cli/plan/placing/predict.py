@@ -101,6 +101,10 @@ class _Collectives:
         self._cluster = problem.cluster
         self._slices = slices
         self._groups = traffic.groups
+        self._run_by: list[list[int]] = [[] for _ in range(problem.num_devices)]
+        for index, piece in enumerate(slices):
+            for device in piece.devices:
+                self._run_by[device].append(index)
         of_kind: dict[Collective, list[Together]] = {kind: [] for kind in Collective}
         for each in traffic.collectives:
             of_kind[each.kind].append(each)
@@ -141,7 +145,7 @@ class _Collectives:
     def _summed_s(self, backward: Times) -> list[float]:
         """When the last sum of each device ends; 0 where it takes part in none.
 
-        They go in the order in which they are complete: when every slice that uses a group has run its op
+        They go in the order of the program, each when every slice that uses its group has run its op
         backward.
         """
         free_s = [0.0] * self._num_kinds
@@ -173,9 +177,33 @@ class _Collectives:
         return not_before_s
 
     def _in_order(self, backward: Times, of_groups: Sequence[Together]) -> list[tuple[float, Together]]:
-        """Collectives of groups by when these are complete, with that."""
-        ready = [(self._complete_s(each, backward), each) for each in of_groups]
-        return sorted(ready, key=lambda item: item[0])
+        """Collectives of groups by when these are complete, with that, in the order of the program: those
+        first whose last backward pass ends first, of one pass those that it completes first.
+        """
+        joined_s: dict[tuple[tuple[int, ...], float], float] = {}
+        found: list[tuple[float, float, Together]] = []
+        for each in of_groups:
+            assert each.group is not None, "a sum is of a group"
+            last_s = max(backward.end_s[index] for index in self._groups[each.group].slices)
+            if (each.devices, last_s) not in joined_s:
+                joined_s[each.devices, last_s] = self._joined_s(each.devices, last_s, backward)
+            ready_s = max(self._complete_s(each, backward), joined_s[each.devices, last_s])
+            found.append((last_s, ready_s, each))
+        return [(ready_s, each) for _, ready_s, each in sorted(found, key=lambda item: item[:2])]
+
+    def _joined_s(self, devices: Iterable[int], last_s: float, backward: Times) -> float:
+        """When all of some devices have come to a sum whose last pass ends at `last_s`: a program has it
+        behind the last pass of its device that ends no later, and it starts no earlier than with the first op
+        that this runs backward.
+        """
+        latest_s = 0.0
+        for device in devices:
+            own = [index for index in self._run_by[device] if backward.end_s[index] <= last_s]
+            if own:
+                index = max(own, key=backward.end_s.__getitem__)
+                start_s, end_s = backward.start_s[index], backward.end_s[index]
+                latest_s = max(latest_s, start_s + (end_s - start_s) / self._slices[index].num_ops)
+        return latest_s
 
     def _complete_s(self, each: Together, backward: Times) -> float:
         """When each of the slices has run its op backward; a slice runs its last op first."""
