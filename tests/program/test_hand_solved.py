@@ -182,6 +182,21 @@ def test_sums_inside_split_passes_that_wait_for_each_others_end_are_refused() ->
         prove(crossed)
 
 
+def test_a_sum_starts_inside_of_every_pass_that_is_under_way_when_it_is_complete() -> None:
+    """The first slice runs its ops backward until 6, 8, 10 and 12 s, the second until 4.2, 5.6, 7 and 8.4 s:
+    the sum of op 3 is complete at 6 s, which is nearest to the second one's op 2; that of op 2 at 8 s.
+    """
+    slow, fast = (
+        metaop_of(f"{task}/net", 4, {1: op_s}, parameters="shared", param_bytes_per_op=2**26)
+        for task, op_s in (("a", 3.0), ("b", 2.1))
+    )
+    waves = [[slice_of(slow, (0, 4), (0,), 0.0), slice_of(fast, (0, 4), (1,), 0.0)]]
+    program = link(plan_of(profile_of(slow, fast), cluster_of(2), waves))
+    assert_accepted(program)
+    ops = [[a.op for a in program.actions[device] if a.kind is Kind.SUM] for device in range(2)]
+    assert ops == [[3, 2, 1, 0], [2, 0, 0, 0]]
+
+
 def test_a_sum_over_all_devices_that_is_complete_early_waits_for_the_losses() -> None:
     """Of the first task, whose backward pass is ahead of the second one's forward pass: it may start inside
     the pass that completes it no more, as the losses come first on their communicator.

@@ -317,32 +317,35 @@ class _Draft:
 
     def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
         """Give each sum the op of the slice before it with which it may start: the one that completes it, or
-        where another slice does, the first behind which that is through; behind other posts the slice's
-        first, when the pass is through; never before an earlier sum. A device that has run nothing backward,
-        and adds nothing, has no op for it.
+        where another slice does, the first behind which that is through. Behind other posts, or where the
+        pass itself waits for other devices, which may wait for this sum, it is the slice's first, when the
+        pass is through. Never before an earlier sum. A device that has run nothing backward, and adds
+        nothing, has no op for it.
         """
         written: list[Action] = []
         piece: int | None = None
         first_op, least = 0, 0
-        only_sums = True  # since the pass
+        may_be_inside = True
         for action in actions:
             if action.kind is Kind.BACKWARD:
                 assert action.piece is not None, "a B has a slice"
                 piece = action.piece
                 first_op, last_op = self.slices[piece].ops
-                least, only_sums = last_op - 1, True
+                least = last_op - 1
+                may_be_inside = action.communicator is None and not action.shards
             elif action.kind is Kind.SUM and piece is not None:
                 assert action.group is not None, "a SUM has a group"
-                least = min(least, self._op_of(piece, action.group) if only_sums else first_op)
+                completing = self.completing.get((piece, action.group), first_op)
+                least = min(least, self._op_of(piece, action.group) if may_be_inside else completing)
                 action = replace(action, op=least)
             else:
-                only_sums = False
+                may_be_inside = False
             written.append(action)
         return written
 
     def _op_of(self, piece: int, number: int) -> int:
-        """The op of a slice with whose backward the sum of a group may start, by the clock: when all slices
-        have added to it, but not before this one has.
+        """The op of a slice with whose backward the sum of a group may start: the one behind which all slices
+        have added to it by the clock, give or take half an op, but not before this one has.
         """
         if (piece, number) in self.completing:
             return self.completing[piece, number]
@@ -350,15 +353,16 @@ class _Draft:
         complete = max(self._run_back(*use) for use in zip(group.slices, group.first_ops, strict=True))
         first_op, last_op = self.slices[piece].ops
         own = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, last_op - 1)
-        behind = (op for op in range(own, first_op, -1) if self._run_back(piece, op) >= complete)
+        half = Fraction(1, 2)
+        behind = (op for op in range(own, first_op, -1) if self._run_back(piece, op - half) >= complete)
         return next(behind, first_op)
 
-    def _run_back(self, piece: int, op: int) -> Fraction:
+    def _run_back(self, piece: int, op: int | Fraction) -> Fraction:
         """When a slice has run an op backward, if all of its ops take equally long."""
         backward = Kind.BACKWARD, piece
         first_op, last_op = self.slices[piece].ops
         length = self.clock.end(backward) - self.clock.start(backward)
-        return self.clock.start(backward) + Fraction(length * (last_op - op), last_op - first_op)
+        return self.clock.start(backward) + length * Fraction(last_op - op) / (last_op - first_op)
 
     def _gathers(self) -> list[Action]:
         """Hand on what was updated, but what is gathered for each pass; first the parameters of the first
