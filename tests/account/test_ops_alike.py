@@ -149,3 +149,22 @@ def test_the_fullest_pass_is_the_peak(seed: int) -> None:
     by_pass = memory_by_pass(profile.metaops, slices, cluster, profile)
     for peak, each in zip(peaks, by_pass, strict=True):
         assert peak.total_bytes == max([each.update_bytes, *(most for most, _ in each.passes.values())])
+
+
+@pytest.mark.parametrize(("blocks", "mib"), [((0, 0, 0, 0), 1), ((0, 1, 0, 1), 2)])
+def test_ops_that_use_the_same_block_make_its_gradients_once(blocks: tuple[int, ...], mib: int) -> None:
+    """Four ops that use blocks of 1 MiB, on one device alone, and need nothing else."""
+    nothing = {f"{name}_bytes": (0, 0) for name in ("kept", "forward", "backward", "first_backward")}
+    net = metaop_of(
+        "t/net",
+        4,
+        {1: 1.0},
+        parameter_blocks=blocks,
+        memory=(OpMemory.model_validate(nothing),),
+        activation_bytes_per_op=0,
+    )
+    piece = Slice(metaop=net.name, ops=(0, 4), devices=(0,), dp=1, tp=1, start_s=0.0, end_s=4.0)
+    profile = profile_of(net)
+    (need,) = device_memory(profile.metaops, [piece], cluster_of(1), profile)
+    assert need.parameter_bytes == mib * MIB
+    assert need.gradient_bytes == mib * MIB
