@@ -26,6 +26,7 @@ from spindle_cli.runtime.part import replicas
 from spindle_cli.runtime.part.localise import LocalModel, localise
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory, with_memory
 from spindle_cli.runtime.part.replicas import check_replicas
+from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.workload import localise as building
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.building.load import load
@@ -95,6 +96,19 @@ def test_a_start_has_the_ranges_and_two_whole_parameters_at_most(
         shared_out = {key: own.values.nbytes for key, own in model.own.items()}
         assert sum(shared_out.values()) < 0.6 * sum(sizes[key] for key in shared_out)
         assert ranged.most_bytes <= 2 * max(sizes[key] for key in shared_out)
+
+
+def test_ranges_are_those_that_buckets_of_the_runs_numbers_give(tmp_path: Path) -> None:
+    """Parameters begin at multiples of 64 bytes, of twice as many numbers where these are half as wide."""
+    _, ranks = models(CASES[1], tmp_path)
+    for rank, model in enumerate(ranks):
+        for group in model.cuts.of_leaves(model.sums):
+            if group.sharding is Sharding.PARAMETERS and rank in group.devices:
+                sizes = {key: model.parameters[key].numel() for key, _ in group.blocks}
+                layout = FlatLayout.of(sizes, 8, len(group.devices))
+                owned = {key: (a, b) for key, a, b in layout.owned(group.devices.index(rank))}
+                for key in sizes:
+                    assert model.own[key].part.elements == owned.get(key, (0, 0))
 
 
 def test_what_every_rank_steps_whole_is_there_whole(tmp_path: Path) -> None:
