@@ -27,6 +27,35 @@ def test_sums_go_in_the_order_in_which_they_are_complete() -> None:
     assert prediction.gradient_sum_s == pytest.approx(2 * (10e-6 + 2**19 / 5e9))
 
 
+@pytest.mark.parametrize(
+    ("other_op_s", "sum_s", "added_s"),
+    [
+        # The second device runs its ops backward until 5.6 s, the others until 9.6 s, the first of them until
+        # 7.6 s: there it comes to the first sum, 2 s each. Without the others it would do so at 6 s.
+        (3.0, 2.0, 3.6),
+        # Its other ops run backward until 27.6 s, after the last pass that adds to the sums: they come before
+        # these, from 9.8 s on, when it has run its first op that adds to one, 5 s each.
+        (12.0, 5.0, 2.2),
+    ],
+)
+def test_a_device_comes_to_sums_behind_the_passes_that_end_before_they_are_complete(
+    other_op_s: float, sum_s: float, added_s: float
+) -> None:
+    """Ops of the first device run backward until 6, 8, 10 and 12 s."""
+    num_bytes = round(sum_s * 5e9)
+    problem = problem_of(
+        cluster_of(2),
+        metaop_of("a/m", 4, {1: 3.0}, parameters="p", param_bytes_per_op=num_bytes),
+        metaop_of("b/m", 4, {1: 0.9}, parameters="p", param_bytes_per_op=num_bytes),
+        metaop_of("c/m", 2, {1: other_op_s}),
+    )
+    begin_s = 2 * other_op_s
+    draft = draft_of(problem, (0, 0, 4, 1, 0.0), (2, 0, 2, 1, 0.0), (1, 0, 4, 1, begin_s))
+    compute_s = max(12.0, begin_s + 3.6)
+    prediction = predicted(problem, Placed(draft, ((0,), (1,), (1,))), compute_s)
+    assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
+
+
 def test_statistics_summed_by_devices_further_apart_than_the_curve_has_them_come_on_top() -> None:
     sums = (BatchSum(num_bytes=1000, forward=2, backward=3),)
     cluster = cluster_of(4, devices_per_node=2)

@@ -39,11 +39,11 @@ class TaskSpec:
 
 
 TASKS: dict[str, TaskSpec] = {
-    "scene": TaskSpec("vision", batch_size=12),
-    "speaker": TaskSpec("hearing", batch_size=12),
-    "topic": TaskSpec("reading", batch_size=16),
-    "object": TaskSpec("vision", batch_size=8),
-    "sound": TaskSpec("hearing", batch_size=8),
+    "scene": TaskSpec("vision", batch_size=4),
+    "speaker": TaskSpec("hearing", batch_size=4),
+    "topic": TaskSpec("reading", batch_size=4),
+    "object": TaskSpec("vision", batch_size=2),
+    "sound": TaskSpec("hearing", batch_size=2),
 }
 
 
