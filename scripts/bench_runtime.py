@@ -29,9 +29,9 @@ from spindle_cli.plan.types import Plan
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = ROOT / "configs" / "workloads"
 SPEEDS = (2000, 1000, 500)
-# The workload with a heavy shared trunk, and the speeds at which it is trained.
+# The workload with a heavy shared trunk, and the speed at which it is trained.
 TRUNK = "generalist-5"
-TRUNK_SPEEDS = (1000, 500)
+TRUNK_SPEEDS = (1000,)
 # One task alone is trained at this speed.
 ALONE_SPEED = 1000
 
