@@ -28,6 +28,7 @@ from spindle_cli.units import MIB
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = ("digits", "clip-4-laptop", "ofasys-4-laptop", "qwen-val-laptop", "senses-6")
+KNOWN = sorted(path.stem for path in (ROOT / "configs" / "workloads").glob("*.yaml"))
 STRATEGIES: tuple[StrategyName, ...] = ("spindle", "sequential")
 PLAIN = next(iter(VARIANTS))
 COLUMNS = (
@@ -85,7 +86,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", type=int, nargs="+", default=(2, 4), metavar="N")
-    parser.add_argument("--workloads", nargs="+", default=WORKLOADS, metavar="NAME")
+    parser.add_argument("--workloads", nargs="+", default=WORKLOADS, choices=KNOWN, metavar="NAME")
     parser.add_argument("--strategies", nargs="+", default=STRATEGIES, metavar="NAME")
     parser.add_argument("--variants", nargs="+", default=(PLAIN,), choices=list(VARIANTS), metavar="NAME")
     asked = parser.parse_args()

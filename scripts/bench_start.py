@@ -23,6 +23,8 @@ from spindle_cli.units import MIB
 MEMORY_GIB = 16
 NAMES = ("as it is", "gradients shared out", "parameters shared out")
 
+WORKLOADS = ROOT / "configs" / "workloads"
+
 
 def main() -> None:
     """Parse, measure, print."""
@@ -30,7 +32,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", type=int, default=2, metavar="N")
-    parser.add_argument("--workloads", nargs="+", default=("llama-laptop", "llama-300m"), metavar="NAME")
+    parser.add_argument(
+        "--workloads",
+        nargs="+",
+        default=("llama-laptop", "llama-300m"),
+        choices=sorted(path.stem for path in WORKLOADS.glob("*.yaml")),
+        metavar="NAME",
+    )
     parser.add_argument("--variants", nargs="+", default=NAMES, choices=list(VARIANTS), metavar="NAME")
     asked = parser.parse_args()
     print("| workload | devices | variant | parameters, MiB | at most until a step could begin, MiB |")
@@ -46,7 +54,7 @@ def line(workload: str, name: str, count: int, folder: Path) -> str:
     """A row of the table: of the rank that takes most."""
     folder.mkdir()
     cluster = roomy(Cluster.read(ROOT / "configs" / "clusters" / f"cpu-{count}.yaml"))
-    source = write_variant(ROOT / "configs" / "workloads" / f"{workload}.yaml", VARIANTS[name], folder)
+    source = write_variant(WORKLOADS / f"{workload}.yaml", VARIANTS[name], folder)
     profile = Estimates(cluster, folder).of(source, VARIANTS[name])
     plan = plan_variant(profile, VARIANTS[name], cluster, "sequential", folder)
     assert plan is not None, "these variants can be planned for any workload"

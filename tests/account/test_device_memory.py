@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of
+from spindle_cli.account.device.need import ALLOCATOR_SHARE, UNCOUNTED_SHARE
 from spindle_cli.account.device_memory import (
-    ALLOCATOR_SHARE,
-    UNCOUNTED_SHARE,
     DeviceMemory,
     device_memory,
     memory_by_pass,

@@ -19,7 +19,7 @@ def ways_to_cut(problem: Problem) -> tuple[tuple[Devices, ...], ...]:
     sizes = problem.cluster.node_sizes
     ways = []
     if 1 < len(sizes) <= MOST_NODES:
-        firsts = [sum(sizes[:node]) for node in range(len(sizes))]
+        firsts = problem.cluster.first_device_of
         ways.append(
             tuple(tuple(range(first, first + size)) for first, size in zip(firsts, sizes, strict=True))
         )
@@ -32,12 +32,10 @@ def ways_to_cut(problem: Problem) -> tuple[tuple[Devices, ...], ...]:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a node runs on in a lane. Seconds of one op."""
+    """What a node runs on in a lane."""
 
     point: Point
     devices: Devices
-    forward_s: float
-    backward_s: float
 
 
 class Lanes:
@@ -90,4 +88,4 @@ def _allocation(problem: Problem, number: int, lane: Devices) -> Allocation | No
     devices = None if point is None else first_of(problem, lane, point)
     if point is None or devices is None:
         return None
-    return Allocation(point, devices, point.forward_s, point.backward_s)
+    return Allocation(point, devices)

@@ -34,8 +34,8 @@ def seconds_of(lanes: Lanes, pieces: Sequence[Piece]) -> list[PieceSeconds] | No
         allocation = lanes.of_node[piece.node][piece.lane]
         if allocation is None:
             return None
-        count = piece.last - piece.first
-        found.append(PieceSeconds(count * allocation.forward_s, count * allocation.backward_s))
+        count, point = piece.last - piece.first, allocation.point
+        found.append(PieceSeconds(count * point.forward_s, count * point.backward_s))
     return found
 
 

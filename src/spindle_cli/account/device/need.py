@@ -1,0 +1,79 @@
+"""What a device holds all the time and in each pass, and its fullest moment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spindle_cli.account.device.iteration import Fullest, PassBytes
+from spindle_cli.account.types import DeviceMemory
+
+# On top of all: what is not counted one by one, such as counters of the optimizer, flags, and the padding of
+# buckets. By scripts/bench_memory.py it was 0.2 % at most.
+UNCOUNTED_SHARE = 0.01
+# On GPUs, what torch's allocator holds beyond the tensors that come and go: it rounds sizes up to 512 bytes,
+# takes 2, 20 or more MiB at once from the driver (c10/cuda/CUDACachingAllocator.cpp), and holes stay between
+# blocks of different ages. What is there all the time leaves none. Assumed, not measured here.
+ALLOCATOR_SHARE = 0.1
+
+
+@dataclass(frozen=True)
+class MemoryByPass:
+    """What a device holds over an iteration, in bytes; the most of all is `DeviceMemory.total_bytes`.
+
+    Attributes:
+        idle_bytes: what is there at every moment.
+        passes: of each (index of a slice, whether backward), the most while it runs, and what stays.
+        update_bytes: the most behind the last pass, while gradients are summed and parameters updated.
+    """
+
+    idle_bytes: int
+    passes: Mapping[tuple[int, bool], tuple[int, int]]
+    update_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Need:
+    """What a device holds all the time, and pass by pass."""
+
+    parameters: int
+    state: int
+    summed_gradients: float
+    updated: float
+    allocator_share: float
+    passes: tuple[PassBytes, ...]
+
+    def peak(self) -> DeviceMemory:
+        """At the fullest moment of all."""
+        return self.at(max((each.fullest for each in self.passes), key=lambda fullest: fullest.total))
+
+    def at(self, moment: Fullest) -> DeviceMemory:
+        """At a moment."""
+        lasting = self.parameters + self.state + round(self.summed_gradients)
+        uncounted = UNCOUNTED_SHARE * (lasting + moment.total)
+        return DeviceMemory(
+            parameter_bytes=self.parameters,
+            gradient_bytes=round(self.summed_gradients + moment.gradients),
+            optimizer_bytes=self.state,
+            activation_bytes=round(moment.activations),
+            buffer_bytes=round(moment.buffers + uncounted),
+            updated_bytes=round(self.updated),
+            lasting_bytes=lasting,
+            allocator_bytes=round(self.allocator_share * moment.total),
+        )
+
+    def by_pass(self, order: Sequence[int], outside: int) -> MemoryByPass:
+        """`order`: indices of slices, in the order of their numbers here; `outside`: of the allocator."""
+
+        def total(moment: Fullest) -> int:
+            return self.at(moment).total_bytes + outside
+
+        return MemoryByPass(
+            idle_bytes=total(self.passes[-1].after),
+            passes={
+                (order[each.piece], each.is_backward): (total(each.fullest), total(each.after))
+                for each in self.passes
+                if each.piece is not None
+            },
+            update_bytes=total(self.passes[-1].fullest),
+        )

@@ -1,0 +1,240 @@
+"""What every device needs by what it does, each kind of device once: the account behind
+`account/device_memory.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from spindle_cli.account.crossing import Crossings
+from spindle_cli.account.device.iteration import Iteration, Role, Setting
+from spindle_cli.account.device.need import ALLOCATOR_SHARE, Need
+from spindle_cli.account.device.own_order import passes_by_device
+from spindle_cli.account.device.parts import KnownUses, Part
+from spindle_cli.account.holdings import BlockUse, Held, Holders
+from spindle_cli.account.joint import beside
+from spindle_cli.account.types import Joint, Pass
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.profile.types import MetaOp
+
+# Plans that run in turn, and which of them is meant; None: there is one alone.
+Turn = tuple[Joint, int] | None
+# What a device does, what it only holds, and its passes where they have an order of their own.
+RolesOf = tuple[tuple[Role, ...], tuple[Role, ...], tuple[Pass, ...] | None]
+
+
+class OptimizerNumbers(Protocol):
+    """What is needed of an optimizer; `Profile` and `Plan` have it."""
+
+    @property
+    def optimizer_state_per_param(self) -> float: ...
+    @property
+    def optimizer_state_sharded(self) -> bool: ...
+    @property
+    def update_bytes_per_param(self) -> float: ...
+    @property
+    def gradient_bytes_per_param(self) -> float: ...
+    @property
+    def accumulate(self) -> int: ...
+    @property
+    def sharding(self) -> ShardingOf: ...
+
+
+class NoRoomError(Exception):
+    """A device has less memory than it needs."""
+
+
+def find_needs(
+    metaops: Iterable[MetaOp],
+    slices: Sequence[SliceShape],
+    cluster: Cluster,
+    optimizer: OptimizerNumbers,
+    turn: Turn,
+    has_room: Callable[[Need, int], bool] | None = None,
+    known: KnownUses | None = None,
+) -> list[Need]:
+    """Of each device; devices that need the same share one object.
+
+    Raises:
+        NoRoomError: `has_room` says so of a device, those that run most slices first.
+    """
+    by_name = {metaop.name: metaop for metaop in metaops}
+    known = known or KnownUses()
+    others: Sequence[SliceShape] = ()
+    if turn is not None:
+        by_name, others = {**turn[0].by_name}, beside(*turn)
+    in_order = sorted(slices, key=lambda piece: piece.start_s)
+    crossings = Crossings(in_order, by_name)
+    parts = [
+        Part(
+            index,
+            piece,
+            by_name,
+            cuts_like_largest(piece),
+            is_handed_on=crossings.is_handed_on(index),
+            known=known,
+        )
+        for index, piece in enumerate(in_order)
+    ]
+    passes = passes_by_device(in_order, cluster.num_devices)
+    held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
+    for index, piece in enumerate(others, len(in_order)):
+        parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False, known=known))
+        for position, device in enumerate(piece.devices):
+            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    takes_buffers = cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded
+    shares_out = bool(optimizer.sharding)
+    kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
+    uses = [
+        (index, kinds.block[kind])
+        for index in range(len(parts))
+        for kind in dict.fromkeys(kind for run in kinds.runs[index] for kind in run.kinds)
+    ]
+    roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
+    due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
+    # Most devices do the same as others; each of these sets of roles is added up once.
+    of_device = [
+        (tuple(own), tuple(only), None if passes is None else tuple(passes[device]))
+        for device, (own, only) in enumerate(zip(roles, held, strict=True))
+    ]
+    setting = Setting(
+        parts=parts,
+        kinds=kinds,
+        holders=Holders([*in_order, *others], uses),
+        sums_take_buffers=takes_buffers,
+        gradient_width=optimizer.gradient_bytes_per_param,
+        shares_out=shares_out,
+    )
+    return _each_once(
+        Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due), of_device, has_room
+    )
+
+
+def _each_once(
+    account: Account, of_device: Sequence[RolesOf], has_room: Callable[[Need, int], bool] | None
+) -> list[Need]:
+    """What each device needs, by what it has to do; those that run most slices first."""
+    needs: dict[RolesOf, Need] = {}
+    for device in sorted(range(len(of_device)), key=lambda device: -len(of_device[device][0])):
+        role = of_device[device]
+        if role not in needs:
+            needs[role] = account.need(*role)
+        if has_room is not None and not has_room(needs[role], device):
+            raise NoRoomError
+    return [needs[role] for role in of_device]
+
+
+def _roles(
+    in_order: Sequence[SliceShape],
+    num_devices: int,
+    crossings: Crossings,
+    parts: list[Part],
+    by_name: Mapping[str, MetaOp],
+    known: KnownUses,
+) -> list[list[Role]]:
+    """What each device does of the slices. Shares that are not equal have parts of their own, which are added
+    to `parts`.
+    """
+    roles: list[list[Role]] = [[] for _ in range(num_devices)]
+    for index, piece in enumerate(in_order):
+        received, returned = crossings.received_by(index), crossings.returned_to(index)
+        number_of = _parts_by_share(index, piece, parts, by_name, known) if piece.rows is not None else None
+        for position, device in enumerate(piece.devices):
+            crossing = (received[position] if received else 0.0, returned[position] if returned else 0.0)
+            number = index if number_of is None else number_of[position // piece.tp]
+            roles[device].append((number, position % piece.tp, *crossing))
+    return roles
+
+
+def _parts_by_share(
+    index: int, piece: SliceShape, parts: list[Part], by_name: Mapping[str, MetaOp], known: KnownUses
+) -> list[int]:
+    """The number of the part of each share of a slice whose shares are not equal; new ones are added to
+    `parts`, where the slice's own is of its largest.
+    """
+    own = parts[index]
+    number_of = {own.shares: index}
+    found = []
+    for shares in cuts_by_share(piece):
+        if shares not in number_of:
+            number_of[shares] = len(parts)
+            parts.append(Part(index, piece, by_name, shares, is_handed_on=own.is_handed_on, known=known))
+        found.append(number_of[shares])
+    return found
+
+
+@dataclass(frozen=True)
+class Account:
+    """What devices need under a plan."""
+
+    setting: Setting
+    on_cpu: bool
+    optimizer: OptimizerNumbers
+    sharding: ShardingOf
+    due: Set[int]
+
+    def need(self, roles: Sequence[Role], held_only: Sequence[Role], passes: Sequence[Pass] | None) -> Need:
+        """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
+        those that it has in other plans, and holds parameters for. `passes`: in its own order, where that is
+        not all forward and then all backward in reverse.
+        """
+        last_first = roles
+        if passes is not None:
+            place = {piece: number for number, (piece, is_backward) in enumerate(passes) if is_backward}
+            last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
+        held = self._held(last_first, held_only)
+        sharded = self.optimizer.optimizer_state_sharded
+        of_all = held.values()
+        updated = sum(there.count * there.updated_bytes(sharded=sharded) for there in of_all)
+        usual = self.optimizer.optimizer_state_per_param
+        wide = self.optimizer.gradient_bytes_per_param
+        own = wide * sum(there.count * there.own_bytes for there in of_all)
+        keeps_own = self.optimizer.accumulate > 1
+        iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
+        return Need(
+            parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
+            state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
+            summed_gradients=wide * sum(there.count * there.lasting_gradient_bytes for there in of_all),
+            updated=updated,
+            allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
+            passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),
+        )
+
+    def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[int, Held]:
+        """By kind. `roles`: the last one that runs backward first."""
+        held: dict[int, Held] = {}
+        for number, (index, shard, *_) in enumerate((*roles, *held_only)):
+            part = self.setting.parts[index]
+            for run in self.setting.kinds.runs[part.piece]:
+                for kind, use in run.uses:
+                    there = held.get(kind)
+                    if there is None:
+                        there = held[kind] = self._new(kind, use, part, index if number < len(roles) else -1)
+                    there.least_tp = min(there.least_tp, part.tp)
+                    there.num_bytes = max(there.num_bytes, use.num_bytes)
+                    there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
+                    if part.tp > 1 and use.block[2]:
+                        there.shards.add((shard / part.tp, (shard + 1) / part.tp))
+                    else:
+                        there.is_whole = True
+        for kind, there in held.items():
+            there.divide(self.setting.holders.of(self.setting.kinds.block[kind]))
+        return held
+
+    def _new(self, kind: int, use: BlockUse, part: Part, last_part: int) -> Held:
+        """A block as the first part that uses it has it."""
+        return Held(
+            use.num_bytes,
+            use.trained_bytes,
+            self.setting.kinds.size[kind],
+            last_part,
+            part.optimizer,
+            self.sharding.get(use.block[0], Sharding.OPTIMIZER),
+            least_tp=part.tp,
+            is_due=kind in self.due,
+        )

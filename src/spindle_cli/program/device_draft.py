@@ -1,0 +1,214 @@
+"""A device's program in the making: its passes, and its posts between and inside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.types import Slice
+from spindle_cli.program.clock import Compute, PassClock
+from spindle_cli.program.communicators import Directory
+from spindle_cli.program.transfers import TimedTransfer
+from spindle_cli.program.types import Action, Kind, StepSettings
+
+
+class Completion(NamedTuple):
+    """With which slice's backward pass, and after which of its ops, a group's gradients are complete on all
+    devices; in the order of time.
+    """
+
+    time: int
+    minus_op: int
+    piece: int
+
+    @classmethod
+    def of(cls, group: ParameterGroup, clock: PassClock) -> Completion:
+        return max(
+            cls(clock.end((Kind.BACKWARD, piece)), -op, piece)
+            for piece, op in zip(group.slices, group.first_ops, strict=True)
+        )
+
+
+def sum_time(group: ParameterGroup, clock: PassClock, num_devices: int) -> int:
+    """When a group is summed: as soon as it is complete. One over all devices comes behind the losses, whose
+    communicator it shares: it may be complete while some devices still run forward.
+    """
+    complete = Completion.of(group, clock).time
+    return complete if len(group.devices) < num_devices else max(complete, clock.forward_ended + 1)
+
+
+# Of what has the same time, the sums come first: they may start while the pass that ends then still runs.
+_SUMS, _OTHERS, _FLAGS = 0, 1, 2
+
+
+class Post(NamedTuple):
+    """Something to post, in the order of all devices: by time, then what is summed, then the rest."""
+
+    time: int
+    rank: int
+    number: int
+    action: Action
+
+
+@dataclass
+class DeviceDraft:
+    """A device's program in the making: `write` merges its passes with its posts.
+
+    `groups`: those that it shares with others. `completing`: the first op of each of its slices that
+    completes a group with it.
+    """
+
+    device: int
+    computes: Sequence[Compute]
+    slices: Sequence[Slice]
+    layouts: Sequence[Layout]
+    clock: PassClock
+    directory: Directory
+    groups: Sequence[ParameterGroup]
+    posts: list[Post] = field(default_factory=list)
+    completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
+
+    @cached_property
+    def _by_pass(self) -> dict[int, list[ParameterGroup]]:
+        """By slice, the groups that it gathers, or sums, while it runs."""
+        found: dict[int, list[ParameterGroup]] = {}
+        for group in self.groups:
+            for piece in group.slices if group.sharding.is_by_pass else ():
+                found.setdefault(piece, []).append(group)
+        return found
+
+    def add(self, post: Post) -> None:
+        """Register what this device posts."""
+        self.posts.append(post)
+
+    def add_losses(self) -> None:
+        """Register the sum of the losses: when all have run forward."""
+        losses = Action(Kind.LOSSES, communicator=self.directory.of_all())
+        self.add(Post(self.clock.forward_ended, _OTHERS, 0, losses))
+
+    def add_transfer(self, timed: TimedTransfer) -> None:
+        """Register a transfer of which this device is one end."""
+        transfer = timed.transfer
+        if transfer.source == self.device:
+            kind = Kind.SEND_GRAD if transfer.is_gradient else Kind.SEND
+        else:
+            kind = Kind.RECV_GRAD if transfer.is_gradient else Kind.RECV
+        action = Action(kind, transfer=transfer, communicator=self.directory.of_transfer(transfer))
+        self.add(Post(timed.time, _OTHERS, transfer.key + 1, action))
+
+    def add_sums(self, settings: StepSettings, num_devices: int) -> None:
+        """Register the sums of the groups, but of those that are summed in each pass, and behind the last one
+        over each set of devices its flags, where these have a range each.
+        """
+        last: dict[int, Post] = {}
+        for group in self.groups:
+            completion = Completion.of(group, self.clock)
+            communicator = self.directory.of_sum(group.devices)
+            time = sum_time(group, self.clock, num_devices)
+            if not group.sharding.is_by_pass:
+                action = Action(Kind.SUM, group=group.index, communicator=communicator)
+                self.add(Post(time, _SUMS, group.index, action))
+                if time == completion.time:
+                    self.completing[completion.piece, group.index] = -completion.minus_op
+            if group.sharding is not Sharding.NONE:
+                flags = Action(Kind.FLAGS, communicator=communicator)
+                last[communicator] = Post(time, _FLAGS, communicator, flags)
+        if settings.sharded:
+            self.posts.extend(last.values())
+
+    def write(self, settings: StepSettings) -> list[Action]:
+        """The device's actions: each post before the first pass that ends later than its time."""
+        self.posts.sort(key=lambda post: post[:3])
+        actions: list[Action] = []
+        posted = 0
+        for compute in self.computes:
+            end = self.clock.end(compute)
+            while posted < len(self.posts) and self.posts[posted].time < end:
+                actions.append(self.posts[posted].action)
+                posted += 1
+            actions.append(self._compute(compute))
+        actions.extend(post.action for post in self.posts[posted:])
+        actions = self._with_ops(actions)
+        everyone = self.directory.of_all()
+        if settings.clips:
+            actions.append(Action(Kind.NORM, communicator=everyone))
+        actions.append(Action(Kind.STEP))
+        if settings.sharded:
+            actions.extend(self._gathers())
+        return actions
+
+    def _compute(self, compute: Compute) -> Action:
+        kind, index = compute
+        layout = self.layouts[index]
+        communicator = self.directory.of_share(layout, layout.share_of[self.device])
+        shards = {
+            self.directory.of_shards(group.devices)
+            for group in self._by_pass.get(index, ())
+            if kind is Kind.BACKWARD or group.sharding is Sharding.PARAMETERS
+        }
+        return Action(kind, piece=index, communicator=communicator, shards=tuple(sorted(shards)))
+
+    def _with_ops(self, actions: Iterable[Action]) -> list[Action]:
+        """Give each sum the op of the slice before it with which it may start: the one that completes it, or
+        where another slice does, the first behind which that is through. Behind other posts, or where the
+        pass itself waits for other devices, which may wait for this sum, it is the slice's first, when the
+        pass is through. Never before an earlier sum. A device that has run nothing backward, and adds
+        nothing, has no op for it.
+        """
+        written: list[Action] = []
+        piece: int | None = None
+        first_op, least = 0, 0
+        may_be_inside = True
+        for action in actions:
+            if action.kind is Kind.BACKWARD:
+                assert action.piece is not None, "a B has a slice"
+                piece = action.piece
+                first_op, last_op = self.slices[piece].ops
+                least = last_op - 1
+                may_be_inside = action.communicator is None and not action.shards
+            elif action.kind is Kind.SUM and piece is not None:
+                assert action.group is not None, "a SUM has a group"
+                completing = self.completing.get((piece, action.group), first_op)
+                least = min(least, self._op_of(piece, action.group) if may_be_inside else completing)
+                action = replace(action, op=least)
+            else:
+                may_be_inside = False
+            written.append(action)
+        return written
+
+    def _op_of(self, piece: int, number: int) -> int:
+        """The op of a slice with whose backward the sum of a group may start: the one behind which all slices
+        have added to it by the clock, give or take half an op, but not before this one has.
+        """
+        if (piece, number) in self.completing:
+            return self.completing[piece, number]
+        group = next(group for group in self.groups if group.index == number)
+        complete = max(self._run_back(*use) for use in zip(group.slices, group.first_ops, strict=True))
+        first_op, last_op = self.slices[piece].ops
+        own = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, last_op - 1)
+        half = Fraction(1, 2)
+        behind = (op for op in range(own, first_op, -1) if self._run_back(piece, op - half) >= complete)
+        return next(behind, first_op)
+
+    def _run_back(self, piece: int, op: int | Fraction) -> Fraction:
+        """When a slice has run an op backward, if all of its ops take equally long."""
+        backward = Kind.BACKWARD, piece
+        first_op, last_op = self.slices[piece].ops
+        length = self.clock.end(backward) - self.clock.start(backward)
+        return self.clock.start(backward) + length * Fraction(last_op - op) / (last_op - first_op)
+
+    def _gathers(self) -> list[Action]:
+        """Hand on what was updated, but what is gathered for each pass; first the parameters of the first
+        slices, whose sums were the last.
+        """
+        return [
+            Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
+            for group in reversed(self.groups)
+            if group.sharding not in (Sharding.NONE, Sharding.PARAMETERS)
+        ]
