@@ -13,7 +13,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.pipelines.beside import Beside
 from spindle_cli.plan.pipelines.cuts import Cutter, Piece, with_part
-from spindle_cli.plan.pipelines.drafts import pipelines
+from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
 from spindle_cli.plan.pipelines.search import Search
 from spindle_cli.plan.pipelines.sections import Section, sections_of
@@ -252,6 +252,31 @@ def test_the_least_that_lanes_take_is_all_work_over_their_number() -> None:
 
 def test_what_messages_and_sums_add_is_told_as_a_share_of_the_iteration() -> None:
     assert Prediction(10.0, 5.0, 1.0, 2.0, 0.5, 1.5).beyond_compute == pytest.approx(0.35)
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "sums_s", "expected"),
+    [(98.0, 2.0, True), (98.1, 1.9, False), (110.1, 0.0, True), (109.9, 0.0, False)],
+)
+def test_pipelines_may_gain_where_links_take_two_percent_or_compute_is_far_from_the_bound(
+    compute_s: float, sums_s: float, *, expected: bool
+) -> None:
+    best = Prediction(compute_s + sums_s, compute_s, 0.0, 0.0, sums_s, 0.0)
+    assert may_gain(best, 100.0) is expected
+
+
+def test_a_pipeline_whose_order_holds_too_much_runs_in_groups_of_tasks() -> None:
+    tasks = [task.model_copy(update={"activation_bytes_per_op": 64 * MIB}) for task in generalist()]
+    roomy = problem_of(*tasks, cluster=apart(2))
+    draft = next(pipelines(roomy, 0))
+    as_found = judge(roomy, draft)
+    assert as_found is not None
+    most = max(device.total_bytes for device in as_found.memory)
+    short = problem_of(*tasks, cluster=apart(2, memory_gib=(most - 1) / 2**30))
+    in_groups = judge(short, draft)
+    assert in_groups is not None
+    assert max(device.total_bytes for device in in_groups.memory) < most
+    assert in_groups.prediction.iteration_s > as_found.prediction.iteration_s
 
 
 def generalist() -> tuple[MetaOpProfile, ...]:

@@ -56,6 +56,26 @@ def test_a_device_comes_to_sums_behind_the_passes_that_end_before_they_are_compl
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
+def test_sums_of_a_device_go_by_their_last_passes_not_by_when_they_are_ready() -> None:
+    """The second device sums with the first, which is through after 10 s, and with the third, of which the
+    first op that it runs backward adds to the sum, at 6 s, and which is through after 12 s. A program has the
+    sum of the first ahead, so that both end after 13 and 16 s.
+    """
+    num_bytes = 15 * 10**9  # 3 s
+    parameters = {"parameters": "p", "param_bytes_per_op": num_bytes}
+    others = {"parameters": "q", "param_bytes_per_op": num_bytes}
+    problem = problem_of(
+        cluster_of(3),
+        metaop_of("a/m", 1, {1: 10.0}, **parameters),
+        metaop_of("b/m", 1, {1: 0.3}, **parameters),
+        metaop_of("c/m", 1, {1: 0.3}, parameter_blocks=(3,), **others),
+        metaop_of("d/m", 4, {1: 3.0}, parameter_blocks=(0, 1, 2, 3), **others),
+    )
+    draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (3, 0, 4, 1, 0.0), (2, 0, 1, 1, 0.3))
+    prediction = predicted(problem, Placed(draft, ((0,), (1,), (2,), (1,))), 12.0)
+    assert prediction.gradient_sum_s == pytest.approx(4.0, abs=1e-3)
+
+
 def test_statistics_summed_by_devices_further_apart_than_the_curve_has_them_come_on_top() -> None:
     sums = (BatchSum(num_bytes=1000, forward=2, backward=3),)
     cluster = cluster_of(4, devices_per_node=2)

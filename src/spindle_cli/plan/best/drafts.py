@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from spindle_cli.plan.bound.bound import Bound
-from spindle_cli.plan.pipelines.drafts import pipelines
+from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
@@ -23,12 +23,6 @@ BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
     "distmm": distmm,
     "optimus": optimus,
 }
-
-
-# Pipelines are tried where messages, sums, and what they take of the processor make the best plan so much
-# longer, or where it computes so much longer than the bound, as it does if it avoids them.
-LINKS_MATTER = 0.02
-FAR_FROM_BOUND = 0.1
 
 
 def best_judged(
@@ -51,17 +45,11 @@ def best_judged(
     if strategy == "spindle" and effort != NO_SEARCH:
         found.append([judge(problem, draft) for draft in component_lanes(problem)])
         best = _least(judged for each in found for judged in each)
-        if best is None or _may_gain_by_pipelines(best, bound):
+        if best is None or may_gain(best.prediction, bound.lower_bound_s):
             longest_s = inf if best is None else best.prediction.iteration_s
             found.append([judge(problem, draft) for draft in pipelines(problem, effort, longest_s)])
     spread = [spread_out(problem, best) for each in found if (best := _least(each)) is not None]
     return _least(spread), all_fit  # of equals the first: a baseline
-
-
-def _may_gain_by_pipelines(best: Judged, bound: Bound) -> bool:
-    predicted = best.prediction
-    far_s = (1 + FAR_FROM_BOUND) * bound.lower_bound_s
-    return predicted.beyond_compute >= LINKS_MATTER or predicted.compute_s >= far_s
 
 
 def _least(found: Iterable[Judged | None]) -> Judged | None:

@@ -9,11 +9,22 @@ from spindle_cli.account.types import Pass
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
 from spindle_cli.plan.pipelines.search import Pipeline, Search
 from spindle_cli.plan.pipelines.sections import sections_of
+from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
 
 # Passes that the shortest search for one way to cut the cluster runs.
 BASE_EFFORT = 20000
+# Pipelines are tried where messages, sums, and what they take of the processor make the best plan so much
+# longer, or where it computes so much longer than the bound, as it does if it avoids them.
+LINKS_MATTER = 0.02
+FAR_FROM_BOUND = 0.1
+
+
+def may_gain(best: Prediction, lower_bound_s: float) -> bool:
+    """Whether pipelines may be faster than the best plan of other drafts."""
+    far_s = (1 + FAR_FROM_BOUND) * lower_bound_s
+    return best.beyond_compute >= LINKS_MATTER or best.compute_s >= far_s
 
 
 def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[Draft]:
