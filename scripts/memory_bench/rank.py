@@ -59,6 +59,8 @@ def by_plan(request: RunRequest, environment: WorkerEnvironment, device: torch.d
         pieces = [piece.tensor for piece in self.pool.owned_ranges]
         masters = [] if self.masters is None else [piece.tensor for piece in self.masters.owned_ranges]
         held = [*model.parameters.values(), *model.buffers.values(), *pieces, *masters]
+        if self.pool.gather_memory is not None:
+            held.append(self.pool.gather_memory.flat)
         gradients = [tensor.grad for tensor in held if tensor.grad is not None]
         with LiveBytes([*held, *gradients]) as live, noting_what_is_given_up(live):
             yield from run(self)

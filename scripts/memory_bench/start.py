@@ -27,17 +27,22 @@ def main(argv: list[str]) -> None:
         request = RunRequest.read(path)
         settle_process(request)
         with connected(request, environment, device):
-            Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins anew (proc(5))
-            before = _bytes_of("VmRSS")
+            forget_peak()
+            before = bytes_of("VmRSS")
             training = assemble(request, environment, device)
-            taken = _bytes_of("VmHWM") - before
+            taken = bytes_of("VmHWM") - before
             (path.parent / f"start.{environment.rank}").write_text(str(taken), encoding="utf-8")
             training.feed.close()
             del training
         gc.collect()
 
 
-def _bytes_of(key: str) -> int:
+def forget_peak() -> None:
+    """The most that this process has had begins anew (proc(5))."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def bytes_of(key: str) -> int:
     """A line of /proc/self/status."""
     for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{key}:"):

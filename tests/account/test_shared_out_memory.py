@@ -9,6 +9,7 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.account.device.need import MemoryByPass
+from spindle_cli.account.device.needs import find_needs
 from spindle_cli.account.device_memory import DeviceMemory, device_memory, memory_by_pass
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding
@@ -54,6 +55,12 @@ def need(profile: Profile, slices: Sequence[Slice], cluster: Cluster) -> DeviceM
     return device_memory(profile.metaops, slices, cluster, profile)[0]
 
 
+def gathered(profile: Profile, slices: Sequence[Slice], cluster: Cluster) -> float:
+    """MiB of the memory that parameters are gathered into, which is there all the time."""
+    found = find_needs(profile.metaops, slices, cluster, profile, None)[0]
+    return found.gathered / MIB
+
+
 def passes(profile: Profile, slices: Sequence[Slice], cluster: Cluster) -> list[tuple[float, float]]:
     """MiB at most in each pass of device 0, and behind it, beyond what lasts: forward, then backward."""
     found: MemoryByPass = memory_by_pass(profile.metaops, slices, cluster, profile)[0]
@@ -79,7 +86,7 @@ def test_each_device_keeps_its_range_of_parameters_gradients_and_state() -> None
     assert found.gradient_bytes == (1.5 + 2) * MIB
     assert found.buffer_bytes == pytest.approx(2 * MIB + 0.01 * 10 * MIB, abs=2)
     assert found.updated_bytes == 1.5 * MIB
-    assert found.lasting_bytes == 6 * MIB
+    assert found.lasting_bytes == (6 + 2) * MIB
 
 
 def test_gradients_alone_leave_parameters_whole() -> None:
@@ -92,68 +99,74 @@ def test_gradients_alone_leave_parameters_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_ops", "forward", "backward", "under_gloo"),
+    ("num_ops", "room", "backward", "under_gloo"),
     [
-        (1, 1.0, 2.0, 2.0),  # behind the op its gradients and their buffer, in place of its parameters
-        (2, 2.0, 3.0, 4.0),  # of the first op: 1 gathered, 2 of gradients; a scatter's buffer besides
-        (3, 2.0, 4.0, 5.0),
-        (9, 2.0, 4.0, 5.0),
+        (1, 1.0, 1.0, 2.0),  # behind the op its gradients and their buffer
+        (2, 2.0, 2.0, 3.0),  # of the first op: 2 of gradients; a scatter's buffer besides
+        (3, 2.0, 2.0, 3.0),
+        (9, 2.0, 2.0, 3.0),
     ],
 )
-def test_whole_parameters_and_gradients_come_and_go_with_their_ops(
-    num_ops: int, forward: float, backward: float, under_gloo: float
+def test_gradients_come_and_go_with_their_ops_and_parameters_have_room_for_two(
+    num_ops: int, room: float, backward: float, under_gloo: float
 ) -> None:
     net = net_of("a/m", num_ops)
     profile = sharded(PARAMETERS, net)
-    assert passes(profile, [on(net, 2)], nccl(2)) == [(forward, 0.0), (backward, 0.0)]
-    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(forward, 0.0), (under_gloo, 0.0)]
+    assert gathered(profile, [on(net, 2)], nccl(2)) == room
+    assert passes(profile, [on(net, 2)], nccl(2)) == [(0.0, 0.0), (backward, 0.0)]
+    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(0.0, 0.0), (under_gloo, 0.0)]
 
 
 def test_of_gradients_alone_nothing_is_gathered() -> None:
     net = net_of("a/m", 3)
+    assert gathered(sharded(GRADIENTS, net), [on(net, 2)], nccl(2)) == 0
     assert passes(sharded(GRADIENTS, net), [on(net, 2)], nccl(2)) == [(0.0, 0.0), (2.0, 0.0)]
     assert passes(sharded(GRADIENTS, net), [on(net, 2)], cluster_of(2)) == [(0.0, 0.0), (3.0, 0.0)]
 
 
 def test_wide_gradients_are_wide_while_they_are_whole_too() -> None:
-    """Backward of the middle op: 2 MiB gathered, two gradients of 2 MiB each."""
+    """Backward of the middle op: two gradients of 2 MiB each; parameters are no wider."""
     net = net_of("a/m", 3)
     profile = sharded(PARAMETERS, net, gradient_bytes_per_param=2.0)
-    assert passes(profile, [on(net, 2)], nccl(2)) == [(2.0, 0.0), (6.0, 0.0)]
-    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(2.0, 0.0), (8.0, 0.0)]
+    assert gathered(profile, [on(net, 2)], nccl(2)) == 2
+    assert passes(profile, [on(net, 2)], nccl(2)) == [(0.0, 0.0), (4.0, 0.0)]
+    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(0.0, 0.0), (6.0, 0.0)]
     assert need(profile, [on(net, 2)], nccl(2)).gradient_bytes == (2 * 1.5 + 4) * MIB
 
 
 def test_ops_of_uneven_sizes() -> None:
-    """1, 4, 1 MiB, as glue makes the middle op larger, on 4 devices. Backward of the middle one: 4 + 1
-    gathered, 4 + 1 of gradients; forward of the first, which waits for no other: 1 + 4.
+    """1, 4, 1 MiB, as glue makes the middle op larger, on 4 devices: room for it and one more; backward of
+    the middle one 4 + 1 of gradients, of which 1 is on its way.
     """
     net = net_of("a/m", 3, extra_param_bytes={1: 3 * MIB})
     profile = sharded(PARAMETERS, net)
-    assert passes(profile, [on(net, 4)], nccl(4)) == [(5.0, 0.0), (10.0, 0.0)]
-    assert passes(profile, [on(net, 4)], cluster_of(4)) == [(5.0, 0.0), (11.0, 0.0)]
+    assert gathered(profile, [on(net, 4)], nccl(4)) == 5
+    assert passes(profile, [on(net, 4)], nccl(4)) == [(0.0, 0.0), (5.0, 0.0)]
+    # behind the middle op, before the first: 1 + 4 of gradients, and 4 that come for the range
+    assert passes(profile, [on(net, 4)], cluster_of(4)) == [(0.0, 0.0), (9.0, 0.0)]
     assert need(profile, [on(net, 4)], nccl(4)).parameter_bytes == 1.5 * MIB
 
 
 def test_the_largest_op_last() -> None:
-    """1, 1, 4 MiB: forward, the last two together; backward the last op has 4 + 1 gathered and 4 of
-    gradients, the middle one 1 + 1 and 1 + 4, under gloo with a buffer of 4.
+    """1, 1, 4 MiB: the last two together; backward of the middle one 1 + 4 of gradients, under gloo with a
+    buffer of 4.
     """
     net = net_of("a/m", 3, extra_param_bytes={2: 3 * MIB})
     profile = sharded(PARAMETERS, net)
-    assert passes(profile, [on(net, 2)], nccl(2)) == [(5.0, 0.0), (9.0, 0.0)]
-    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(5.0, 0.0), (11.0, 0.0)]
+    assert gathered(profile, [on(net, 2)], nccl(2)) == 5
+    assert passes(profile, [on(net, 2)], nccl(2)) == [(0.0, 0.0), (5.0, 0.0)]
+    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(0.0, 0.0), (9.0, 0.0)]
 
 
 def test_parameters_of_several_ops_stay_from_the_first_to_the_last() -> None:
-    """Blocks 7 8 9 7: forward 7, 8 and 9 at the second op. Backward 7 and its gradient all along; at the
-    second op also 8, its gradient, and that of 9, which is under way.
+    """Blocks 7 8 9 7: 7, 8 and 9 at the second op. Backward the gradient of 7 all along; at the second op
+    also that of 8, and that of 9, which is under way.
     """
     net = net_of("a/m", 4, parameter_blocks=(7, 8, 9, 7))
     profile = sharded(PARAMETERS, net)
-    assert passes(profile, [on(net, 2)], nccl(2)) == [(3.0, 0.0), (2 + 3.0, 0.0)]
-    # at the third op, 7, 9 and 8 gathered, gradients of 7 and 9: as much; under gloo the second has 1 more
-    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(3.0, 0.0), (6.0, 0.0)]
+    assert gathered(profile, [on(net, 2)], nccl(2)) == 3
+    assert passes(profile, [on(net, 2)], nccl(2)) == [(0.0, 0.0), (3.0, 0.0)]
+    assert passes(profile, [on(net, 2)], cluster_of(2)) == [(0.0, 0.0), (4.0, 0.0)]
 
 
 def test_a_scatter_is_under_way_until_the_next_one() -> None:
@@ -175,39 +188,30 @@ def test_nothing_is_left_for_passes_that_follow() -> None:
     """Backward, what shares out its parameters runs before what does not."""
     one, other = net_of("a/m", 2), net_of("b/m", 2)
     profile = sharded(PARAMETERS, one, other).sharded({"b/m": PARAMETERS})
+    assert gathered(profile, [on(one, 2), on(other, 2, 1.0)], nccl(2)) == 2
     assert passes(profile, [on(one, 2), on(other, 2, 1.0)], nccl(2)) == [
         (0.0, 0.0),
+        (0.0, 0.0),
         (2.0, 0.0),
-        (3.0, 0.0),
         (0.0, 0.0),
     ]
 
 
-def test_activations_count_beside_what_is_gathered_where_they_are_most() -> None:
-    """3 ops that keep 10 MiB each: forward fullest at the last op, which gathers nothing more; backward at
-    the last op too, with 2 gathered and 1 of gradients.
-    """
+def test_activations_count_beside_gradients_where_they_are_most() -> None:
+    """3 ops that keep 10 MiB each: fullest at the last op, backward with 1 of gradients."""
     net = net_of("a/m", 3, memory=(op(kept_bytes=(0, 20 * MIB), forward_bytes=(0, 20 * MIB)),))
     profile = sharded(PARAMETERS, net)
-    assert passes(profile, [on(net, 2)], nccl(2)) == [(31.0, 30.0), (33.0, 0.0)]
-
-
-def test_what_is_gathered_counts_at_the_op_that_runs() -> None:
-    """The first of 3 ops, with glue's 3 MiB, needs 8 MiB to run forward, the others nothing."""
-    memory = (op(forward_bytes=(0, 16 * MIB)), op(first_op=1))
-    net = net_of("a/m", 3, memory=memory, extra_param_bytes={2: 3 * MIB})
-    profile = sharded(PARAMETERS, net)
-    assert passes(profile, [on(net, 2)], nccl(2))[0] == (8.0 + 2, 0.0)
+    assert passes(profile, [on(net, 2)], nccl(2)) == [(30.0, 30.0), (31.0, 0.0)]
 
 
 def test_what_is_recomputed_runs_while_its_parameters_are_there() -> None:
-    """Ops that need 6 MiB to run forward; in the backward pass again, with 2 gathered and 2 of gradients."""
+    """Ops that need 6 MiB to run forward; in the backward pass again, with 2 of gradients."""
     net = net_of("a/m", 3, memory=(op(forward_bytes=(0, 12 * MIB)),))
     profile = sharded(PARAMETERS, net)
     state = 5056 / MIB  # of the random numbers, of each op
     forward, backward = passes(profile, [on(net, 2, recompute=True)], nccl(2))
-    assert forward == (8 + state, 3 * state)  # at the middle op
-    assert backward == (6 + 4 + 2 * state, 0.0)
+    assert forward == (6 + 2 * state, 3 * state)  # at the last op
+    assert backward == (6 + 2 + 2 * state, 0.0)
 
 
 def test_frozen_parameters_and_those_stepped_whole_stay_whole() -> None:
@@ -216,8 +220,9 @@ def test_frozen_parameters_and_those_stepped_whole_stay_whole() -> None:
     net = net_of("a/m", 2, param_bytes_per_op=4 * MIB, trainable_fraction=0.75, optimizer=kept)
     found = need(sharded(PARAMETERS, net), [on(net, 2)], nccl(2))
     assert found.parameter_bytes == 2 * (1 + 1 + 1) * MIB
-    # backward of the last op: 4 gathered, 2 of gradients; of the first as much
-    assert found.gradient_bytes == pytest.approx(2 * (1 + 1) * MIB + 2 * MIB, abs=1)
+    # backward of the first op: two gradients of 2
+    assert found.gradient_bytes == pytest.approx(2 * (1 + 1) * MIB + 2 * 2 * MIB, abs=1)
+    assert gathered(sharded(PARAMETERS, net), [on(net, 2)], nccl(2)) == pytest.approx(4)
     assert found.optimizer_bytes == 2 * 3 * MIB
     assert found.updated_bytes == 2 * (1 + 1) * MIB
 
@@ -230,18 +235,20 @@ def test_what_one_device_holds_is_as_without(level: Sharding) -> None:
 
 
 def test_components_that_are_not_named_are_as_without() -> None:
-    """Two of 2 MiB on 2 devices, of which one is shared out: 1 + 2 of parameters, and of gradients."""
+    """Two of 2 MiB on 2 devices, of which one is shared out: 1 + 2 of parameters, and of gradients; backward
+    2 more of these.
+    """
     one, other = net_of("a/m", 2), net_of("b/m", 2)
     profile = sharded(PARAMETERS, one, other)
     profile = profile.sharded({"a/m": PARAMETERS})
     found = need(profile, [on(one, 2), on(other, 2, 1.0)], nccl(2))
-    assert (found.parameter_bytes, found.gradient_bytes - 3 * MIB) == (3 * MIB, 1 * MIB)
+    assert (found.parameter_bytes, found.gradient_bytes - 3 * MIB) == (3 * MIB, 2 * MIB)
     # under gloo, the sums of the other's gradients take their buffers from the first op on that is through
     assert passes(profile, [on(one, 2), on(other, 2, 1.0)], cluster_of(2)) == [
-        (2.0, 0.0),
+        (0.0, 0.0),
         (0.0, 0.0),
         (1.0, 2.0),
-        (2 + 4.0, 2.0),
+        (2 + 3.0, 2.0),
     ]
 
 
@@ -250,7 +257,7 @@ def test_devices_with_the_same_part_share_it_out() -> None:
     net = net_of("a/m", 1, param_bytes_per_op=4 * MIB, whole_param_bytes_per_op=MIB, memory=(op(tp=2),))
     found = need(sharded(PARAMETERS, net), [on(net, 4, tp=2)], nccl(4))
     assert found.parameter_bytes == (0.25 + 0.75) * MIB
-    assert found.gradient_bytes == (1 + 2.5) * MIB  # backward, with 2.5 gathered
+    assert found.gradient_bytes == (1 + 2.5) * MIB
     assert found.buffer_bytes == pytest.approx(2.5 * MIB + found.tensor_bytes / 101, abs=3)
 
 
@@ -260,5 +267,6 @@ def test_slices_one_after_the_other_gather_by_themselves() -> None:
     other = one.model_copy(update={"name": "b/m"})
     profile = sharded(PARAMETERS, one, other)
     slices = [on(one, 2), on(other, 2, 1.0)]
-    assert passes(profile, slices, nccl(2)) == [(2.0, 0.0), (2.0, 0.0), (3.0, 0.0), (3.0, 0.0)]
+    assert gathered(profile, slices, nccl(2)) == 2
+    assert passes(profile, slices, nccl(2)) == [(0.0, 0.0), (0.0, 0.0), (2.0, 0.0), (2.0, 0.0)]
     assert need(profile, slices, nccl(2)).parameter_bytes == MIB

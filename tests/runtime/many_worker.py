@@ -26,6 +26,7 @@ from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
 from spindle_cli.runtime import trainer
 from spindle_cli.runtime.connecting import connected
+from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload import localise
@@ -45,6 +46,7 @@ def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> Non
 
 Key = tuple[str, str]  # of a source, and of how its graph is found
 train_one_step = Training.step
+take_back = GatherMemory.take_back
 analyse_source = localise.in_the_abstract
 analysed: dict[Key, Any] = {}  # for the first alone of the requests that train it, each in another way
 
@@ -76,6 +78,12 @@ def analyse_all(folder: Path) -> None:
             plan_splits(plan, graph, str(request.plan))  # what this finds, the graph keeps
 
 
+def take_back_poisoned(self: GatherMemory, flat: torch.Tensor, begin: int) -> None:
+    """Whoever still looks at what was gathered trains another model."""
+    flat.fill_(float("nan"))
+    take_back(self, flat, begin)
+
+
 def leave_groups() -> None:
     """Those of a request that has ended: the threads of each of gloo's wake up a hundred times a second, so
     that those of fifty requests would take most of the machine.
@@ -90,6 +98,7 @@ def leave_groups() -> None:
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
     Training.step = step_without_host_waits
+    GatherMemory.take_back = take_back_poisoned
     trainer.not_searched_again = nullcontext  # would have all searched that is frozen below
     localise.in_the_abstract = in_the_abstract
     finder = Finder()  # what is found of layers at a length holds for all requests

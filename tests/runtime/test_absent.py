@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.runtime.communication.pass_bucket import give_up_memory, take_back_memory
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks
+from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 
 
 class Reading(Callback):

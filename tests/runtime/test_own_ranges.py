@@ -21,7 +21,8 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
 from spindle_cli.runtime.communication.collectives import Members
-from spindle_cli.runtime.communication.pass_bucket import PassBucket, give_up_memory
+from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.memory.given_up import give_up_memory
 from spindle_cli.runtime.part import replicas
 from spindle_cli.runtime.part.localise import LocalModel, localise
 from spindle_cli.runtime.part.own_ranges import leaf_without_memory, with_memory

@@ -16,6 +16,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication import pass_bucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, Use, Uses, uses_in
 
 
@@ -201,6 +202,28 @@ def test_what_the_optimizer_has_stepped_is_what_is_fetched_next(world: None) -> 
     bucket.start_fetch()
     bucket.finish_fetch()
     assert weight.tolist() == [[10.0, 20.0], [30.0, 40.0]]
+
+
+def test_parameters_are_gathered_into_the_memory_they_are_given_unless_it_is_lent(world: None) -> None:
+    """Two buckets with the same place, as if nothing used both at once."""
+    (one, weight, _), (other, second, _) = (bucket_of(Sharding.PARAMETERS) for _ in range(2))
+    memory = GatherMemory(1024, torch.device("cpu"))
+    for bucket in (one, other):
+        bucket.gather_into(memory, 512)
+    place = memory.flat.data_ptr() + 512
+    one.start_fetch()
+    one.finish_fetch()
+    assert weight.data_ptr() == place
+    other.start_fetch()
+    other.finish_fetch()
+    assert second.data_ptr() != place
+    assert weight.tolist() == second.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    one.give_up()
+    other.give_up()
+    assert weight.untyped_storage().nbytes() == second.untyped_storage().nbytes() == 0
+    other.start_fetch()
+    other.finish_fetch()
+    assert second.data_ptr() == place
 
 
 class Alone:

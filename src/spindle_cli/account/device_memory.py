@@ -19,8 +19,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
-# neither the allocator nor the reserve of GPUs, the third no communicators.
-MEMORY_FORMULA = 4
+# neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
+# came and went.
+MEMORY_FORMULA = 5
 
 
 def device_memory(
@@ -50,8 +51,9 @@ def device_memory(
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
     * Where devices share out gradients, each has its range of them all the time, and where parameters, of
-      these too. What is whole besides, while ops run (`holdings.py`), is shown as gradients, and what is
-      gathered of parameters as buffers. Under gloo a scatter takes a buffer as large as its gradients.
+      these too. What is whole besides, while ops run backward (`holdings.py`), is shown as gradients; the
+      memory that parameters are gathered into (`gather_buffers.py`), which is there all the time, as buffers.
+      Under gloo a scatter takes a buffer as large as its gradients.
     * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
       there before the first tensor.
     """

@@ -183,23 +183,19 @@ class Held:
 
 @dataclass(frozen=True)
 class SharedOut:
-    """What a device holds of shared-out parameters and gradients beside its own ranges, while a slice runs:
-    bytes by op, first to last.
+    """What a device holds of shared-out gradients beside its own ranges, while a slice runs backward: bytes
+    by op, first to last.
 
-    Parameters are gathered whole for the ops that use them: for the first op of a pass as it starts, for each
-    other one with the op before it; they go with the last op that uses them. A whole gradient is there from
-    the first op that adds to it in the backward pass to the last, and then scattered: at most one scatter is
-    under way, until the next one starts or the pass ends.
+    A whole gradient is there from the first op that adds to it in the backward pass to the last, and then
+    scattered: at most one scatter is under way, until the next one starts or the pass ends. Parameters that
+    are gathered have a place all the time (`gather_buffers.py`).
 
     Attributes:
-        forward, backward: parameters gathered in that pass.
         gradients: whole gradients, those under way included; in bytes of parameters.
         under_way: of these, those that are being scattered.
         left: those whose scatter ends the backward pass.
     """
 
-    forward: Sequence[float]
-    backward: Sequence[float]
     gradients: Sequence[float]
     under_way: Sequence[float]
     left: float
@@ -215,12 +211,11 @@ def shared_out(uses: Sequence[Sequence[BlockUse]], held: Mapping[Block, Held]) -
                 spans[use.block] = first, position
     if not spans:
         return None
-    forward, backward, made, complete = ([0.0] * len(uses) for _ in range(4))
+    made, complete = ([0.0] * len(uses) for _ in range(2))
     for block, (first, last) in spans.items():
         there = held[block]
-        _add(forward, there.gathered_bytes, max(0, first - 1), last)
-        _add(backward, there.gathered_bytes, first, min(last + 1, len(uses) - 1))
-        _add(made, there.scattered_bytes, first, last)
+        for position in range(first, last + 1):
+            made[position] += there.scattered_bytes
         complete[first] += there.scattered_bytes
     under_way = [0.0] * len(uses)
     scattered = 0.0
@@ -228,9 +223,4 @@ def shared_out(uses: Sequence[Sequence[BlockUse]], held: Mapping[Block, Held]) -
         under_way[position] = scattered
         scattered = complete[position] or scattered
     gradients = [sum(both) for both in zip(made, under_way, strict=True)]
-    return SharedOut(forward, backward, gradients, under_way, scattered)
-
-
-def _add(by_op: list[float], num_bytes: float, first: int, last: int) -> None:
-    for position in range(first, last + 1):
-        by_op[position] += num_bytes
+    return SharedOut(gradients, under_way, scattered)

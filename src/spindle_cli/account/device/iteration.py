@@ -191,15 +191,13 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
-        shared = self._shared_out(role[0])
         casts = 0.0
         for run in self._runs(part):
             needs = part.needs[run.segment][1]
             kept = part.kept_of(needs)
             casts += run.num_ops * needs.cast if part.recompute else 0.0
             self._kept += (run.num_ops - 1) * kept
-            gathered = 0.0 if shared is None else shared.forward[run.position]
-            self._see(needs.forward + casts, self._buffers() + gathered)
+            self._see(needs.forward + casts, self._buffers())
             self._kept += kept
         if not part.recompute:
             self._kept += sum(run.num_ops * self._joined(part, run) for run in self._runs(part))
@@ -218,16 +216,16 @@ class Iteration:
             running = self._backward_bytes(needs, run)
             if part.recompute:
                 running = joined + max(needs.forward, needs.kept + running)
-            gathered = 0.0
+            scattering = 0.0
             if shared is not None:
                 self._whole = self._width * shared.gradients[run.position]
-                gathered = shared.backward[run.position] + self._scattering(shared.under_way[run.position])
+                scattering = self._scattering(shared.under_way[run.position])
             gone = part.kept_of(needs) if part.recompute else needs.kept + joined
             made, summing = self._made_by(run, index)
-            self._see(running, self._buffers() + part.handed + gathered)
+            self._see(running, self._buffers() + part.handed + scattering)
             self._advance(run.num_ops - 1, gone, made, summing)
             if run.num_ops > 1:
-                self._see(running, self._buffers() + part.handed + gathered)
+                self._see(running, self._buffers() + part.handed + scattering)
             self._advance(1, gone, made, summing)
             self._made.update(kind for kind in run.kinds if self._held[kind].count == 1)
         self._made.update(kind for run in self._runs(part) for kind in run.kinds)

@@ -34,11 +34,15 @@ class MemoryByPass:
 
 @dataclass(frozen=True, eq=False)
 class Need:
-    """What a device holds all the time, and pass by pass."""
+    """What a device holds all the time, and pass by pass.
+
+    `gathered`: of the memory that parameters are gathered into.
+    """
 
     parameters: int
     state: int
     summed_gradients: float
+    gathered: float
     updated: float
     allocator_share: float
     passes: tuple[PassBytes, ...]
@@ -49,14 +53,14 @@ class Need:
 
     def at(self, moment: Fullest) -> DeviceMemory:
         """At a moment."""
-        lasting = self.parameters + self.state + round(self.summed_gradients)
+        lasting = self.parameters + self.state + round(self.summed_gradients) + round(self.gathered)
         uncounted = UNCOUNTED_SHARE * (lasting + moment.total)
         return DeviceMemory(
             parameter_bytes=self.parameters,
             gradient_bytes=round(self.summed_gradients + moment.gradients),
             optimizer_bytes=self.state,
             activation_bytes=round(moment.activations),
-            buffer_bytes=round(moment.buffers + uncounted),
+            buffer_bytes=round(self.gathered + moment.buffers + uncounted),
             updated_bytes=round(self.updated),
             lasting_bytes=lasting,
             allocator_bytes=round(self.allocator_share * moment.total),

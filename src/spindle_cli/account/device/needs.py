@@ -13,7 +13,8 @@ from spindle_cli.account.device.iteration import Iteration, Role, Setting
 from spindle_cli.account.device.need import ALLOCATOR_SHARE, Need
 from spindle_cli.account.device.own_order import passes_by_device
 from spindle_cli.account.device.parts import KnownUses, Part
-from spindle_cli.account.holdings import BlockUse, Held, Holders
+from spindle_cli.account.gather_buffers import Lot, Span, places_of
+from spindle_cli.account.holdings import Block, BlockUse, Held, Holders
 from spindle_cli.account.joint import beside
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
@@ -199,11 +200,31 @@ class Account:
         return Need(
             parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
             state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
+            gathered=self._gathered(roles, held),
             summed_gradients=wide * sum(there.count * there.lasting_gradient_bytes for there in of_all),
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
             passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),
         )
+
+    def _gathered(self, roles: Sequence[Role], held: Mapping[int, Held]) -> float:
+        """Bytes of the memory that parameters are gathered into."""
+        if Sharding.PARAMETERS not in self.sharding.values():
+            return 0.0
+        kind_of = self.setting.kinds.kind_of
+        spans: dict[Block, list[Span]] = {}
+        for index, *_ in roles:
+            part = self.setting.parts[index]
+            found: dict[Block, Span] = {}
+            for position, of_op in enumerate(part.uses):
+                for use in of_op:
+                    if held[kind_of[use.block]].gathered_bytes:
+                        known = found.get(use.block, Span(part.piece, position, position))
+                        found[use.block] = known._replace(last=position)
+            for block, span in found.items():
+                spans.setdefault(block, []).append(span)
+        lots = [Lot(held[kind_of[block]].gathered_bytes, tuple(sorted(own))) for block, own in spans.items()]
+        return places_of(lots).num_bytes
 
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[int, Held]:
         """By kind. `roles`: the last one that runs backward first."""

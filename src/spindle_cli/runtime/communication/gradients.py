@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
+from spindle_cli.account.gather_buffers import Lot, Span, places_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
@@ -25,7 +26,8 @@ from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.measuring.timing import Passing
-from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
+from spindle_cli.runtime.update.owned_ranges import OwnedRange, round_up
 from spindle_cli.workload.initial.own import OwnValues
 
 # Those whose ranks step a range each.
@@ -38,7 +40,8 @@ AnyBucket = SummedBucket | PassBucket
 class GradientPool:
     """All trained parameters of this rank: those of other ranks too in buckets, its own alone as they are.
 
-    `owned_ranges`: what its optimizer steps.
+    `owned_ranges`: what its optimizer steps. `gather_memory`: what parameters are gathered into that devices
+    share out; None: there are none.
     """
 
     def __init__(
@@ -78,6 +81,7 @@ class GradientPool:
             self._buckets[group.index] = (*sharded, *whole)
             if sharded:
                 by_ranks.setdefault(group.devices, []).extend(sharded)
+        self.gather_memory = _lay_out(groups, self._buckets)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         alone = {name: parameter for name, parameter in trained.items() if name not in shared}
         self._own = tuple(alone.values())
@@ -284,6 +288,26 @@ def _ranged(
         return ShardedBucket(parameters, members)
     inside = replace(members, communicator=communicators.sharing(group.devices))
     return PassBucket(parameters, inside, group.sharding, members.communicator, own)
+
+
+def _lay_out(
+    groups: Iterable[ParameterGroup], buckets: Mapping[int, Sequence[AnyBucket]]
+) -> GatherMemory | None:
+    """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group."""
+    lots: dict[PassBucket, Lot] = {}
+    for group in groups:
+        spans = tuple(map(Span, group.slices, group.first_ops, group.last_ops))
+        for bucket in buckets.get(group.index, ()):
+            if isinstance(bucket, PassBucket) and bucket.is_fetched:
+                size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)
+                lots[bucket] = Lot(size, tuple(sorted(spans)))
+    if not lots:
+        return None
+    places = places_of(tuple(lots.values()))
+    memory = GatherMemory(round(places.num_bytes), next(iter(lots)).parameters[0].device)
+    for bucket, begin in zip(lots, places.offsets, strict=True):
+        bucket.gather_into(memory, round(begin))
+    return memory
 
 
 def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:

@@ -3,7 +3,8 @@
 Whole parameters are gathered for the ops that use them and given up behind them; whole gradients are made in
 a backward pass, summed in it, and each rank adds its range of the sum to what it keeps (ZeRO-2 and ZeRO-3,
 Rajbhandari et al. 2020). A tensor that is given up keeps its storage, without memory: what autograd has saved
-of it is there again when the parameters are (as FSDP does it, Zhao et al. 2023).
+of it is there again when the parameters are (as FSDP does it, Zhao et al. 2023). The memory that parameters
+are gathered into is always the same (`gather_memory.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch import nn
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
 from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.runtime.memory.gather_memory import GatherMemory
+from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
 from spindle_cli.workload.initial.own import OwnValues
 from spindle_cli.workload.training.precision import gradient_dtype
@@ -65,6 +68,8 @@ class PassBucket:
         )
         self._owned = tuple(self._own_parts())
         self.owned_ranges = tuple(owned for owned, *_ in self._owned)
+        self._place: tuple[GatherMemory, int] | None = None
+        self._has_place = False
         self._work: dist.Work | None = None
         self._scatter: Scatter | None = None
         self._reached: tuple[bool, ...] = ()
@@ -100,9 +105,21 @@ class PassBucket:
         give_up_memory(self._values)
         return kept
 
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of all parameters, whole."""
+        return self._layout.size * self._values.itemsize
+
+    def gather_into(self, memory: GatherMemory, begin: int) -> None:
+        """From here on parameters that are fetched lie there, unless somebody else does just then."""
+        self._place = memory, begin
+
     def start_fetch(self) -> None:
         """Start making the parameters whole. Collective."""
-        take_back_memory(self._values)
+        memory, begin = self._place or (None, 0)
+        self._has_place = memory is not None and memory.lend(self._values, begin)
+        if not self._has_place:
+            take_back_memory(self._values)
         self._members.range_in(self._values).copy_(self._own)
         self._work = start_gather(self._values, self._members)
 
@@ -114,7 +131,12 @@ class PassBucket:
 
     def give_up(self) -> None:
         """No op uses the parameters for now."""
-        give_up_memory(self._values)
+        if self._has_place and self._place is not None:
+            memory, begin = self._place
+            memory.take_back(self._values, begin)
+            self._has_place = False
+        else:
+            give_up_memory(self._values)
 
     def open_gradients(self) -> None:
         """Give the parameters whole gradients of zeros, for a backward pass to add to."""
@@ -190,13 +212,3 @@ class PassBucket:
                 tensor.grad_dtype = gradient.dtype
             found.append((OwnedRange(name, (begin, end), tensor), gradient, position_of[name]))
         return found
-
-
-def give_up_memory(flat: Tensor) -> None:
-    """Let go of a tensor's memory, and of that of its views, but not of its storage."""
-    flat.untyped_storage().resize_(0)
-
-
-def take_back_memory(flat: Tensor) -> None:
-    """Give it memory again, with any values."""
-    flat.untyped_storage().resize_(flat.numel() * flat.itemsize)

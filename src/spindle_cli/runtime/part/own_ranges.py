@@ -14,7 +14,7 @@ from torch import nn
 
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.runtime.communication.pass_bucket import give_up_memory, take_back_memory
+from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
 from spindle_cli.workload.building.abstract import swap

@@ -55,8 +55,8 @@ class FlatLayout:
         end = 0
         for name, size in sizes.items():
             spans[name] = (end, end + size)
-            end = _round_up(end + size, step)
-        return cls(spans, _round_up(-(-end // count), step), count)
+            end = round_up(end + size, step)
+        return cls(spans, round_up(-(-end // count), step), count)
 
     @property
     def size(self) -> int:
@@ -78,5 +78,6 @@ class FlatLayout:
                 yield name, start - first, end - first
 
 
-def _round_up(number: int, step: int) -> int:
+def round_up(number: int, step: int) -> int:
+    """The least multiple of `step` that is no less."""
     return -(-number // step) * step

@@ -1,0 +1,1 @@
+"""Memory of a device that is lent for a while."""
