@@ -54,6 +54,9 @@ def device_memory(
       these too. What is whole besides, while ops run backward (`holdings.py`), is shown as gradients; the
       memory that parameters are gathered into (`gather_buffers.py`), which is there all the time, as buffers.
       Under gloo a scatter takes a buffer as large as its gradients.
+    * Of an op whose activations are moved to host memory, the device has what it hands on to an op that does
+      not do so, no more; and while passes run the activations of one op on their way out, and of one on
+      their way back beside those that are used. On CPUs they stay in the same memory, in another place.
     * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
       there before the first tensor.
     """
@@ -91,6 +94,14 @@ def _peaks(needs: Sequence[Need], outside: Sequence[int]) -> tuple[DeviceMemory,
     both = list(zip(needs, outside, strict=True))
     found = {(need, own): replace(peaks[need], outside_bytes=own) for need, own in dict.fromkeys(both)}
     return tuple(found[each] for each in both)
+
+
+def host_memory(devices: Sequence[DeviceMemory], cluster: Cluster) -> tuple[int, ...]:
+    """Bytes of activations in the memory of each node, if all of its devices have most there at once."""
+    found = [0] * len(cluster.node_sizes)
+    for node, device in zip(cluster.node_of, devices, strict=True):
+        found[node] += device.host_bytes
+    return tuple(found)
 
 
 def optimizer_steps_s(devices: Iterable[DeviceMemory], s_per_byte: float) -> tuple[float, ...]:

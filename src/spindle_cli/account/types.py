@@ -166,7 +166,8 @@ class DeviceMemory:
     """Bytes of one device at its fullest moment, by what takes them.
 
     `allocator_bytes`: what torch's allocator holds beyond the tensors. `outside_bytes`: what is outside of
-    it, the cluster's reserve for context and libraries, and communicators.
+    it, the cluster's reserve for context and libraries, and communicators. `host_bytes`: the most of its
+    activations that are in its node's memory; of the other numbers only on CPUs part of the activations.
     `updated_bytes`: of the parameters, those that the device's own optimizer updates. `lasting_bytes`: of
     all, what is there at every moment.
     """
@@ -180,6 +181,7 @@ class DeviceMemory:
     lasting_bytes: int
     allocator_bytes: int = 0
     outside_bytes: int = 0
+    host_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:

@@ -102,13 +102,13 @@ class Beside:
         return found
 
     def own_s(self, times: float) -> list[tuple[_Share, float]]:
-        """Of each slice that computes nothing again, what an op of it took without what its devices did
-        beside it; `times`: see `stretches`.
+        """Of each slice that computes nothing again and waits for no copies of activations, what an op of it
+        took without what its devices did beside it; `times`: see `stretches`.
         """
         return [
             ((piece.metaop, piece.dp, piece.tp), took_s / stretch / piece.num_ops)
             for piece, took_s, stretch in zip(self.slices, self.took_s, self.stretches(times), strict=True)
-            if took_s > 0 and not piece.recompute
+            if took_s > 0 and not piece.recompute and not piece.offload
         ]
 
 

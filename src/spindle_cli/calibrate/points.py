@@ -94,11 +94,11 @@ def _own_times(op: OpTimes, piece: Slice, profile: Profile, beyond: BeyondCurve)
     longer than what they hide behind is as the profile's curve has it.
     """
     point = point_of(profile, (piece.metaop, piece.dp, piece.tp))
-    again_s = point.forward_s if piece.recompute else 0.0
+    again = piece.num_recomputed / piece.num_ops
     metaop = profile.by_name[piece.metaop]
-    more_s = beyond.op_s(piece, metaop, point.forward_s, point.backward_s + again_s)
+    more_s = beyond.op_s(piece, metaop, point.forward_s, point.backward_s + again * point.forward_s)
     forward_s = max(op.forward_s - more_s[0], LEAST_OWN * op.forward_s)
     backward_s = max(op.backward_s - more_s[1], LEAST_OWN * op.backward_s)
-    if piece.recompute:  # forward once more, as part of the backward pass
-        backward_s = max(backward_s - forward_s, LEAST_OWN * backward_s)
+    if again:  # forward once more, as part of the backward pass
+        backward_s = max(backward_s - again * forward_s, LEAST_OWN * backward_s)
     return OpTimes(forward_s, backward_s)

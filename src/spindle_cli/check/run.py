@@ -5,7 +5,7 @@ devices.
 from __future__ import annotations
 
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.check import against_profile, predictions, structure, task_sets
+from spindle_cli.check import against_profile, offload, predictions, structure, task_sets
 from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
 from spindle_cli.plan.types import Plan
@@ -30,6 +30,7 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
     if not found:
         found += structure.rows_of_shares(whole, is_complete=is_complete)
+        found += offload.ranges([*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)])
     if not found:
         found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
     if not found and plan.task_sets:
@@ -58,6 +59,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     found += schedule.waves(whole)
     found += predictions.times(whole)
     found += predictions.one_peak_a_device(whole)
+    found += offload.has_link(whole)
     if is_complete:
         found += structure.valid_allocations(whole)
         found += structure.whole_micro_batches(whole)
@@ -67,6 +69,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
         # Who talks to whom is known of a plan with which nothing else is wrong.
         communicators = None if found else communicator_bytes(whole)
         found += predictions.memory(whole, communicators)
+        found += offload.fits(whole)
         if states_ours:  # what another tool predicts may rest on its own account of memory
             found += predictions.stated_memory(whole, communicators)
     return found

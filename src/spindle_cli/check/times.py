@@ -15,25 +15,26 @@ def durations(plan: Plan) -> Iterator[Violation]:
     """A slice lasts at least ops x (forward_s + backward_s) of its curve point; where it has times for each
     pass, each at least its own part.
 
-    A slice with recomputation runs its forward pass twice, the second time before it runs backward.
+    An op with recomputation runs its forward pass twice, the second time before it runs backward.
     """
     for wave, piece in located(plan):
         point = curve_point(plan.by_name[piece.metaop], piece)
         if point is None:
             continue  # reported as an allocation
         forward_s, backward_s = point
-        again_s = forward_s if piece.recompute else 0.0
+        again_s = piece.num_recomputed * forward_s
+        both_s = piece.num_ops * forward_s, again_s + piece.num_ops * backward_s
         if piece.backward_s is None:
-            needed = [("lasts", forward_s + again_s + backward_s)]
+            needed = [("lasts", sum(both_s))]
         else:
-            needed = [("forward lasts", forward_s), ("backward lasts", again_s + backward_s)]
-        for (what, op_s), (start_s, end_s) in zip(needed, piece.times_s, strict=True):
-            if end_s - start_s < piece.num_ops * op_s - slack_s(piece):
+            needed = [("forward lasts", both_s[0]), ("backward lasts", both_s[1])]
+        for (what, least_s), (start_s, end_s) in zip(needed, piece.times_s, strict=True):
+            if end_s - start_s < least_s - slack_s(piece):
                 yield Violation(
                     rule="duration",
                     where=place_of(wave, piece),
                     value=f"{what} {exact_s(end_s - start_s)}",
-                    expected=f"at least {exact_s(piece.num_ops * op_s)} for {piece.num_ops} ops on its curve",
+                    expected=f"at least {exact_s(least_s)} for {piece.num_ops} ops on its curve",
                 )
 
 

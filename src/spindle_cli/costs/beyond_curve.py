@@ -30,16 +30,16 @@ class BeyondCurve:
 
         Args:
             metaop: the slice's.
-            forward_s, backward_s: of one op by the curve, the latter with the former where it is recomputed.
+            forward_s, backward_s: of one op by the curve, the latter on average with the former where ops
+                are recomputed.
         """
         forward_more_s, backward_more_s = sums_beyond_curve_s(piece, metaop, self._cluster)
-        if piece.recompute:
-            backward_more_s += forward_more_s
+        num_ops = piece.ops[1] - piece.ops[0]
+        backward_more_s += forward_more_s * piece.num_recomputed / num_ops
         moved = self._of(piece) if self._step.sharding else None
         if moved is None:
             return forward_more_s, backward_more_s
         longer = moved.longer_s(forward_s + forward_more_s, backward_s + backward_more_s)
-        num_ops = piece.ops[1] - piece.ops[0]
         return forward_more_s + longer[0] / num_ops, backward_more_s + longer[1] / num_ops
 
     def _of(self, piece: SliceShape) -> Moved | None:

@@ -40,6 +40,10 @@ class SliceShape(Protocol):
     @property
     def recompute(self) -> bool: ...
     @property
+    def offload(self) -> tuple[tuple[int, int], ...]: ...
+    @property
+    def num_recomputed(self) -> int: ...
+    @property
     def start_s(self) -> float: ...
     @property
     def backward_start_s(self) -> float | None: ...
@@ -133,18 +137,21 @@ def _guessed(metaop: MetaOp, dp: float, tp: int) -> OpNeeds:
 
 
 def slice_activation_bytes(
-    metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool = False
+    metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool = False, offload: float = 0.0
 ) -> float:
     """Bytes that one device keeps from forward to backward for the ops [first, last) of its share, with the
     fields of the batch.
 
-    With `recompute` only each op's output is kept, which is the next one's input.
+    With `recompute` only each op's output is kept, which is the next one's input; of the share `offload` of
+    the ops, at most that.
     """
     first, last = ops
     fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last) / dp
+    between = (last - first) * inner_bytes(metaop) / dp
     if recompute:
-        return fields + (last - first) * inner_bytes(metaop) / dp
-    return fields + sum(count * needs.kept for count, needs in op_needs(metaop, ops, dp, tp))
+        return fields + between
+    kept = sum(count * needs.kept for count, needs in op_needs(metaop, ops, dp, tp))
+    return fields + (1 - offload) * kept + offload * between
 
 
 def running_bytes(metaop: MetaOp, ops: tuple[int, int], dp: float, tp: int, *, recompute: bool) -> float:

@@ -71,6 +71,9 @@ class NodeGroup(Model):
     `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
     through one of them. By default one per device, and one per node where devices are CPUs. More cards than
     devices are not used.
+    `host_memory_gib`: GiB of a node's own memory that activations of its devices may be moved to; by default
+    as many as it takes. `host_links`: links of a node between its devices and that memory, each as fast as
+    the `host` link says; by default one per device, where there are fewer neighbours share one.
     `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
     for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
     """
@@ -81,6 +84,8 @@ class NodeGroup(Model):
     memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER]
     nics: Annotated[int, Field(ge=1), A_NUMBER] | None = None
     reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
+    host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER] | None = None
+    host_links: Annotated[int, Field(ge=1), A_NUMBER] | None = None
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> NodeGroup:
@@ -104,12 +109,20 @@ class NodeGroup(Model):
         """Network cards that a node uses."""
         return min(self.devices, self.nics or (1 if self.device == CPU else self.devices))
 
+    @property
+    def devices_per_host_link(self) -> int:
+        """The most devices of a node that share a link to its memory."""
+        return -(-self.devices // min(self.devices, self.host_links or self.devices))
+
 
 class Links(Model):
-    """The two kinds of link: between devices of one node, and of two nodes."""
+    """The kinds of link: between devices of one node, of two nodes, and from a device to its node's memory
+    and back, each way as fast at once; None: nothing is known of that.
+    """
 
     intra_node: Link
     inter_node: Link
+    host: Link | None = None
 
 
 class Cluster(Artifact):
@@ -203,6 +216,32 @@ class Cluster(Artifact):
         return tuple(
             int(group.memory_gib * GIB) for group in self.nodes for _ in range(group.count * group.devices)
         )
+
+    @cached_property
+    def host_memory_bytes(self) -> tuple[int | None, ...]:
+        """Of each node, bytes of its own memory for activations of its devices; None: as many as it takes."""
+        return tuple(
+            None if group.host_memory_gib is None else int(group.host_memory_gib * GIB)
+            for group in self.nodes
+            for _ in range(group.count)
+        )
+
+    @cached_property
+    def host_link(self) -> Link | None:
+        """A device's link to its node's memory, where those that share it all copy at once: what each then
+        has of it; of all nodes the slowest. None: nothing is known of it.
+        """
+        link = self.links.host
+        sharing = max(group.devices_per_host_link for group in self.nodes)
+        if link is None or sharing == 1:
+            return link
+        curve = link.curve and tuple((size, speed / sharing) for size, speed in link.curve)
+        own = {"bandwidth_gb_per_s": link.bandwidth_gb_per_s / sharing, "curve": curve}
+        return link.model_copy(update=own)
+
+    def without_host_link(self) -> Cluster:
+        """The same, knowing of no link to the nodes' memory."""
+        return self.model_copy(update={"links": self.links.model_copy(update={"host": None})})
 
     def num_groups(self, size: int) -> int:
         """How many groups of `size` devices of one node there are side by side."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+from spindle_cli.costs.offload import spread_over
 from spindle_cli.costs.share_sizes import largest_samples
 from spindle_cli.costs.share_times import share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.schedule import Placed
+from spindle_cli.plan.problem import Problem, with_offload, without_offload
+from spindle_cli.plan.schedule import Placed, UnplacedSlice
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import (
     Plan,
@@ -42,7 +43,7 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
         start = max(ready, node_end[piece.node], all_ended[before], *(device_free[d] for d in members))
         # One tick on top: the difference of two rounded decimals may fall short of the product by a float's
         # last bit.
-        end = start + ceil(piece.num_ops * piece.point.op_s * ticks_per_s) + 1
+        end = start + ceil(_seconds(piece) * ticks_per_s) + 1
         node_end[piece.node] = end
         all_ended.append(max(all_ended[-1], end))
         for device in members:
@@ -60,11 +61,21 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
                     start_s=start / ticks_per_s,
                     end_s=end / ticks_per_s,
                     recompute=piece.point.recompute,
+                    offload=spread_over(piece.first, piece.last, piece.point.offload),
                 ),
             )
         )
     slices.sort(key=lambda item: item[0])
     return tuple(piece for _, piece in slices)
+
+
+def _seconds(piece: UnplacedSlice) -> float:
+    """Of both passes, by how many of its ops are recomputed and how many have activations in host memory."""
+    point = piece.point
+    if not point.offload:
+        return piece.num_ops * point.op_s
+    moved = sum(last - first for first, last in spread_over(piece.first, piece.last, point.offload))
+    return piece.num_ops * with_offload(without_offload(point), moved / piece.num_ops).op_s
 
 
 def make_waves(slices: Sequence[Slice]) -> tuple[Wave, ...]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import floor, log10
 
 from spindle_cli.account.device.parts import KnownUses
 from spindle_cli.account.groups import ParameterUses, planned_parameters
 from spindle_cli.costs.beyond_curve import BeyondCurve
+from spindle_cli.costs.offload import hidden_share
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -28,7 +29,7 @@ class Point:
     """A valid allocation of a MetaOp, and the seconds that one op takes on it, over the whole batch.
 
     With `recompute` an op's activations are not kept but computed again in its backward pass, which that
-    makes longer.
+    makes longer. Of the share `offload` of the ops they are in host memory meanwhile, and not recomputed.
     """
 
     num_devices: int
@@ -38,6 +39,7 @@ class Point:
     backward_s: float
     op_s: float  # both together
     recompute: bool = False
+    offload: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,14 @@ class MemoryFallback:
         least_tp: degree of tensor parallelism of the MetaOps in `split`, or the largest that they have.
         split: names of MetaOps.
         recompute: by name of a MetaOp, how many of its first ops keep no activations.
+        offload: by name of a MetaOp, of which share of its ops activations are moved to host memory; of fewer
+            where copies would not hide behind what is computed.
     """
 
     least_tp: int = 1
     split: frozenset[str] = frozenset()
     recompute: Mapping[str, int] = field(default_factory=dict)
+    offload: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -149,9 +154,11 @@ class Problem:
             op = times_of(self.profile.by_name[piece.metaop], piece)
             assert op is not None, "no other shares are planned"
             times = {"dp": piece.dp, "tp": piece.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}
-            point = CurvePoint(num_devices=len(piece.devices), source="fitted", **times)
-            return make_point(point, recompute=piece.recompute)
-        return self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
+            curve_point = CurvePoint(num_devices=len(piece.devices), source="fitted", **times)
+            point = make_point(curve_point, recompute=piece.recompute)
+        else:
+            point = self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
+        return with_offload(point, piece.num_offloaded / piece.num_ops) if piece.offload else point
 
     @cached_property
     def serial_s(self) -> float:
@@ -210,13 +217,15 @@ class _Part:
     first_op: int
     num_ops: int
     recompute: bool
+    offload: float
 
 
 def _parts(metaop: MetaOpProfile, fallback: MemoryFallback) -> list[_Part]:
     recomputed = fallback.recompute.get(metaop.name, 0)
+    offload = fallback.offload.get(metaop.name, 0.0)
     parts = [
-        _Part(metaop, 0, recomputed, recompute=True),
-        _Part(metaop, recomputed, metaop.num_ops - recomputed, recompute=False),
+        _Part(metaop, 0, recomputed, recompute=True, offload=offload),
+        _Part(metaop, recomputed, metaop.num_ops - recomputed, recompute=False, offload=offload),
     ]
     return [part for part in parts if part.num_ops]
 
@@ -240,6 +249,8 @@ def useful_points(part: _Part, cluster: Cluster, fallback: MemoryFallback) -> tu
     points: list[Point] = []
     for candidate in sorted(possible, key=lambda point: (point.num_devices, point.op_s)):
         point = make_point(candidate, recompute=part.recompute)
+        if part.offload:
+            point = with_offload(point, min(part.offload, _hidden_share(part, candidate, cluster)))
         if candidate.tp >= least_tp and (not points or point.op_s < points[-1].op_s):
             points.append(point)
     return tuple(points)
@@ -266,6 +277,27 @@ def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
     backward_s = point.backward_s + (point.forward_s if recompute else 0.0)
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
     return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
+
+
+def with_offload(point: Point, share: float) -> Point:
+    """The same, with activations of a share of the ops in host memory."""
+    backward_s = point.backward_s - (share * point.forward_s if point.recompute else 0.0)
+    op_s = max(point.forward_s + backward_s, SHORTEST_S)
+    return replace(point, backward_s=backward_s, op_s=op_s, offload=share)
+
+
+def without_offload(point: Point) -> Point:
+    """The same, with no activations in host memory."""
+    backward_s = point.backward_s + (point.offload * point.forward_s if point.recompute else 0.0)
+    op_s = max(point.forward_s + backward_s, SHORTEST_S)
+    return replace(point, backward_s=backward_s, op_s=op_s, offload=0.0)
+
+
+def _hidden_share(part: _Part, point: CurvePoint, cluster: Cluster) -> float:
+    link = cluster.host_link
+    if link is None:
+        return 0.0
+    return hidden_share(part.metaop, point.dp, point.tp, point.forward_s, point.backward_s, link)
 
 
 def parts_of(metaops: Sequence[MetaOp]) -> dict[str, int]:

@@ -58,6 +58,7 @@ def format_devices(devices: tuple[int, ...]) -> list[int | str]:
     return items
 
 
+OpNumber = Annotated[int, Field(ge=0, le=1_000_000)]
 RowOffset = Annotated[int, A_NUMBER, Field(ge=0, le=2**40)]  # samples
 
 
@@ -71,7 +72,7 @@ class Slice(Model):
     """
 
     metaop: str
-    ops: tuple[Annotated[int, Field(ge=0, le=1_000_000)], NumOps]
+    ops: tuple[OpNumber, NumOps]
     devices: Annotated[tuple[int, ...], WithJsonSchema(DEVICES_SCHEMA)]
     dp: Devices
     tp: Devices = 1
@@ -81,6 +82,9 @@ class Slice(Model):
     backward_start_s: Seconds | None = None
     backward_end_s: Seconds | None = None
     recompute: bool = False  # activations are recomputed in the backward pass instead of kept
+    # ranges of its ops, [first, last) as in `ops`, whose activations are in host memory from forward to
+    # backward; these are never recomputed
+    offload: tuple[tuple[OpNumber, NumOps], ...] = ()
     # which of its task's micro-batches it runs, and of how many: the plan says that for each task
     micro_batch: Annotated[int, Field(ge=0, le=2**31)] = 0
     micro_batches: Annotated[int, Field(ge=1, exclude=True)] = 1
@@ -132,6 +136,16 @@ class Slice(Model):
     def num_ops(self) -> int:
         """Number of ops in the slice."""
         return self.ops[1] - self.ops[0]
+
+    @property
+    def num_offloaded(self) -> int:
+        """How many of its ops have their activations in host memory."""
+        return sum(last - first for first, last in self.offload)
+
+    @property
+    def num_recomputed(self) -> int:
+        """How many of its ops run forward once more in the backward pass."""
+        return self.num_ops - self.num_offloaded if self.recompute else 0
 
     @property
     def label(self) -> str:

@@ -73,7 +73,6 @@ def _durations_ns(plan: Plan, piece: Slice) -> Interval:
         return max(1, round(passes_s[0] * 1e9)), max(1, round(passes_s[1] * 1e9))
     op = times_of(plan.by_name[piece.metaop], piece)
     forward, backward = (1.0, 2.0) if op is None or op.forward_s + op.backward_s <= 0 else op[:2]
-    if piece.recompute:
-        backward += forward
+    backward += forward * piece.num_recomputed / piece.num_ops
     length_ns = (piece.end_s - piece.start_s) * 1e9 / (forward + backward)
     return max(1, round(length_ns * forward)), max(1, round(length_ns * backward))

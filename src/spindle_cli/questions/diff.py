@@ -128,10 +128,12 @@ def _allocation(plan: Plan, metaop: str) -> str | None:
     for piece in sorted((p for p in plan.slices if p.metaop == metaop), key=_place):
         devices = ", ".join(str(item) for item in format_devices(piece.devices))
         degrees = f"dp {piece.dp}" + (f", tp {piece.tp}" if piece.tp > 1 else "")
-        recompute = ", recomputed" if piece.recompute else ""
+        moved = ", ".join(f"{first}:{last}" for first, last in piece.offload)
+        memory = f", {moved} in host memory" if moved else ""
+        memory += ", recomputed" if piece.num_recomputed else ""
         degrees += f", rows {list(piece.rows)}" if piece.rows is not None else ""
         ops = f"{piece.ops[0]}:{piece.ops[1]}{piece.part}"
-        parts.append(f"ops {ops} on [{devices}] ({degrees}{recompute})")
+        parts.append(f"ops {ops} on [{devices}] ({degrees}{memory})")
     return "; ".join(parts)
 
 

@@ -68,6 +68,7 @@ class SliceView(Model):
     rows: tuple[int, ...] | None = None
     part: str = ""
     recompute: bool
+    offload: tuple[tuple[int, int], ...] = ()
     start_s: float
     end_s: float
     backward_s: tuple[float, float] | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from spindle_cli.account.device_memory import device_memory, host_memory
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan
 from spindle_cli.show.grid import length_s
@@ -62,6 +63,9 @@ class ShowReport(Artifact):
     gap: float | None
     device_use: tuple[float, ...]
     peak_memory_bytes: tuple[int, ...]
+    num_recomputed: int = 0  # ops, of all slices
+    num_offloaded: int = 0  # the same, whose activations are in host memory
+    host_memory_bytes: tuple[int, ...] = ()  # of each node, where any are
     metaops: tuple[MetaOpSummary, ...]
     notes: tuple[str, ...]
 
@@ -83,9 +87,19 @@ def summarise(plan: Plan) -> ShowReport:
         gap=predicted.compute_s / bound_s - 1 if bound_s > 0 else None,
         device_use=_device_use(plan),
         peak_memory_bytes=predicted.peak_memory_bytes,
+        num_recomputed=sum(piece.num_recomputed for piece in plan.slices),
+        num_offloaded=sum(piece.num_offloaded for piece in plan.slices),
+        host_memory_bytes=_host_memory(plan),
         metaops=_metaops(plan),
         notes=plan.notes,
     )
+
+
+def _host_memory(plan: Plan) -> tuple[int, ...]:
+    if not plan.metaops or not any(piece.offload for piece in plan.slices):
+        return ()
+    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, None, plan.turn)
+    return host_memory(needs, plan.cluster)
 
 
 def _device_use(plan: Plan) -> tuple[float, ...]:

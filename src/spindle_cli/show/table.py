@@ -39,7 +39,20 @@ def footer(report: ShowReport) -> str:
             f"memory per device {format_bytes(min(memory))} to {format_bytes(max(memory))} "
             f"(most on device {memory.index(max(memory))})"
         )
+    lines += _given_up(report)
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
+
+
+def _given_up(report: ShowReport) -> list[str]:
+    """Where activations are that devices have no room for."""
+    parts = []
+    if report.num_offloaded:
+        most = max(report.host_memory_bytes, default=0)
+        at_most = f" (at most {format_bytes(most)} of a node)" if most else ""
+        parts.append(f"of {counted(report.num_offloaded, 'op')} in host memory{at_most}")
+    if report.num_recomputed:
+        parts.append(f"of {counted(report.num_recomputed, 'op')} recomputed")
+    return [f"activations {', '.join(parts)}"] if parts else []
 
 
 def allocation_table(plan: Plan, report: ShowReport) -> Table:

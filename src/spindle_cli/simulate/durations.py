@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.costs.beyond_curve import BeyondCurve
+from spindle_cli.costs.offload import stalls
 from spindle_cli.costs.share_times import times_of
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, Slice
@@ -22,8 +23,8 @@ class Duration:
 
 
 def slice_durations(program: Program) -> tuple[Duration, ...]:
-    """Of each of the plan's slices, with what its devices do beside it. A slice that recomputes runs forward
-    once more in its backward pass.
+    """Of each of the plan's slices, with what its devices do beside it. Ops that are recomputed run forward
+    once more in the backward pass; passes wait for what is copied to host memory and back.
 
     Raises:
         InputError: the plan holds no curve point for a slice's dp and tp.
@@ -68,7 +69,9 @@ def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
             hint="Make the plan again with this version; `spindle check` lists everything that is wrong with "
             "it.",
         )
-    again_s = op.forward_s if piece.recompute else 0.0
+    again_s = op.forward_s * piece.num_recomputed / piece.num_ops
     forward_more_s, backward_more_s = beyond.op_s(piece, metaop, op.forward_s, op.backward_s + again_s)
     forward_s = piece.num_ops * (op.forward_s + forward_more_s)
-    return Duration(forward_s, piece.num_ops * (op.backward_s + backward_more_s + again_s))
+    backward_s = piece.num_ops * (op.backward_s + backward_more_s + again_s)
+    waits = stalls(piece, metaop, plan.cluster, op.forward_s, op.backward_s, op.forward_s)
+    return Duration(forward_s + waits.forward_s, backward_s + waits.backward_s)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.device.parts import Kinds, Part, Run
+from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds
@@ -67,6 +67,7 @@ class Setting:
         sums_take_buffers: gradient sums under way take receive buffers.
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
+        on_cpu: a device's memory is that of its node.
     """
 
     parts: Sequence[Part]
@@ -75,6 +76,7 @@ class Setting:
     sums_take_buffers: bool
     gradient_width: float
     shares_out: bool
+    on_cpu: bool
 
 
 class Iteration:
@@ -108,6 +110,9 @@ class Iteration:
         self._fields = self._loaded()
         self._received = 0.0
         self._kept = self._retained = 0.0
+        self._leaving = 0.0  # of the op whose activations are copied out
+        self._back = 0.0  # of ops whose activations have been copied back, or are
+        self._in_host = self.most_in_host = 0.0
         self._whole = 0.0  # gradients that a backward pass makes before they are scattered
         self._shared: dict[object, SharedOut | None] = {}  # by runs of kinds
         self._summing = 0.0
@@ -173,8 +178,11 @@ class Iteration:
         )
 
     def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
+        part_offloads = any(run.keeping.is_offloaded for run in self._setting.kinds.runs[piece])
+        if is_backward or not part_offloads:
+            self._leaving = 0.0  # such a pass waits for what is still on its way out
         after = Fullest()
-        after.see(self._gradients, self._kept + self._fields, self._buffers())
+        after.see(self._gradients, self._held_of_ops(), self._buffers())
         fullest, self._fullest = self._fullest, Fullest()
         return PassBytes(piece, is_backward, fullest, after)
 
@@ -194,13 +202,19 @@ class Iteration:
         casts = 0.0
         for run in self._runs(part):
             needs = part.needs[run.segment][1]
-            kept = part.kept_of(needs)
-            casts += run.num_ops * needs.cast if part.recompute else 0.0
+            kept = part.kept_of(needs, run.keeping)
+            casts += 0.0 if run.keeping is Keeping.ALL else run.num_ops * needs.cast
+            if run.keeping.is_offloaded:
+                self._see(needs.forward + casts, self._buffers())
+                self._move_out(part, run)
             self._kept += (run.num_ops - 1) * kept
             self._see(needs.forward + casts, self._buffers())
             self._kept += kept
-        if not part.recompute:
-            self._kept += sum(run.num_ops * self._joined(part, run) for run in self._runs(part))
+            if run.keeping.is_offloaded and not self._setting.on_cpu:
+                self._leaving = self._moved_bytes(part, run)
+        self._kept += sum(
+            run.num_ops * self._joined(part, run) for run in self._runs(part) if run.keeping is Keeping.ALL
+        )
         if part.edges:
             self._kept += part.edges
             self._see(0.0, self._buffers())
@@ -210,23 +224,31 @@ class Iteration:
         part = self._setting.parts[index]
         shared = self._shared_out(index)
         self._retained += part.taken_by_every_op
+        moved = [run for run in self._runs(part) if run.keeping.is_offloaded]
+        self._bring_back(part, moved)
         for run in reversed(self._runs(part)):
             needs = part.needs[run.segment][1]
             joined = self._joined(part, run)
             running = self._backward_bytes(needs, run)
-            if part.recompute:
+            if run.keeping is Keeping.INPUTS:
                 running = joined + max(needs.forward, needs.kept + running)
             scattering = 0.0
             if shared is not None:
                 self._whole = self._width * shared.gradients[run.position]
                 scattering = self._scattering(shared.under_way[run.position])
-            gone = part.kept_of(needs) if part.recompute else needs.kept + joined
+            gone = part.kept_of(needs, run.keeping) + (joined if run.keeping is Keeping.ALL else 0.0)
+            if run.keeping.is_offloaded:
+                moved.pop()
+                self._use_moved(part, run, moved)
             made, summing = self._made_by(run, index)
             self._see(running, self._buffers() + part.handed + scattering)
             self._advance(run.num_ops - 1, gone, made, summing)
             if run.num_ops > 1:
                 self._see(running, self._buffers() + part.handed + scattering)
             self._advance(1, gone, made, summing)
+            if run.keeping.is_offloaded:
+                self._in_host -= run.num_ops * in_blocks(self._moved_bytes(part, run))
+                self._bring_back(part, moved)
             self._made.update(kind for kind in run.kinds if self._held[kind].count == 1)
         self._made.update(kind for run in self._runs(part) for kind in run.kinds)
         self._kept -= part.edges
@@ -236,6 +258,35 @@ class Iteration:
             self._see(0.0, self._buffers() + self._scattering(shared.left))
             self._whole = 0.0
         self._received -= received + returned
+
+    def _moved_bytes(self, part: Part, run: Run) -> float:
+        """Of each op of a run, what is copied out and back."""
+        return part.needs[run.segment][1].kept + self._joined(part, run)
+
+    def _move_out(self, part: Part, run: Run) -> None:
+        """Come to the last op of a run. While it runs, what the one before it has made is on its way out; on
+        CPUs a copy is made at once.
+        """
+        moved = self._moved_bytes(part, run)
+        if run.num_ops > 1 and not self._setting.on_cpu:
+            self._leaving = moved
+        self._in_host += run.num_ops * in_blocks(moved)
+        self.most_in_host = max(self.most_in_host, self._in_host)
+
+    def _bring_back(self, part: Part, moved: Sequence[Run]) -> None:
+        """Have what the last of these runs needs next on its way back."""
+        self._back = self._moved_bytes(part, moved[-1]) if moved else 0.0
+
+    def _use_moved(self, part: Part, run: Run, before: Sequence[Run]) -> None:
+        """The ops of a run go backward: beside what one needs, that of the next one is on its way back."""
+        own = self._moved_bytes(part, run)
+        following = self._moved_bytes(part, before[-1]) if before else 0.0
+        self._back = own + (max(own, following) if run.num_ops > 1 else following)
+
+    def _held_of_ops(self) -> float:
+        """What is there of ops between their forward and their backward passes, with the batches' fields."""
+        here = self._kept + self._leaving + self._back + self._fields
+        return here + self._in_host if self._setting.on_cpu else here
 
     def _runs(self, part: Part) -> Sequence[Run]:
         return self._setting.kinds.runs[part.piece]
@@ -300,4 +351,4 @@ class Iteration:
 
     def _see(self, running: float, buffers: float) -> None:
         gradients = self._gradients + self._whole
-        self._fullest.see(gradients, self._kept + self._fields + running, buffers)
+        self._fullest.see(gradients, self._held_of_ops() + running, buffers)

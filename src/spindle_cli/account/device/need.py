@@ -46,6 +46,7 @@ class Need:
     updated: float
     allocator_share: float
     passes: tuple[PassBytes, ...]
+    in_host: float = 0.0
 
     def peak(self) -> DeviceMemory:
         """At the fullest moment of all."""
@@ -64,6 +65,7 @@ class Need:
             updated_bytes=round(self.updated),
             lasting_bytes=lasting,
             allocator_bytes=round(self.allocator_share * moment.total),
+            host_bytes=round(self.in_host),
         )
 
     def by_pass(self, order: Sequence[int], outside: int) -> MemoryByPass:

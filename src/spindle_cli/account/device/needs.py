@@ -110,6 +110,7 @@ def find_needs(
         sums_take_buffers=takes_buffers,
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
+        on_cpu=cluster.is_cpu,
     )
     return _each_once(
         Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due), of_device, has_room
@@ -197,6 +198,7 @@ class Account:
         own = wide * sum(there.count * there.own_bytes for there in of_all)
         keeps_own = self.optimizer.accumulate > 1
         iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
+        by_pass = tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param))
         return Need(
             parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
             state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
@@ -204,7 +206,8 @@ class Account:
             summed_gradients=wide * sum(there.count * there.lasting_gradient_bytes for there in of_all),
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
-            passes=tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param)),
+            passes=by_pass,
+            in_host=iteration.most_in_host,
         )
 
     def _gathered(self, roles: Sequence[Role], held: Mapping[int, Held]) -> float:

@@ -4,16 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
+from enum import IntEnum
+from itertools import count, pairwise
 from typing import NamedTuple
 
 from spindle_cli.account.crossing import slice_inputs
 from spindle_cli.account.holdings import Block, BlockUse, blocks_of
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
+from spindle_cli.costs.offload import HOST_BLOCK_BYTES, is_offloaded
 from spindle_cli.profile.types import MetaOp
 
 # An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
 _RANDOM_STATE_BYTES = 5056
+
+
+class Keeping(IntEnum):
+    """What a device has of an op between its forward and its backward pass."""
+
+    ALL = 0
+    INPUTS = 1  # it is recomputed
+    NOTHING = 2  # all of it is in host memory
+    OUTPUTS = 3  # the same, but for what it hands to an op that keeps its inputs, or to another slice
+
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether the rest is in host memory."""
+        return self >= Keeping.NOTHING
 
 
 class KnownUses:
@@ -35,7 +51,10 @@ class KnownUses:
         self, parts: Sequence[Part], slices: Sequence[SliceShape], *, op_by_op: bool, ends_apart: bool
     ) -> Kinds:
         """Of the parts of these slices. They do not depend on devices, times and numbers of shares."""
-        key = op_by_op, ends_apart, tuple((piece.metaop, piece.ops, piece.tp) for piece in slices)
+        shapes = tuple(
+            (piece.metaop, piece.ops, piece.tp, piece.recompute, piece.offload) for piece in slices
+        )
+        key = op_by_op, ends_apart, shapes
         if key not in self._kinds:
             self._kinds[key] = Kinds(parts, op_by_op=op_by_op, ends_apart=ends_apart)
         return self._kinds[key]
@@ -49,11 +68,11 @@ class Part:
         "fields",
         "handed",
         "is_handed_on",
+        "keeping",
         "kept_inputs",
         "needs",
         "optimizer",
         "piece",
-        "recompute",
         "shares",
         "taken_at_once",
         "taken_by_every_op",
@@ -78,34 +97,53 @@ class Part:
         self.optimizer = metaop.optimizer
         first, last = piece.ops
         self.tp = piece.tp
-        self.recompute = piece.recompute
+        self.keeping = _keeping(piece)
         self.needs: list[tuple[int, OpNeeds]] = op_needs(metaop, piece.ops, shares, piece.tp)
         self.task, self.shares = metaop.task, shares
         self.fields = sum(size for op, size in metaop.field_bytes.items() if first <= op < last)
         handed = slice_output_bytes(metaop, last, metaop.num_ops) / shares
         self.is_handed_on = is_handed_on
         self.handed = handed if is_handed_on else 0.0
-        self.kept_inputs = 0.0
         before, after = self.needs[0][1].joined, self.needs[-1][1].joined
         # Of what a slice is given, and hands on, whole, its ops have a part each besides.
-        self.edges = after + (0.0 if piece.recompute else before / piece.tp)
-        if piece.recompute:
-            inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
-            self.kept_inputs = max(inner, handed)
+        self.edges = after + (0.0 if self.keeping[0] is Keeping.INPUTS else before / piece.tp)
+        inner = slice_output_bytes(metaop, first + 1, metaop.num_ops) / shares
+        self.kept_inputs = max(inner, handed)
         taken = {name: size / shares for size, name in slice_inputs(piece, by_name)}
         self.taken_by_every_op = sum(taken.pop(name, 0.0) for name in metaop.inputs_of_every_op)
         self.taken_at_once = sum(taken.values())
         self.uses = known.of(metaop)[first:last]
 
-    def kept_of(self, needs: OpNeeds) -> float:
-        """Of an op, from forward to backward."""
-        if not self.recompute:
+    def kept_of(self, needs: OpNeeds, keeping: Keeping) -> float:
+        """Of an op, on the device from forward to backward."""
+        if keeping is Keeping.ALL:
             return needs.kept
-        return self.kept_inputs / (self.tp if needs.joined else 1) + _RANDOM_STATE_BYTES
+        if keeping is Keeping.NOTHING:
+            return 0.0
+        between = self.kept_inputs / (self.tp if needs.joined else 1)
+        return between + (_RANDOM_STATE_BYTES if keeping is Keeping.INPUTS else 0.0)
 
     def segments(self) -> Iterator[int]:
         """Of each op, which of `needs` it has."""
         return (number for number, (count, _) in enumerate(self.needs) for _ in range(count))
+
+
+def _keeping(piece: SliceShape) -> tuple[Keeping, ...]:
+    """Of each op of a slice."""
+    if not piece.offload:
+        return (Keeping.INPUTS if piece.recompute else Keeping.ALL,) * (piece.ops[1] - piece.ops[0])
+    found = []
+    for own, following in pairwise([*is_offloaded(piece), False]):
+        if own:
+            found.append(Keeping.NOTHING if following else Keeping.OUTPUTS)
+        else:
+            found.append(Keeping.INPUTS if piece.recompute else Keeping.ALL)
+    return tuple(found)
+
+
+def in_blocks(num_bytes: float) -> float:
+    """Bytes of host memory that an op's activations of so many bytes take."""
+    return -(-num_bytes // HOST_BLOCK_BYTES) * HOST_BLOCK_BYTES
 
 
 class Run(NamedTuple):
@@ -118,6 +156,7 @@ class Run(NamedTuple):
         uses: what the first of them uses, with its kind; the others use as much of blocks of the same kinds.
         kinds: of `uses`.
         completes: of the kinds, those of blocks that no op before uses: gradients are complete with these.
+        keeping: what the device has of each between forward and backward.
     """
 
     position: int
@@ -126,6 +165,7 @@ class Run(NamedTuple):
     uses: tuple[tuple[int, BlockUse], ...]
     kinds: tuple[int, ...]
     completes: tuple[int, ...]
+    keeping: Keeping
 
 
 class Kinds:
@@ -169,7 +209,7 @@ class Kinds:
                 seen.add(block)
 
     def _runs(self, part: Part, *, op_by_op: bool) -> Iterator[Run]:
-        segments = list(part.segments())
+        segments = list(zip(part.segments(), part.keeping, strict=True))
         kinds = [tuple(self.kind_of[use.block] for use in uses) for uses in part.uses]
         seen: set[Block] = set()
         first = 0
@@ -181,7 +221,8 @@ class Kinds:
             uses = part.uses[first]
             completes = tuple(self.kind_of[use.block] for use in uses if use.block not in seen)
             with_kinds = tuple(zip(kinds[first], uses, strict=True))
-            yield Run(first, end - first, segments[first], with_kinds, kinds[first], completes)
+            segment, keeping = segments[first]
+            yield Run(first, end - first, segment, with_kinds, kinds[first], completes, keeping)
             seen.update(use.block for uses in part.uses[first:end] for use in uses)
             first = end
 

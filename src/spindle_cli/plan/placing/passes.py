@@ -16,8 +16,9 @@ from spindle_cli.account.edges import pass_order
 from spindle_cli.account.processor import slice_stretches
 from spindle_cli.account.traffic import Exchange, Traffic
 from spindle_cli.costs.links import transfer_s
+from spindle_cli.costs.offload import Stalls, stalls
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import Point, Problem, without_offload
 from spindle_cli.plan.types import Slice
 
 # A device's way to others of its node, or a network card: (node, card of the node).
@@ -80,6 +81,11 @@ class Passes:
         planned = list(zip(slices, points, beyond, strict=True))
         forward_s = [piece.num_ops * (point.forward_s + more[0]) for piece, point, more in planned]
         backward_s = [piece.num_ops * (point.backward_s + more[1]) for piece, point, more in planned]
+        for index, (piece, point, _) in enumerate(planned):
+            if piece.offload:
+                waits = _stalls(problem, piece, without_offload(point))
+                forward_s[index] += waits.forward_s
+                backward_s[index] += waits.backward_s
         stretches = slice_stretches(
             profile.processor,
             problem.num_devices,
@@ -135,6 +141,14 @@ class Passes:
             for number in self._sent_by[this]:
                 heapq.heappush(waiting, (end_s[this], number))
         return BothPasses(forward_ended_s, Times(start_s[count:], end_s[count:], free_s))
+
+
+def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:
+    """How long a slice's passes wait for copies to host memory and back; `point`: as if there were none."""
+    again_s = point.forward_s if piece.recompute else 0.0
+    metaop = problem.profile.by_name[piece.metaop]
+    backward_s = point.backward_s - again_s
+    return stalls(piece, metaop, problem.cluster, point.forward_s, backward_s, again_s)
 
 
 class _Ports(NamedTuple):

@@ -43,7 +43,9 @@ class Footprint:
         taken = input_bytes(metaop, piece.first, problem.profile.by_name) / shares
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / shares
         ops = (piece.first, piece.last)
-        activations = slice_activation_bytes(metaop, ops, shares, point.tp, recompute=point.recompute)
+        activations = slice_activation_bytes(
+            metaop, ops, shares, point.tp, recompute=point.recompute, offload=point.offload
+        )
         self.kept = activations + taken
         running = running_bytes(metaop, ops, shares, point.tp, recompute=point.recompute)
         self.passing = taken + handed + running

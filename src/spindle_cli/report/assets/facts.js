@@ -25,7 +25,8 @@ function sliceFacts(piece) {
       piece.backward_s ? ['Backward', `${seconds(backward_start_s)} to ${seconds(backward_end_s)}, ${seconds(backward_end_s - backward_start_s)}`] : null,
       ['Wave', String(piece.wave)],
       point ? ['Curve', `${point.source}${point.spread === null ? '' : `, spread ${percent(point.spread)}`}`] : null,
-      piece.recompute ? ['Memory', 'activations recomputed in the backward pass'] : null,
+      piece.offload.length ? ['Memory', `activations of ops ${piece.offload.map((range) => range.join(':')).join(', ')} in host memory`] : null,
+      piece.recompute ? ['Memory', `activations${piece.offload.length ? ' of the others' : ''} recomputed in the backward pass`] : null,
     ].filter(Boolean),
   };
 }

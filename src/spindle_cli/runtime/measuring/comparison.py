@@ -89,8 +89,8 @@ def _point(plan: Plan, piece: Slice) -> OpSeconds:
 
 
 def _backward_s(piece: Slice, point: OpSeconds) -> float:
-    """Of one op; what is computed again is part of it."""
-    return point.backward_s + (point.forward_s if piece.recompute else 0.0)
+    """Of one op on average; what is computed again is part of it."""
+    return point.backward_s + point.forward_s * piece.num_recomputed / piece.num_ops
 
 
 def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:

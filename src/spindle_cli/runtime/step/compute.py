@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from spindle_cli.operators.split_op import PartialOp
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.wiring import WiredSlice
+from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.recompute import run_recomputed
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ class LocalSlice:
     def is_first(self) -> bool:
         """Whether this rank speaks for its share: the losses of the others are the same."""
         return self.group is None or self.group.member == 0
+
+    def is_offloaded(self, op: int) -> bool:
+        """Whether an op of the MetaOp has its activations in host memory from forward to backward."""
+        return any(first <= op < last for first, last in self.wired.piece.offload)
 
     def stream_seed(self, seed: int, batch_number: int) -> int | None:
         """Seed of the random numbers that the share's devices draw alike for a batch; None: each draws its
@@ -75,8 +81,10 @@ def run_forward(
     before: Callable[[int], None],
     loss_arguments: Sequence[Any] = (),
     behind: Callable[[int, Sequence[Tensor | Shared]], None] | None = None,
+    copies: SliceCopies | None = None,
 ) -> ForwardRun:
-    """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed.
+    """Run the slice's ops in order; where the plan says so, each keeps its inputs alone and is recomputed, or
+    what it keeps is moved to host memory.
 
     Args:
         local: the slice.
@@ -87,6 +95,7 @@ def run_forward(
         before: called with each op of the MetaOp before it runs.
         loss_arguments: what a loss takes that is known how to compute by shares (`LossShares`).
         behind: called with each op and what it has made, when it has run.
+        copies: of what is moved; None: nothing is, whatever the plan says.
     """
     leaves = {
         spec.name: inputs[spec.name].detach().requires_grad_(spec.requires_grad)
@@ -94,25 +103,52 @@ def run_forward(
     }
     values: dict[str, Tensor | Shared] = dict(leaves)
     loss: Tensor | None = None
-    for index, op, module in zip(range(*local.wired.piece.ops), local.wired.ops, local.runnable, strict=True):
+    unused = _unused_behind(local)
+    for place, (op, module) in enumerate(zip(local.wired.ops, local.runnable, strict=True)):
+        index = local.wired.piece.ops[0] + place
+        moving: AbstractContextManager[None] = nullcontext()
+        is_moved = copies is not None and local.is_offloaded(index)
+        if copies is not None:
+            copies.make_room()
         before(index)
+        if copies is not None and is_moved:
+            moving = copies.moving((module, local.modules[place]))
         own = module.taken if isinstance(module, PartialOp) else None
         taken = [
-            values[name] if place == own else _whole(values, name)
-            for place, name in enumerate(op.inputs, len(op.fields))
+            values[name] if number == own else _whole(values, name)
+            for number, name in enumerate(op.inputs, len(op.fields))
         ]
         if index in watched:
             _call_when_backward_reaches(taken, watched[index])
         more = loss_arguments if op.shares is not None else ()
         arguments = [*[fields[name] for name in op.fields], *taken, *more]
-        result = run_recomputed(module, arguments) if local.wired.piece.recompute else module(*arguments)
+        is_recomputed = local.wired.piece.recompute and not is_moved
+        with moving:
+            result = run_recomputed(module, arguments) if is_recomputed else module(*arguments)
         if op.is_loss:
             loss = result
         else:
             values.update(zip(op.outputs, result, strict=True))
         if behind is not None:
             behind(index, [] if op.is_loss else result)
+        for name in unused[place]:
+            values.pop(name, None)
+    if copies is not None:
+        copies.make_room()
     return ForwardRun(leaves, {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}, loss)
+
+
+def _unused_behind(local: LocalSlice) -> list[list[str]]:
+    """Of each op, the values that nothing needs when it has run: they stay as long as autograd keeps them."""
+    handed_on = {spec.name for spec in local.wired.outputs}
+    last: dict[str, int] = {}
+    for place, op in enumerate(local.wired.ops):
+        last |= dict.fromkeys((*op.inputs, *op.outputs), place)
+    unused: list[list[str]] = [[] for _ in local.wired.ops]
+    for name, place in last.items():
+        if name not in handed_on:
+            unused[place].append(name)
+    return unused
 
 
 def _whole(values: dict[str, Tensor | Shared], name: str) -> Tensor:

@@ -26,6 +26,7 @@ from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.compute import ForwardRun, LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.data import StepBatch
 from spindle_cli.runtime.step.losses import LossBoard
+from spindle_cli.runtime.step.offload import Offload, SliceCopies
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
@@ -82,10 +83,14 @@ class Executor:
         train: TrainSettings,
         part: int = 0,
         at_lengths: AtLengths | None = None,
+        offload: Offload | None = None,
     ) -> None:
         """`slices`: those that this rank runs, by index in the program. `part`: of the pool, the program's
-        groups. `at_lengths`: gives a task's parts for samples of these shapes, by field.
+        groups. `at_lengths`: gives a task's parts for samples of these shapes, by field. `offload`: one for
+        all executors of a rank.
         """
+        self._offload = offload or Offload(board.device)
+        self._copies: dict[int, SliceCopies] = {}
         self._at_lengths = at_lengths
         actions = program.actions[rank]
         self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
@@ -242,7 +247,13 @@ class Executor:
                 backward.watch(op, made)
 
             arguments = self._board.arguments(task.name, local.samples)
-            run = run_forward(local, fields, inputs, watched, before, arguments, behind)
+            copies = None
+            if wired.piece.offload:
+                copies = SliceCopies(self._offload, (*fields.values(), *inputs.values()))
+                self._copies[wired.index] = copies
+            run = run_forward(local, fields, inputs, watched, before, arguments, behind, copies)
+            if copies is None:
+                self._offload.make_room(0)
         self._walks[wired.index] = backward
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss)
@@ -262,10 +273,15 @@ class Executor:
             self._sums.begin(wired.index)
         with self._stopwatch.timed(Activity.BACKWARD, wired.index):
             seed = self._board.seed(wired.task.task.name)
-            walk = self._walks.pop(wired.index)
+            walk, copies = self._walks.pop(wired.index), self._copies.pop(wired.index, None)
             walk.begin()
+            if copies is not None:
+                copies.begin_backward()
             self._input_gradients[wired.index] = run_backward(run, gradients, seed)
             walk.end()
+            if copies is not None:
+                copies.end_backward()
+            self._offload.make_room(0)
 
     def _output_gradients(self, outgoing: tuple[WiredEdge, ...]) -> dict[str, Tensor]:
         """Gradients of a slice's outputs: those from all its consumers, added up."""

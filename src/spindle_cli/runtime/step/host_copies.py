@@ -1,0 +1,100 @@
+"""Bytes of a device in host memory and back: blocks of locked memory, and streams of their own to copy on.
+
+Host memory is taken in blocks of one size, which are used again from step to step: to a power of two torch
+rounds up what it locks, and to lock memory takes long.
+
+What is copied is ordered by events alone. A copy out waits for what the device has computed so far; before
+the memory it is copied from is given up, what is computed next waits for it. Memory that is copied back to is
+taken by the stream that computes, so that whatever it takes later is behind all that uses it: memory taken by
+the copying stream would be given away before the backward pass has read it (pytorch/pytorch issue 106360,
+pytorch/torchtune issue 1867).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from spindle_cli.costs.offload import HOST_BLOCK_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class HostMemory:
+    """The blocks of a rank, and what copies from and to its device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = torch.empty(0, device=device).device  # with its index, as tensors have it
+        self._is_cuda = device.type == "cuda"
+        self._free: list[Tensor] = []
+        self._out = _stream(device) if self._is_cuda else None
+        self._back = _stream(device) if self._is_cuda else None
+
+    def take(self) -> Tensor:
+        """A block."""
+        if self._free:
+            return self._free.pop()
+        return torch.empty(HOST_BLOCK_BYTES, dtype=torch.uint8, pin_memory=self._is_cuda)
+
+    def give_back(self, blocks: Sequence[Tensor]) -> None:
+        """Blocks whose copies nothing needs any more."""
+        self._free.extend(blocks)
+
+    def copy_out(self, blocks: Sequence[Tensor], here: Sequence[Tensor]) -> torch.cuda.Event | None:
+        """Start to copy all of `here`, bytes of the device, into blocks, one after another; gives what has
+        happened when that is done. None: it is done.
+        """
+        return self._copy(self._out, [(block, part) for block, part in parts_of(blocks, here)])
+
+    def copy_back(self, here: Sequence[Tensor], blocks: Sequence[Tensor]) -> torch.cuda.Event | None:
+        """The other way."""
+        return self._copy(self._back, [(part, block) for block, part in parts_of(blocks, here)])
+
+    def await_copy(self, copied: torch.cuda.Event | None) -> None:
+        """Let what is computed next wait for a copy."""
+        if copied is not None:
+            torch.cuda.current_stream(self.device).wait_event(copied)
+
+    def _copy(
+        self, stream: torch.cuda.Stream | None, pairs: Sequence[tuple[Tensor, Tensor]]
+    ) -> torch.cuda.Event | None:
+        if stream is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return None
+        stream.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(stream):
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            copied = _event()
+            copied.record(stream)
+        return copied
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def blocks_for(num_bytes: int) -> int:
+    """How many blocks so many bytes take."""
+    return -(-num_bytes // HOST_BLOCK_BYTES)
+
+
+def parts_of(blocks: Sequence[Tensor], here: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each part of a block, in order, with the bytes that go there."""
+    block, filled = 0, 0
+    for each in here:
+        done, size = 0, each.numel()
+        while done < size:
+            if filled == HOST_BLOCK_BYTES:
+                block, filled = block + 1, 0
+            count = min(size - done, HOST_BLOCK_BYTES - filled)
+            yield blocks[block][filled : filled + count], each[done : done + count]
+            done, filled = done + count, filled + count
