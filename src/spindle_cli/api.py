@@ -92,13 +92,14 @@ def plan(
     micro_batches: Mapping[str, int] | None = None,
     sharding: Mapping[str, Literal["none", "optimizer", "gradients", "parameters"]] | None = None,
     equal_shares: bool = False,
+    offload: bool | None = None,
     assume_same_device: bool = False,
 ) -> Plan:
     """Plan a profiled workload for a cluster; same inputs, same plan.
 
     Args:
         out: where to write the plan; None: nowhere.
-        strategy, effort, equal_shares, assume_same_device: as the options of `spindle plan`.
+        strategy, effort, equal_shares, offload, assume_same_device: as the options of `spindle plan`.
         micro_batches: into how many parts tasks' batches are cut; None: as memory asks for.
         sharding: by key of parameters, what the devices that hold them share out, optimizer state alone where
             nothing is said; None: as memory asks for.
@@ -121,7 +122,9 @@ def plan(
     if not assume_same_device:
         require_same_device(read, goal)
     levels = None if sharding is None else levels_of(sharding)
-    made = make_plan(read, goal, strategy, effort, micro_batches, levels, equal_shares=equal_shares)
+    made = make_plan(
+        read, goal, strategy, effort, micro_batches, levels, equal_shares=equal_shares, offload=offload
+    )
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))
     if out is not None:

@@ -10,13 +10,13 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.problem import MemoryFallback, make_problem
 from spindle_cli.plan.search.memory_fallback import (
     describe,
+    given_up,
     heaviest,
     largest_fallback,
     least_bytes,
-    recomputed_ops,
     splits,
 )
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, TaskShare
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
 
 MIB = 2**20
 
@@ -27,21 +27,28 @@ def net(name: str, num_ops: int, kept_mib: int, forward_s: float = 1.0, **more: 
     return metaop_of(name, num_ops, {1: 3 * forward_s, 2: 2 * forward_s}, **(sizes | more))
 
 
+def recomputed_ops_of(profile: Profile, share: float) -> dict[str, int]:
+    """Where nothing can be moved to host memory."""
+    recompute, offload = given_up(profile, cluster_of(2), share)
+    assert offload == {}
+    return recompute
+
+
 def test_who_saves_most_for_a_second_recomputes_first_and_the_last_only_as_much_as_needed() -> None:
     """a saves 4 MiB an op for 2 s, b 3 MiB for 1 s, c nothing: 12 + 9 MiB in all."""
     profile = profile_of(net("a/m", 3, 5, 2.0), net("b/m", 3, 4, 1.0), net("c/m", 3, 1))
-    assert recomputed_ops(profile, 0.0) == {}
-    assert recomputed_ops(profile, 3 / 21) == {"b/m": 1}
-    assert recomputed_ops(profile, 3.01 / 21) == {"b/m": 2}
-    assert recomputed_ops(profile, 9 / 21) == {"b/m": 3}
-    assert recomputed_ops(profile, 13.1 / 21) == {"b/m": 3, "a/m": 2}
-    assert recomputed_ops(profile, 1.0) == {"b/m": 3, "a/m": 3}
+    assert recomputed_ops_of(profile, 0.0) == {}
+    assert recomputed_ops_of(profile, 3 / 21) == {"b/m": 1}
+    assert recomputed_ops_of(profile, 3.01 / 21) == {"b/m": 2}
+    assert recomputed_ops_of(profile, 9 / 21) == {"b/m": 3}
+    assert recomputed_ops_of(profile, 13.1 / 21) == {"b/m": 3, "a/m": 2}
+    assert recomputed_ops_of(profile, 1.0) == {"b/m": 3, "a/m": 3}
 
 
 def test_of_curves_that_begin_with_several_devices_the_seconds_of_all_count() -> None:
     """a saves 4 MiB for 2 x 1 s, b 3 MiB for 1 s."""
     on_two = metaop_of("a/m", 1, {2: 3.0}, activation_bytes_per_op=5 * MIB, inner_output_bytes=MIB)
-    assert recomputed_ops(profile_of(on_two, net("b/m", 1, 4)), 0.1) == {"b/m": 1}
+    assert recomputed_ops_of(profile_of(on_two, net("b/m", 1, 4)), 0.1) == {"b/m": 1}
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ class Case:
     train: Mapping[str, object] = field(default_factory=lambda: SGD)
     dtype: DtypeName | None = "float64"
     recompute: Sequence[str] = ()  # MetaOps
+    offload: bool = False  # what is not recomputed, and every other op of what is, in host memory
     apart: int | None = None  # passes in any order, drawn by this seed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
     sharding: Sharding | None = None  # of what runs on the same devices; with `apart`
@@ -84,7 +85,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
     placed = case.placements(graph) if callable(case.placements) else case.placements
     devices = [item for item in placed if isinstance(item, int)]
     placements = [item for item in placed if not isinstance(item, int)]
-    plan = place(graph, num_devices, placements or whole(graph, tuple(devices)), case.recompute)
+    everything = placements or whole(graph, tuple(devices))
+    plan = place(graph, num_devices, everything, case.recompute, offload=case.offload)
     if case.sets:
         made = {
             tuple(tasks.split("+")): None if placed is None else place(graph, num_devices, placed)

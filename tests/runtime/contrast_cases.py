@@ -23,6 +23,7 @@ CONTRASTED = (
         toys="contrast_toys",
         args={"labelled": False},
         train={**ADAMW, "accumulate": 2},
+        offload=True,
         recompute=("clip/loss", "siglip/loss"),
     ),
 )

@@ -28,10 +28,13 @@ def place(
     num_devices: int,
     placements: Sequence[Placement],
     recompute: Collection[str] = (),
+    *,
+    offload: bool = False,
 ) -> Plan:
     """A valid plan that runs these placements as early as devices and inputs allow; every op takes 1 s.
 
-    `recompute`: the MetaOps that keep no activations.
+    `recompute`: the MetaOps that keep no activations. `offload`: of these every other op moves them to host
+    memory instead, of the others all.
     """
     metaops = {metaop.name: _profile_of(metaop, graph) for metaop in graph.metaops}
     free_s = [0.0] * num_devices
@@ -42,6 +45,10 @@ def place(
         start_s = max(ready_s, ended_s.get(name, 0.0), *(free_s[device] for device in devices))
         tp = degree[0] if degree else 1
         piece = slice_of(metaops[name], ops, devices, start_s, recompute=name in recompute, tp=tp)
+        if offload:
+            every = range(*ops, 2)
+            moved = tuple((op, op + 1) for op in every) if piece.recompute else (ops,)
+            piece = piece.model_copy(update={"offload": moved})
         ended_s[name] = piece.end_s
         for device in devices:
             free_s[device] = piece.end_s

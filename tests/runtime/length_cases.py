@@ -19,7 +19,14 @@ LENGTHS = (
     Case("lengths", APART, **TOYS),
     # Planned for the shortest: most batches are longer.
     Case("lengths-longer", APART, train={**ADAMW, "clip_norm": 0.5}, percentile=1.0, **TOYS),
-    Case("lengths-recomputed", (1, 3), recompute=("text/blocks", "score/blocks"), train=SGD, **TOYS),
+    Case(
+        "lengths-recomputed",
+        (1, 3),
+        offload=True,
+        recompute=("text/blocks", "score/blocks"),
+        train=SGD,
+        **TOYS,
+    ),
     Case("lengths-in-chunks", (0, 2), train={**SGD, "loss_chunks": 3}, **TOYS),
     Case("lengths-loaded", APART, train={**SGD, "loader": {"workers": 1}}, **TOYS),
     Case(

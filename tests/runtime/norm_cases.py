@@ -19,7 +19,9 @@ RECOMPUTED = ("few/blocks", "many/blocks", "many/reduce")
 NORMED = (
     Case("norms", SPREAD, toys="norm_toys", train=SGD),
     Case("norms-recomputed", SPREAD, toys="norm_toys", train=ADAMW, recompute=RECOMPUTED),
-    Case("norms-uneven", SPREAD, toys="norm_toys", recompute=RECOMPUTED[:1], uneven=True, apart=1),
+    Case(
+        "norms-uneven", SPREAD, toys="norm_toys", offload=True, recompute=RECOMPUTED[:1], uneven=True, apart=1
+    ),
     Case(
         "norms-accumulated",
         SPREAD,

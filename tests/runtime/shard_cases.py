@@ -30,6 +30,7 @@ SHARED_OUT = (
         ON_SOME,
         args={"reduction": "sum"},
         train={**CLIPPED, "accumulate": 2},
+        offload=True,
         recompute=("pairs/vision", "caption/layers", "classify/mix"),
         micro_batches={"classify": 2},
         apart=3,
@@ -73,6 +74,7 @@ SPLIT = Case(
     "split_toys",
     train={**CLIPPED, "accumulate": 2},
     recompute=("right/tower",),
+    offload=True,
     apart=7,
     sharding=Sharding.PARAMETERS,
 )

@@ -67,6 +67,7 @@ EXACT = (
         "split_toys",
         args=FROZEN,
         train={**CLIPPED, "accumulate": 2, "loss_chunks": 5},
+        offload=True,
         recompute=RECOMPUTED,
     ),
     *(Case(f"random-{seed}", partial(split_at_random, seed, 4), "split_toys") for seed in (0, 3)),

@@ -56,6 +56,15 @@ def plan(
             help="Take numbers of devices alone that divide a batch, as runs to calibrate by need it.",
         ),
     ] = False,
+    offload: Annotated[
+        bool | None,
+        typer.Option(
+            "--offload/--no-offload",
+            help="Whether activations may be moved to host memory from forward to backward where devices are "
+            "short of their own. By default where the cluster file gives a link to it (links.host).",
+            show_default=False,
+        ),
+    ] = None,
     assume_same_device: AssumeSameDeviceOption = False,
     history: Annotated[
         Path | None,
@@ -93,7 +102,7 @@ def plan(
         read, notes = found.profile, (found.note,)
         for line in found.passed_over:
             output.note(line)
-    made = make_plan(read, goal, strategy, effort, counts, levels, equal_shares=equal_shares)
+    made = make_plan(read, goal, strategy, effort, counts, levels, equal_shares=equal_shares, offload=offload)
     made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))

@@ -10,7 +10,7 @@ import yaml
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.writing import write_text
-from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, ProfileRef, Slice, Wave
+from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.metagraph import require_equal_batches
 from spindle_cli.profile.types import Profile
 
@@ -115,7 +115,7 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     always = {"schema": plan.schema_, "strategy": plan.strategy}
     rows = {"workload": _Row(data["workload"]), "profile": _Row(data["profile"])}
-    predicted = plan.predicted.model_dump(mode="json", exclude_none=True)
+    predicted = _predicted_data(plan.predicted)
     metaops = [_Row(_metaop_data(metaop)) for metaop in plan.metaops]
     waves = [_wave_data(wave) for wave in plan.waves]
     written = {"cluster": _cluster_data(plan), "predicted": predicted, "metaops": metaops, "waves": waves}
@@ -128,9 +128,16 @@ def _set_data(each: PlannedSet) -> dict[str, Any]:
     return {
         "tasks": list(each.tasks),
         "share": each.share,
-        "predicted": each.predicted.model_dump(mode="json", exclude_none=True),
+        "predicted": _predicted_data(each.predicted),
         "waves": [_wave_data(wave) for wave in each.waves],
     }
+
+
+def _predicted_data(predicted: Predicted) -> dict[str, Any]:
+    data = predicted.model_dump(mode="json", exclude_none=True)
+    if not predicted.host_memory_bytes:
+        del data["host_memory_bytes"]
+    return data
 
 
 def _cluster_data(plan: Plan) -> dict[str, Any]:

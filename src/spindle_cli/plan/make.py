@@ -10,10 +10,10 @@ assemble.py         the plan
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from spindle_cli.account.device_memory import MEMORY_FORMULA
-from spindle_cli.errors import NoPlanError
+from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host_memory
+from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.assemble import make_plan_file
@@ -49,6 +49,7 @@ def make_plan(
     sharding: ShardingOf | None = None,
     *,
     equal_shares: bool = False,
+    offload: bool | None = None,
 ) -> Plan:
     """Plan a profiled workload for a cluster, with each set of its tasks that steps run. Same inputs, same
     plan.
@@ -61,13 +62,22 @@ def make_plan(
         sharding: by key of parameters, what the devices that hold them share out, optimizer state where
             nothing is said; None: as memory asks for.
         equal_shares: of whole batches take no number of devices that does not divide them.
+        offload: whether activations may be moved to host memory where devices are short of their own; None:
+            where the cluster says how fast they get there.
 
     Raises:
         NoPlanError: no valid allocation, nothing fits the devices' memory, a task cannot be cut so, or
             parameters cannot be shared out so.
-        UsageError: there is no such task, or there are no such parameters.
+        UsageError: there is no such task, there are no such parameters, or activations are to be moved and
+            the cluster does not say how fast.
         BelowBoundError: a bug of the planner.
     """
+    if offload and cluster.links.host is None:
+        raise UsageError(
+            f"--offload: cluster {cluster.name!r} does not say how fast its devices reach host memory",
+            hint="Give it a link: under `links`, for example `host: {latency_us: 10, "
+            "bandwidth_gb_per_s: 25}`.",
+        )
     if micro_batches and profile.task_sets:
         raise NoPlanError(
             "micro-batches: steps of this workload run some of its tasks (train.sampling)",
@@ -77,10 +87,22 @@ def make_plan(
         require_sound(profile, sharding)
         usual = Sharding.OPTIMIZER if profile.optimizer_state_sharded else Sharding.NONE
         sharding = {key: level for key, level in sharding.items() if level is not usual}
-    plan = plan_of_all(profile, cluster, strategy, effort, micro_batches, sharding, equal_shares=equal_shares)
+    may_move = offload is not False
+    plan = plan_of_all(
+        profile,
+        cluster,
+        strategy,
+        effort,
+        micro_batches,
+        sharding,
+        equal_shares=equal_shares,
+        may_move=may_move,
+    )
     if not profile.task_sets:
         return plan
-    return with_sets(plan, profile, lambda some: plan_of_all(some, cluster, strategy, effort))
+    return with_sets(
+        plan, profile, lambda some: plan_of_all(some, cluster, strategy, effort, may_move=may_move)
+    )
 
 
 def plan_of_all(
@@ -92,20 +114,20 @@ def plan_of_all(
     sharding: ShardingOf | None = None,
     *,
     equal_shares: bool = False,
+    may_move: bool = True,
 ) -> Plan:
-    """The plan of a step that runs all tasks; the arguments, and what is raised, are those of `make_plan`."""
+    """The plan of a step that runs all tasks; the arguments, and what is raised, are those of `make_plan`.
+    `may_move`: activations to host memory.
+    """
     bound = lower_bound(make_problem(profile, cluster))
     assumed = assumption(profile, cluster)
     notes = [] if assumed is None else [assumed]
-    shared_out = profile.sharded(sharding or {})
-    found = _find(shared_out, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
-    if (found is None or found.is_short) and not profile.task_sets:
-        may_share = sharding is None or _gives_up_memory(sharding)
-        quick = quick_sharding(profile, cluster, strategy, micro_batches, sharding) if may_share else None
-        if micro_batches is None:
-            found = in_best_micro_batches(shared_out, cluster, strategy, effort, found, quick)
-        if quick is not None and (found is None or found.is_short):
-            found = in_best_sharding(quick, strategy, effort, found, is_asked=sharding is not None)
+    asked = strategy, effort, micro_batches, sharding
+    found = _find_with_room(profile, cluster.without_host_link(), *asked, equal_shares=equal_shares)
+    if may_move and cluster.links.host is not None and (found is None or found.is_short):
+        moved = _find_with_room(profile, cluster, *asked, equal_shares=equal_shares)
+        if found is None or (moved is not None and moved.best.rank() < found.best.rank()):
+            found = moved
     if found is None:
         raise _no_plan(profile, cluster, micro_batches, sharding)
     best = found.best
@@ -123,6 +145,7 @@ def plan_of_all(
         lower_bound_s=bound.lower_bound_s,
         lower_bound_any_s=any_s,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
+        host_memory_bytes=_host_memory(best.memory, cluster),
         memory_formula=MEMORY_FORMULA,
         transfer_s=best.prediction.transfer_s,
         processor_s=best.prediction.processor_s,
@@ -132,6 +155,38 @@ def plan_of_all(
     )
     counts = None if found.cut is None else found.cut.counts
     return make_plan_file(profile, cluster, strategy, slices, predicted, tuple(notes), counts, found.sharding)
+
+
+def _host_memory(memory: Sequence[DeviceMemory], cluster: Cluster) -> tuple[int, ...]:
+    """Of each node; nothing where no activations are moved there."""
+    found = host_memory(memory, cluster)
+    return found if any(found) else ()
+
+
+def _find_with_room(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    micro_batches: Mapping[str, int] | None,
+    sharding: ShardingOf | None,
+    *,
+    equal_shares: bool,
+) -> Found | None:
+    """The best plan; where memory is short also of those that cut batches and share out parameters. To host
+    memory activations are moved where the cluster says how fast they get there.
+    """
+    shared_out = profile.sharded(sharding or {})
+    found = _find(shared_out, cluster, strategy, effort, micro_batches, equal_shares=equal_shares)
+    if (found is not None and not found.is_short) or profile.task_sets:
+        return found
+    may_share = sharding is None or _gives_up_memory(sharding)
+    quick = quick_sharding(profile, cluster, strategy, micro_batches, sharding) if may_share else None
+    if micro_batches is None:
+        found = in_best_micro_batches(shared_out, cluster, strategy, effort, found, quick)
+    if quick is not None and (found is None or found.is_short):
+        found = in_best_sharding(quick, strategy, effort, found, is_asked=sharding is not None)
+    return found
 
 
 def _find(

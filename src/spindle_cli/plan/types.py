@@ -47,6 +47,7 @@ class Predicted(Model):
     # of every schedule, however batches are cut; None: the planner has not said
     lower_bound_any_s: Seconds | None = None
     peak_memory_bytes: tuple[Bytes, ...]
+    host_memory_bytes: tuple[Bytes, ...] = ()  # of activations, per node; absent: none are there
     memory_formula: Annotated[int, Field(ge=1)] = 1  # of account/device_memory.py, behind peak_memory_bytes
     transfer_s: Seconds = 0.0  # added to the iteration by transfers that do not overlap with compute
     processor_s: Seconds = 0.0  # by what communication and reading take of the processors that compute

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from spindle_cli.account.device_memory import device_memory, host_memory
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.plan.types import Plan
 from spindle_cli.show.grid import length_s
@@ -65,7 +64,7 @@ class ShowReport(Artifact):
     peak_memory_bytes: tuple[int, ...]
     num_recomputed: int = 0  # ops, of all slices
     num_offloaded: int = 0  # the same, whose activations are in host memory
-    host_memory_bytes: tuple[int, ...] = ()  # of each node, where any are
+    host_memory_bytes: tuple[int, ...] = ()  # of each node, as predicted
     metaops: tuple[MetaOpSummary, ...]
     notes: tuple[str, ...]
 
@@ -89,17 +88,10 @@ def summarise(plan: Plan) -> ShowReport:
         peak_memory_bytes=predicted.peak_memory_bytes,
         num_recomputed=sum(piece.num_recomputed for piece in plan.slices),
         num_offloaded=sum(piece.num_offloaded for piece in plan.slices),
-        host_memory_bytes=_host_memory(plan),
+        host_memory_bytes=predicted.host_memory_bytes,
         metaops=_metaops(plan),
         notes=plan.notes,
     )
-
-
-def _host_memory(plan: Plan) -> tuple[int, ...]:
-    if not plan.metaops or not any(piece.offload for piece in plan.slices):
-        return ()
-    needs = device_memory(plan.metaops, plan.slices, plan.cluster, plan, None, plan.turn)
-    return host_memory(needs, plan.cluster)
 
 
 def _device_use(plan: Plan) -> tuple[float, ...]:

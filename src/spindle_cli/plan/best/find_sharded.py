@@ -109,7 +109,7 @@ def _quick(
     if not micro_batches:
         whole = _Trial(on_all_devices(profile, cluster), cluster, strategy)
         found += whole.at(0) or whole.least_recomputing()
-        if found and not found[0].tight.fallback.recompute:
+        if found and not found[0].tight.fallback.recompute and not found[0].tight.fallback.offload:
             return found[0]
     cuts = list(_cuts(profile, cluster, micro_batches))
     found += _best_cut(cuts, strategy, recomputes=False) or _best_cut(cuts, strategy, recomputes=True)
@@ -194,5 +194,6 @@ def _searched(quick: QuickSharding, strategy: StrategyName, effort: int) -> Foun
     if best is None:
         return None
     fallback = quick.tight.fallback
-    note = describe_fallback(fallback) if fallback.recompute else None
+    is_less = fallback.recompute or fallback.offload
+    note = describe_fallback(fallback, best.slices) if is_less else None
     return Found(best, is_short=True, note=note, cut=quick.cut, sharding=problem.profile.sharding)

@@ -21,14 +21,15 @@ MORE_STEPS = (1, 2, 4)
 
 def with_fallback(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
-) -> tuple[Judged, Problem, str] | None:
+) -> tuple[Judged, Problem, str | None] | None:
     """The best plan of those that give up speed for memory, with what it says of that; None if none fits."""
     best = least_fallback(profile, cluster, strategy)
     if best is None:
         return None
     tight = best.tight
     searched, _ = best_judged(tight.problem, tight.bound, strategy, effort)
-    return searched or best.judged, tight.problem, describe(tight.fallback)
+    found = searched or best.judged
+    return found, tight.problem, describe(tight.fallback, found.slices)
 
 
 def least_fallback(

@@ -7,7 +7,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from math import inf
 
-from spindle_cli.account.device_memory import DeviceMemory, memory_within, optimizer_steps_s
+from spindle_cli.account.device_memory import (
+    DeviceMemory,
+    host_memory,
+    memory_within,
+    optimizer_steps_s,
+)
 from spindle_cli.account.traffic import communicator_bytes, traffic_of
 from spindle_cli.account.types import Pass
 from spindle_cli.plan.assemble import exact_slices
@@ -202,4 +207,7 @@ def fastest(
 
 def _has_room(problem: Problem, memory: Sequence[DeviceMemory]) -> bool:
     capacities = problem.cluster.memory_bytes
-    return all(need.total_bytes <= capacity for need, capacity in zip(memory, capacities, strict=True))
+    fits = all(need.total_bytes <= capacity for need, capacity in zip(memory, capacities, strict=True))
+    limits = problem.cluster.host_memory_bytes
+    nodes = zip(host_memory(memory, problem.cluster), limits, strict=True)
+    return fits and all(limit is None or need <= limit for need, limit in nodes)

@@ -1,26 +1,34 @@
 """What to give up when memory runs short: tensor parallelism and recomputation, where they cost least.
 
 A *split* makes MetaOps run with at least so much tensor parallelism. With each, activations are recomputed by
-as many ops as it takes, found by halving. Splits are tried by their lower bounds, the fastest first.
+as many ops as it takes, found by halving; where the cluster says how fast devices reach host memory, those
+that get there and back behind what is computed are moved there first, which costs nothing (`given_up`).
+Splits are tried by their lower bounds, the fastest first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block, slice_activation_bytes
+from spindle_cli.costs.offload import hidden_share
 from spindle_cli.costs.update import optimizer_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.units import counted
 
 # Shares of all parameters that are split, from the MetaOps that hold most.
 SPLIT_SHARES = (0.6, 1.0)
 # Recomputation is measured out in so many steps, a power of two.
 STEPS = 16
+# Of the nodes' memory for activations, what is planned for: devices do not have all alike.
+HOST_SHARE = 0.8
 
 
 @dataclass(frozen=True)
@@ -53,9 +61,10 @@ def _splits(profile: Profile) -> Iterator[MemoryFallback]:
 
 
 def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
-    """The same with `step` of `STEPS` of all activations recomputed; None if even so it cannot fit."""
+    """The same with `step` of `STEPS` of all activations not kept on devices; None if it cannot fit so."""
     profile, cluster = tight.problem.profile, tight.problem.cluster
-    fallback = replace(tight.fallback, recompute=recomputed_ops(profile, step / STEPS))
+    recompute, offload = given_up(profile, cluster, step / STEPS)
+    fallback = replace(tight.fallback, recompute=recompute, offload=offload)
     problem = make_problem(profile, cluster, fallback)
     if least_bytes(problem) > sum(cluster.usable_bytes):
         return None
@@ -75,23 +84,50 @@ def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
     return frozenset(names)
 
 
-def recomputed_ops(profile: Profile, share: float) -> dict[str, int]:
-    """How many ops of which MetaOps recompute so that this share of all activations is not kept.
+def given_up(profile: Profile, cluster: Cluster, share: float) -> tuple[dict[str, int], dict[str, float]]:
+    """How many ops of which MetaOps recompute, and of which share of its ops a MetaOp's activations are moved
+    to host memory, so that this share of all activations is not kept on devices.
 
-    MetaOps that save most bytes for a second of recomputation go first; of the last one, only as many as
-    needed.
+    What hides behind computation is moved, as far as nodes have memory for it: MetaOps whose recomputation
+    would take longest for what it saves first. What is left to save is recomputed: MetaOps that save most
+    bytes for a second of it go first; of the last one, only as many ops as needed.
     """
     saved = {metaop.name: _saved_bytes(metaop) for metaop in profile.metaops}
     left = share * sum(metaop.num_ops * saved[metaop.name] for metaop in profile.metaops)
+    offload: dict[str, float] = {}
+    room = _host_room(cluster)
+    for metaop in sorted(profile.metaops, key=_saved_per_second):
+        per_op, kept = saved[metaop.name], metaop.activation_bytes_per_op
+        if left > 0 and per_op and metaop.num_ops > 1:
+            hidden = _hidden_share(metaop, cluster)
+            moved = min(hidden, left / (metaop.num_ops * per_op), room / (metaop.num_ops * kept))
+            if moved > 0:
+                offload[metaop.name] = moved
+                left -= metaop.num_ops * per_op * moved
+                room -= metaop.num_ops * kept * moved
     ops: dict[str, int] = {}
     for metaop in sorted(profile.metaops, key=lambda metaop: -_saved_per_second(metaop)):
         if left <= 0:
             break
-        per_op = saved[metaop.name]
-        if per_op:
-            ops[metaop.name] = min(metaop.num_ops, -int(-left // per_op))
-            left -= ops[metaop.name] * per_op
-    return ops
+        stays = saved[metaop.name] * (1 - offload.get(metaop.name, 0.0))
+        if stays >= 1:
+            ops[metaop.name] = min(metaop.num_ops, -int(-left // stays))
+            left -= ops[metaop.name] * stays
+    return ops, offload
+
+
+def _hidden_share(metaop: MetaOpProfile, cluster: Cluster) -> float:
+    """Of a MetaOp's ops, the share whose copies hide behind what it computes, on its fewest devices."""
+    link, point = cluster.host_link, metaop.curve[0]
+    if link is None:
+        return 0.0
+    return hidden_share(metaop, point.dp, point.tp, point.forward_s, point.backward_s, link)
+
+
+def _host_room(cluster: Cluster) -> float:
+    """Bytes of activations that all nodes have room for, if each has as many as the one with least room."""
+    least = min((limit for limit in cluster.host_memory_bytes if limit is not None), default=None)
+    return inf if least is None else least * len(cluster.node_sizes) * HOST_SHARE
 
 
 def _saved_bytes(metaop: MetaOpProfile) -> int:
@@ -130,17 +166,26 @@ def least_bytes(problem: Problem) -> float:
         part = problem.part_of[metaop.name] if problem.orders_passes else 0
         activations[part] = activations.get(part, 0.0) + min(
             point.num_devices
-            * slice_activation_bytes(metaop, ops, point.dp, point.tp, recompute=point.recompute)
+            * slice_activation_bytes(
+                metaop, ops, point.dp, point.tp, recompute=point.recompute, offload=point.offload
+            )
             for point in node.points
         )
     return sum(parameters.values()) + max(activations.values())
 
 
-def describe(fallback: MemoryFallback) -> str:
-    """What a plan under this fallback says about it."""
+def describe(fallback: MemoryFallback, slices: Sequence[Slice] = ()) -> str | None:
+    """What a plan of these slices, under this fallback, says about it; None: nothing."""
     parts = []
     if fallback.split:
         parts.append(f"tensor parallelism of at least {fallback.least_tp} in {len(fallback.split)} MetaOps")
-    if fallback.recompute:
-        parts.append(f"recomputed activations of {sum(fallback.recompute.values())} ops")
-    return "Memory asks for " + " and ".join(parts) + "."
+    once = [piece for piece in slices if piece.micro_batch == 0]
+    moved = sum(piece.num_offloaded for piece in once)
+    if moved:
+        parts.append(f"activations of {counted(moved, 'op')} in host memory")
+    recomputed = sum(fallback.recompute.values())
+    if fallback.offload:
+        recomputed = sum(piece.num_recomputed for piece in once)
+    if recomputed:
+        parts.append(f"recomputed activations of {counted(recomputed, 'op')}")
+    return "Memory asks for " + " and ".join(parts) + "." if parts else None

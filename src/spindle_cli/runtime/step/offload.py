@@ -22,8 +22,8 @@ from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What is smaller costs more to copy than it saves (torchtune's OffloadActivations has the same).
-LEAST_BYTES = 1024
+# What is smaller costs more to copy than it saves.
+LEAST_BYTES = 256
 # Ops whose activations may be on their way out while another one runs.
 UNDER_WAY = 1
 
