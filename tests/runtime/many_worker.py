@@ -1,14 +1,15 @@
 """A worker that runs several requests, one after another: `-m many_worker DIR`, DIR/NN/request.json.
 
-The process that workers are forked from imports this, and so analyses what they run.
+The process that workers are forked from imports this, and so reads and analyses what they run.
 """
 
 from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,21 +22,26 @@ from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
 from spindle_cli.operators.plan_splits import plan_splits
-from spindle_cli.plan.file import read_plan
+from spindle_cli.plan.types import Plan
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.process.worker_session import describe_error, worker_session
 from spindle_cli.runtime import trainer
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
+from spindle_cli.runtime.part import at_lengths
 from spindle_cli.runtime.training import Training
 from spindle_cli.runtime.worker import train_plan
 from spindle_cli.workload import localise
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.at_lengths import trace
+from spindle_cli.workload.at_lengths.trace import LengthTracer, Shape, TaskAtLength
+from spindle_cli.workload.building.load import LoadedWorkload, load
 from spindle_cli.workload.building.source import Source, resolve
+from spindle_cli.workload.data.reading import open_batches
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.metaops.finding import Finder
+from spindle_cli.workload.types import Workload
 
 
 def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> None:
@@ -48,16 +54,49 @@ Key = tuple[str, str]  # of a source, and of how its graph is found
 train_one_step = Training.step
 take_back = GatherMemory.take_back
 analyse_source = localise.in_the_abstract
+build_abstractly = at_lengths.load_abstract
 analysed: dict[Key, Any] = {}  # for the first alone of the requests that train it, each in another way
+built: dict[str, LoadedWorkload] = {}  # by source, to be traced at lengths
+traced: dict[tuple[int, str, str], TaskAtLength] = {}  # by workload built for it, planned and other shapes
+
+
+def key_of(source: Source) -> str:
+    return repr((source.build.__module__, source.build.__qualname__, source.args))
 
 
 def in_the_abstract(source: Source, find_graph: partial[WorkloadGraph]) -> Any:
     """Analyses a workload once: that is much of what a request takes, and nothing of it is trained."""
     asked = {name: value for name, value in find_graph.keywords.items() if name != "memo"}
-    key = repr((source.build.__module__, source.build.__qualname__, source.args)), repr(asked)
+    key = key_of(source), repr(asked)
     if key not in analysed:
         analysed[key] = analyse_source(source, find_graph)
     return analysed[key]
+
+
+def load_abstract(source: str, *, reads_initial: bool) -> LoadedWorkload:
+    """Builds once what is traced at other lengths: nothing of it is trained."""
+    key = key_of(resolve(source))
+    if key not in built:
+        built[key] = build_abstractly(source, reads_initial=reads_initial)
+    return built[key]
+
+
+class Tracer(LengthTracer):
+    """Traces a length once for all requests that train the same."""
+
+    def __init__(self, workload: Workload, planned: WorkloadGraph, memo: AnalysisMemo | None = None) -> None:
+        super().__init__(workload, planned, memo)
+        self._key = id(workload)
+        self._fields = {name: repr(task.fields) for name, task in planned.tasks.items()}
+
+    def at(self, name: str, shapes: Mapping[str, Shape]) -> TaskAtLength:
+        key = self._key, name, f"{self._fields[name]} at {shapes}"
+        if key not in traced:
+            traced[key] = super().at(name, shapes)
+        else:  # whoever had it has forgotten its constants
+            for constant, value in traced[key].constants.items():
+                setattr(traced[key].abstract.root, constant, value)
+        return traced[key]
 
 
 def requests_in(folder: Path) -> list[RunRequest]:
@@ -69,13 +108,33 @@ def analyse_all(folder: Path) -> None:
     """Analyse what workers will run, as they do, in the process that they are forked from: once for all."""
     torch.set_num_threads(1)
     for request in requests_in(folder):
-        plan = read_plan(request.plan)
+        plan = Plan.read(request.plan)
         assert request.memo is not None
         memo = AnalysisMemo.read(request.memo)
         find = partial(analyse, memo=memo, lengths=plan.workload.lengths, evaluates=True)
         with suppress(SpindleError):  # a worker will say so
             _, graph = in_the_abstract(resolve(request.workload), find)
             plan_splits(plan, graph, str(request.plan))  # what this finds, the graph keeps
+            trace_lengths(request, graph, memo)
+
+
+def trace_lengths(request: RunRequest, graph: WorkloadGraph, memo: AnalysisMemo) -> None:
+    """Of the batches that workers will come upon; there may be more than they take."""
+    if not any(task.varying for task in graph.tasks.values()):
+        return
+    loaded = load(request.workload)
+    tracer = Tracer(load_abstract(request.workload, reads_initial=False).workload, graph, memo)
+    for task in loaded.workload.tasks:
+        planned = graph.tasks[task.name]
+        if not planned.varying:
+            continue
+        batches = open_batches(task, loaded.train.seed, varies=True)
+        for number in range((request.steps or 1) * loaded.train.accumulate):
+            batches.rows(number, 0, task.batch_size)
+            found = batches.shapes(number)
+            shapes = {name: tuple(found[name]) for name in planned.varying}
+            if any(planned.fields[name].shape[1:] != shape for name, shape in shapes.items()):
+                tracer.at(task.name, shapes).forget()
 
 
 def take_back_poisoned(self: GatherMemory, flat: torch.Tensor, begin: int) -> None:
@@ -93,6 +152,7 @@ def leave_groups() -> None:
         if dist.get_backend(group) == "gloo":  # torch destroys its own alone
             dist.destroy_process_group(group)
     gc.collect()
+    gc.freeze()  # what is kept: it would be searched for each request again
 
 
 def main(argv: list[str]) -> None:
@@ -101,8 +161,8 @@ def main(argv: list[str]) -> None:
     GatherMemory.take_back = take_back_poisoned
     trainer.not_searched_again = nullcontext  # would have all searched that is frozen below
     localise.in_the_abstract = in_the_abstract
-    finder = Finder()  # what is found of layers at a length holds for all requests
-    trace.Finder = lambda _: finder
+    at_lengths.load_abstract = load_abstract
+    at_lengths.LengthTracer = Tracer
     environment = WorkerEnvironment.read()
     requests = requests_in(folder)
     device = torch.device("cpu")
@@ -118,6 +178,10 @@ def main(argv: list[str]) -> None:
             leave_groups()
 
 
+finder = Finder()  # what is found of layers at a length holds for all requests
+trace.Finder = lambda _: finder
+Plan.read = cache(Plan.read)
+AnalysisMemo.read = cache(AnalysisMemo.read)
 analyse_all(Path(sys.argv[-1]))
 gc.collect()
 gc.freeze()  # so that workers search what they have made themselves alone
