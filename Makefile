@@ -3,7 +3,6 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
-TWO_AT_A_TIME := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
 
@@ -26,12 +25,9 @@ example: $(SETUP)  ## profile to export of three tasks of Hugging Face's own cla
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" STEPS=2 examples/hf_multi_task/run.sh build/hf-example
 
 test: $(SETUP)  ## the whole test suite
-	@# Workers that share their cores with other tests wait for each message ten times as long: tests whose workers send
-	@# many run alone, the others two at a time. Each has one thread: several wait for each other at every small
-	@# operation, alone too. 5 is pytest's "no such tests".
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TWO_AT_A_TIME) -m "not processes" $(TEST_ARGS) || [ $$? -eq 5 ]
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest $(TWO_AT_A_TIME) -m "processes and not alone" $(TEST_ARGS) || [ $$? -eq 5 ]
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -m "processes and alone" $(TEST_ARGS) || [ $$? -eq 5 ]
+	@# Tests start many Pythons; where PYTHONDONTWRITEBYTECODE is set, each would compile all that it imports.
+	$(PYTHON) -m compileall -q -j 2 --invalidation-mode checked-hash src scripts tests
+	$(PYTHON) scripts/run_tests.py $(TEST_ARGS)
 
 test-many: $(SETUP)  ## the properties that hold of random inputs, on nine times as many of them
 	$(PYTHON) -m pytest --hypothesis-profile many -m "hypothesis and not processes" $(TEST_ARGS)
@@ -91,3 +87,4 @@ schemas: $(SETUP)  ## write schemas/*.json from the code's types
 
 clean:  ## remove the environment and what tools left behind
 	rm -rf $(VENV) .venv-lowest .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find src scripts tests -name __pycache__ -prune -exec rm -rf {} +

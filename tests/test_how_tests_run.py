@@ -1,4 +1,4 @@
-"""Pythons that tests fork are as those that are started."""
+"""How `make test` runs tests; Pythons that tests fork are as those that are started."""
 
 from __future__ import annotations
 
@@ -11,8 +11,46 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import run_tests
 
 from helpers.ready_python import ReadyPython
+
+
+def ending_with(code: int, says: str = "") -> list[str]:
+    return [sys.executable, "-c", f"print({says!r}); raise SystemExit({code})"]
+
+
+@pytest.mark.parametrize(
+    ("beside", "in_turn", "code"),
+    [(0, (0, 0), 0), (5, (0, 5), 0), (1, (0, 0), 1), (0, (2, 0), 2), (0, (0, 3), 3), (4, (2, 3), 2)],
+)
+def test_the_suite_fails_where_any_of_its_parts_does(
+    beside: int, in_turn: tuple[int, ...], code: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """5 is pytest's "no such tests"; each part runs, and what the one beside the others says comes last."""
+    others = [ending_with(each, f"part {number}") for number, each in enumerate(in_turn)]
+    assert run_tests.run_all(ending_with(beside, "beside"), others) == code
+    assert capfd.readouterr().out.split("\n") == ["part 0", "part 1", "beside", ""]
+
+
+def test_what_runs_beside_the_others_gives_way_and_ends_with_them(tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    tells = (
+        f"open('{told}.new', 'w').write(f'{{os.nice(0)}} {{os.getpid()}}'); os.rename('{told}.new', '{told}')"
+    )
+    waiting = [sys.executable, "-c", f"import os, time; {tells}; time.sleep(600)"]
+    look = [sys.executable, "-c", f"import os, time\nwhile not os.path.exists('{told}'): time.sleep(0.01)"]
+    with pytest.raises(FileNotFoundError):
+        run_tests.run_all(waiting, [look, ["/no/such/command"]])
+    nice, pid = told.read_text().split()
+    assert int(nice) == min(19, os.nice(0) + run_tests.YIELDING)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid), 0)
+
+
+def test_the_parts_are_all_tests_each_once() -> None:
+    marks = [command[command.index("-m", 3) + 1] for command in (run_tests.BESIDE, *run_tests.IN_TURN)]
+    assert marks == ["not processes", "processes and not alone", "processes and alone"]
 
 
 @pytest.mark.processes
