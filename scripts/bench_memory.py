@@ -19,7 +19,7 @@ from pathlib import Path
 
 from bench_commands import run_command
 from memory_bench.rank import STEPS, read_peaks
-from memory_bench.variants import VARIANTS, Estimates, plan_variant, write_run, write_variant
+from memory_bench.variants import VARIANTS, Estimates, plan_variant, write_memo, write_run, write_variant
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.launch.build import TORCHRUN
@@ -114,6 +114,7 @@ def rows(
     runs.mkdir(parents=True)
     plans = {}
     estimates = Estimates(cluster, folder)
+    memo = write_memo(source, folder)
     for number, name in enumerate(variants):
         own = folder / f"variant-{number}"
         own.mkdir()
@@ -123,7 +124,7 @@ def rows(
             plan = plan_variant(profile, VARIANTS[name], cluster, strategy, own)
             if plan is not None:
                 run = runs / f"{number:02d}-{strategy}"
-                write_run(plan, workload, run, STEPS)
+                write_run(plan, workload, run, STEPS, memo)
                 plans[run] = name, plan
     torchrun(num_devices, "ours", str(runs))
     ddp = None

@@ -19,6 +19,8 @@ from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.workload.analyse import analyse_for_others
+from spindle_cli.workload.building.abstract import load_abstract
 
 # Rooms that are tried, as shares of what a plan needs that has all it wants.
 _ROOMS = (0.6, 0.7, 0.8, 0.9, 0.5, 0.4)
@@ -128,11 +130,20 @@ def plan_variant(
     return plan
 
 
-def write_run(plan: Plan, workload: Path, folder: Path, steps: int) -> None:
+def write_memo(workload: Path, folder: Path) -> Path:
+    """What workers need not find again, as `launch` hands it on; of all variants, whose layers are alike."""
+    path = folder / "memo.json"
+    write_json(path, analyse_for_others(load_abstract(str(workload)).workload, evaluates=True)[1])
+    return path
+
+
+def write_run(plan: Plan, workload: Path, folder: Path, steps: int, memo: Path | None = None) -> None:
     """Plan and request, as workers read them."""
     (folder / "workers").mkdir(parents=True)
     write_plan(folder / "plan.yaml", plan)
-    request = RunRequest(plan=folder / "plan.yaml", workload=str(workload), steps=steps, run_dir=folder)
+    request = RunRequest(
+        plan=folder / "plan.yaml", workload=str(workload), memo=memo, steps=steps, run_dir=folder
+    )
     write_json(folder / "request.json", request)
 
 
