@@ -90,7 +90,8 @@ def plan(
     strategy: StrategyName = "spindle",
     effort: int = 1,
     micro_batches: Mapping[str, int] | None = None,
-    sharding: Mapping[str, Literal["none", "optimizer", "gradients", "parameters"]] | None = None,
+    sharding: Mapping[str, Literal["none", "optimizer", "gradients", "parameters-kept", "parameters"]]
+    | None = None,
     equal_shares: bool = False,
     offload: bool | None = None,
     assume_same_device: bool = False,

@@ -17,7 +17,7 @@ from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, OptimizerBytes, Profile
 from spindle_cli.units import MIB
 
-GRADIENTS, PARAMETERS = Sharding.GRADIENTS, Sharding.PARAMETERS
+GRADIENTS, PARAMETERS, KEPT = Sharding.GRADIENTS, Sharding.PARAMETERS, Sharding.KEPT
 
 
 def op(**more: Any) -> OpMemory:
@@ -259,6 +259,33 @@ def test_devices_with_the_same_part_share_it_out() -> None:
     assert found.parameter_bytes == (0.25 + 0.75) * MIB
     assert found.gradient_bytes == (1 + 2.5) * MIB
     assert found.buffer_bytes == pytest.approx(2.5 * MIB + found.tensor_bytes / 101, abs=3)
+
+
+def test_what_is_kept_is_whole_from_the_forward_pass_to_the_end_of_the_backward_pass() -> None:
+    """Three ops of 1 MiB, of which each device has a half all the time; no memory is set apart."""
+    net = net_of("a/m", 3)
+    profile = sharded(KEPT, net)
+    assert gathered(profile, [on(net, 2)], nccl(2)) == 0
+    assert passes(profile, [on(net, 2)], nccl(2)) == [(3.0, 3.0), (5.0, 0.0)]
+    assert need(profile, [on(net, 2)], nccl(2)).parameter_bytes == 1.5 * MIB
+
+
+def test_what_several_slices_keep_is_there_once_and_what_runs_apart_not_at_once() -> None:
+    one = net_of("a/m", 2, parameters="shared")
+    other, third = one.model_copy(update={"name": "b/m"}), net_of("c/m", 3)
+    profile = sharded(KEPT, one, other, third)
+    slices = [on(one, 2), on(other, 2, 1.0)]
+    assert passes(profile, slices, nccl(2)) == [(2.0, 2.0), (2.0, 2.0), (4.0, 2.0), (4.0, 0.0)]
+    # forward and backward of the one, then of the other
+    times = {"backward_start_s": 1.0, "backward_end_s": 2.0}
+    apart = [
+        on(one, 2, **times),
+        on(third, 2, 2.0, backward_start_s=3.0, backward_end_s=4.0),
+    ]
+    order = [(0, False), (0, True), (1, False), (1, True)]
+    found = memory_by_pass(profile.metaops, apart, nccl(2), profile)[0]
+    behind = [(found.passes[each][1] - found.idle_bytes) / 1.01 / MIB for each in order]
+    assert behind == pytest.approx([2.0, 0.0, 3.0, 0.0], abs=1e-4)
 
 
 def test_slices_one_after_the_other_gather_by_themselves() -> None:

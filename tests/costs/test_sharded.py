@@ -50,6 +50,13 @@ def test_gradients_alone_are_scattered_and_nothing_is_gathered() -> None:
     assert found.scatters == pytest.approx([10e-6 + 2 * MIB / 2 / 5e9] * 2)
 
 
+def test_what_is_kept_is_gathered_forward_alone() -> None:
+    found = moved(net_of(3), (0, 2), Sharding.KEPT)
+    assert found is not None
+    assert found.forward == found.scatters == pytest.approx((MIB_S, MIB_S))
+    assert found.backward == (0.0, 0.0)
+
+
 def test_nothing_moves_where_nothing_is_shared_out_or_one_device_holds_it() -> None:
     assert moved(net_of(1), (0, 1), Sharding.OPTIMIZER) is None
     assert moved(net_of(1), (0, 1), devices=(0,)) is None

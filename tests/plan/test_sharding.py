@@ -32,7 +32,7 @@ from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profi
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import MIB
 
-GRADIENTS, PARAMETERS = Sharding.GRADIENTS, Sharding.PARAMETERS
+GRADIENTS, PARAMETERS, KEPT = Sharding.GRADIENTS, Sharding.PARAMETERS, Sharding.KEPT
 
 
 def shared(*metaops: MetaOpProfile, **more: Any) -> Profile:
@@ -98,7 +98,7 @@ def test_a_plan_says_what_is_shared_out_and_counts_what_that_takes() -> None:
     assert "1000 MiB optimizer state" in report
 
 
-@pytest.mark.parametrize("level", [GRADIENTS, PARAMETERS])
+@pytest.mark.parametrize("level", [GRADIENTS, KEPT, PARAMETERS])
 def test_the_simulation_agrees_with_what_is_predicted(level: Sharding) -> None:
     """Ops so short that gathers and scatters show."""
     net = net_of().model_copy(update={"curve": curve_of({2: 0.015})})

@@ -37,6 +37,16 @@ SHARED_OUT = (
         sharding=Sharding.PARAMETERS,
     ),
     Case(
+        "kept-shared-out",
+        ON_SOME,
+        args={"reduction": "sum"},
+        train={**CLIPPED, "accumulate": 2},
+        recompute=("pairs/vision", "classify/mix"),
+        micro_batches={"classify": 2},
+        apart=5,
+        sharding=Sharding.KEPT,
+    ),
+    Case(
         "gradients-shared-out",
         ON_SOME,
         train={**ADAMW, "accumulate": 2},

@@ -49,8 +49,10 @@ def test_all_ranks_gather_smaller_groups_first_and_equal_ones_by_their_numbers(
 class Noted:
     """A bucket that notes what is asked of it."""
 
-    def __init__(self, name: str, events: list[str], *, is_fetched: bool = True) -> None:
-        self.is_fetched = is_fetched
+    def __init__(
+        self, name: str, events: list[str], *, is_fetched: bool = True, is_kept: bool = False
+    ) -> None:
+        self.is_fetched, self.is_kept = is_fetched, is_kept
         self._name, self._events = name, events
 
     def __getattr__(self, what: str):
@@ -81,6 +83,49 @@ def test_forward_fetches_an_op_ahead_and_gives_up_behind_the_last_use() -> None:
         walk.leave(op)
         assert events == given_up[op]
         events.clear()
+
+
+def kept() -> tuple[Uses, list[str]]:
+    """Two ops: a, which is kept, in both, b in the last."""
+    events: list[str] = []
+    a, b = Noted("a", events, is_kept=True), Noted("b", events)
+    return Uses([Use(a, 0, 1), Use(b, 1, 1)], (0, 2)), events
+
+
+def test_what_is_kept_stays_from_the_forward_pass_to_the_end_of_the_backward_pass() -> None:
+    uses, events = kept()
+    walk = ForwardWalk(uses, keeps=True)
+    walk.through()
+    assert events == ["start_keeping a", "finish_fetch a", "start_fetch b", "finish_fetch b", "give_up b"]
+    events.clear()
+    back = BackwardWalk(uses)
+    back.begin()
+    back.end()
+    assert events == [
+        "start_fetch b",
+        "open_gradients a",
+        "finish_fetch b",
+        "open_gradients b",
+        "give_up b",
+        "start_scatter b",
+        "end_keeping a",
+        "finish_scatter b",
+        "start_scatter a",
+        "finish_scatter a",
+    ]
+
+
+def test_in_an_evaluation_nothing_is_kept() -> None:
+    uses, events = kept()
+    ForwardWalk(uses).through()
+    assert events == [
+        "start_fetch a",
+        "finish_fetch a",
+        "start_fetch b",
+        "finish_fetch b",
+        "give_up a",
+        "give_up b",
+    ]
 
 
 def test_a_share_without_samples_gathers_what_the_others_do() -> None:
@@ -224,6 +269,30 @@ def test_parameters_are_gathered_into_the_memory_they_are_given_unless_it_is_len
     other.start_fetch()
     other.finish_fetch()
     assert second.data_ptr() == place
+
+
+def test_what_several_slices_keep_is_gathered_once_and_goes_with_the_last(world: None) -> None:
+    bucket, weight, _ = bucket_of(Sharding.KEPT)
+    by_name = {owned.name: owned.tensor for owned in bucket.owned_ranges}
+    bucket.start_keeping()
+    bucket.finish_fetch()
+    with torch.no_grad():
+        by_name["weight"].mul_(10)  # a second gather would show it
+    bucket.start_keeping()
+    bucket.finish_fetch()
+    bucket.end_keeping()
+    assert weight.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+    bucket.end_keeping()
+    assert weight.untyped_storage().nbytes() == 0
+    bucket.start_keeping()
+    bucket.finish_fetch()
+    assert weight.tolist() == [[10.0, 20.0], [30.0, 40.0]]
+
+
+def test_what_nobody_fetches_or_keeps_is_not_waited_for(world: None) -> None:
+    bucket, *_ = bucket_of(Sharding.KEPT)
+    with pytest.raises(AssertionError, match="a fetch was started"):
+        bucket.finish_fetch()
 
 
 class Alone:

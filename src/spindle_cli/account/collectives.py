@@ -55,7 +55,7 @@ def collectives_of_step(
         found += [
             Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index)
             for group in reversed(summed)
-            if group.sharding not in (Sharding.NONE, Sharding.PARAMETERS)
+            if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
         ]
     return tuple(found)
 

@@ -132,7 +132,12 @@ class Held:
     @property
     def gathered_bytes(self) -> float:
         """Bytes that are gathered while ops use them."""
-        return self.scattered_bytes if self.sharding is Sharding.PARAMETERS else 0.0
+        return self.scattered_bytes if self.sharding.is_fetched else 0.0
+
+    @property
+    def kept_bytes(self) -> float:
+        """Of these, those that stay from a slice's forward pass to its backward pass."""
+        return self.gathered_bytes if self.sharding is Sharding.KEPT else 0.0
 
     @property
     def lasting_bytes(self) -> float:

@@ -9,7 +9,8 @@ run,
     pass = g_1 + sum over i of max(c_i, g_(i+1) + s_(i-1)) + s_n       (g_(n+1) = s_0 = 0)
 
 and forward passes have no scatters. What belongs to several ops of a slice is gathered for the first that
-runs, and scattered behind the last.
+runs, and scattered behind the last. What is kept from a slice's forward pass to its backward pass is gathered
+forward alone; if another slice has it already, not even that, which is not seen here.
 """
 
 from __future__ import annotations
@@ -92,10 +93,10 @@ def moved_in_passes(piece: SliceShape, metaop: MetaOp, cluster: Cluster, step: S
     shared = metaop.trainable_fraction * (1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0))
     forward, backward, scatters = ([0.0] * (last - first) for _ in range(3))
     for (_, is_split), use in used.items():
-        if level is Sharding.PARAMETERS:
+        if level.is_fetched:
             gather_s = seconds.of(shared * use.num_bytes, is_split=is_split)
             forward[use.first] += gather_s
-            backward[use.last] += gather_s
+            backward[use.last] += gather_s if level is Sharding.PARAMETERS else 0.0
         width = step.gradient_bytes_per_param * metaop.trainable_fraction
         scatters[use.first] += seconds.of(width * use.num_bytes, is_split=is_split)
     return Moved(tuple(forward), tuple(backward), tuple(scatters))

@@ -12,12 +12,18 @@ class Sharding(StrEnum):
     NONE = "none"  # of nothing: each has the optimizer's state whole, too
     OPTIMIZER = "optimizer"  # of the optimizer's state
     GRADIENTS = "gradients"  # and of the gradients, as soon as a backward pass has made them
+    KEPT = "parameters-kept"  # and of the parameters, but from a slice's forward pass to its backward pass
     PARAMETERS = "parameters"  # and of the parameters, but where and while an op uses them
 
     @property
     def is_by_pass(self) -> bool:
         """Whether gradients are summed in each backward pass, so that none stay whole behind it."""
-        return self in (Sharding.GRADIENTS, Sharding.PARAMETERS)
+        return self is Sharding.GRADIENTS or self.is_fetched
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether parameters are gathered for the passes that use them."""
+        return self in (Sharding.KEPT, Sharding.PARAMETERS)
 
 
 # By key of parameters; what is not there is as the train settings say.

@@ -10,6 +10,7 @@ import yaml
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.writing import write_text
+from spindle_cli.plan.sharing_out import said_apart
 from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
 from spindle_cli.profile.metagraph import require_equal_batches
 from spindle_cli.profile.types import Profile
@@ -113,6 +114,8 @@ _PlanDumper.add_representer(list, _represent_list)
 def _plan_data(plan: Plan) -> dict[str, Any]:
     """All of the plan that is not the default, in the order of its type's fields."""
     data: dict[str, Any] = plan.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if plan.sharding:
+        data |= said_apart(plan.sharding)
     always = {"schema": plan.schema_, "strategy": plan.strategy}
     rows = {"workload": _Row(data["workload"]), "profile": _Row(data["profile"])}
     predicted = _predicted_data(plan.predicted)

@@ -7,7 +7,7 @@ drawn, simulated and turned into each rank's program without the profile or the 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -17,6 +17,7 @@ from spindle_cli.files.artifact import Model, validate
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.parsing import shown
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.sharing_out import SharingOut, require_kept, with_kept
 from spindle_cli.plan.slices import Slice as Slice
 from spindle_cli.plan.slices import Wave as Wave
 from spindle_cli.plan.slices import fitted_to
@@ -109,7 +110,10 @@ class Plan(TrainedArtifact):
     # absent: one
     micro_batches: dict[str, Annotated[int, Field(ge=2, le=2**31)]] = Field(default_factory=dict)
     # by key of parameters, what their devices share out among themselves; absent: as the train settings say
-    sharding: dict[str, Sharding] = Field(default_factory=dict)
+    sharding: dict[str, SharingOut] = Field(default_factory=dict)
+    # of the keys that share out `parameters`, those that stay whole from a slice's forward pass to its
+    # backward pass: in a file alone; here `sharding` says it
+    sharding_kept: tuple[str, ...] = ()
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
     # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()
@@ -156,8 +160,16 @@ class Plan(TrainedArtifact):
         object.__setattr__(self, "waves", fitted)
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _what_is_kept_is_a_level(cls, data: Any) -> Any:
+        return with_kept(data) if isinstance(data, dict) else data
+
     @model_validator(mode="after")
     def _sharding_is_sound(self) -> Plan:
+        require_kept(self.sharding_kept, self.sharding)
+        kept = tuple(key for key, level in self.sharding.items() if level is Sharding.KEPT)
+        object.__setattr__(self, "sharding_kept", kept)
         if not self.sharding:
             return self
         if self.schema_ == "spindle.plan/1":

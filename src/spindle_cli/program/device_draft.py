@@ -150,7 +150,7 @@ class DeviceDraft:
         shards = {
             self.directory.of_shards(group.devices)
             for group in self._by_pass.get(index, ())
-            if kind is Kind.BACKWARD or group.sharding is Sharding.PARAMETERS
+            if kind is Kind.BACKWARD or group.sharding.is_fetched
         }
         return Action(kind, piece=index, communicator=communicator, shards=tuple(sorted(shards)))
 
@@ -210,5 +210,5 @@ class DeviceDraft:
         return [
             Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
             for group in reversed(self.groups)
-            if group.sharding not in (Sharding.NONE, Sharding.PARAMETERS)
+            if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
         ]

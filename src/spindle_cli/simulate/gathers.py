@@ -15,7 +15,7 @@ class AwaitedOps:
         if not program.settings.sharded:
             return
         for group in program.groups:
-            if len(group.devices) < 2 or group.sharding in (Sharding.NONE, Sharding.PARAMETERS):
+            if len(group.devices) < 2 or group.sharding is Sharding.NONE or group.sharding.is_fetched:
                 continue
             self._pending.add(group.index)
             for piece, op in zip(group.slices, group.first_ops, strict=True):

@@ -221,7 +221,8 @@ class Account:
             found: dict[Block, Span] = {}
             for position, of_op in enumerate(part.uses):
                 for use in of_op:
-                    if held[kind_of[use.block]].gathered_bytes:
+                    there = held[kind_of[use.block]]
+                    if there.gathered_bytes and not there.kept_bytes:
                         known = found.get(use.block, Span(part.piece, position, position))
                         found[use.block] = known._replace(last=position)
             for block, span in found.items():

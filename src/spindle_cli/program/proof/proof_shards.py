@@ -5,7 +5,6 @@ gradients out.
 from __future__ import annotations
 
 from spindle_cli.account.types import Purpose
-from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.proof.faults import fault
 from spindle_cli.program.types import Kind, Program
 
@@ -35,7 +34,7 @@ def check_shards(program: Program) -> None:
         for group in (group for group in shared_out if device in group.devices):
             for piece in group.slices:
                 used_in.setdefault((Kind.BACKWARD, piece), set()).add(group.devices)
-                if group.sharding is Sharding.PARAMETERS:
+                if group.sharding.is_fetched:
                     used_in.setdefault((Kind.FORWARD, piece), set()).add(group.devices)
         for step, action in enumerate(actions):
             wanted = sorted(used_in.get((action.kind, action.piece), ()))

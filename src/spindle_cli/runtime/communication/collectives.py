@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 # torch 2.13 has given these new names, and warns of the old ones.
 _reduce_scatter: Callable[..., dist.Work] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _all_gather: Callable[..., dist.Work] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+_AS_LONG_AS_THE_GROUP = timedelta(0)
 
 
 @dataclass(frozen=True)
@@ -73,8 +77,37 @@ def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
 
 def start_gather(flat: Tensor, members: Members) -> dist.Work:
     """Start giving every rank the ranges of all the others."""
+    if dist.get_backend(members.communicator) == "gloo":
+        return _FromEach(flat, members)
     work: dist.Work = _all_gather(flat, members.range_in(flat), group=members.communicator, async_op=True)
     return work
+
+
+class _FromEach(dist.Work):
+    """A gather to which each rank sends its range in a broadcast of its own.
+
+    What gloo calls an all-gather makes a copy of all that it gathers, and copies from there: three times as
+    much processor time for 52 MiB on four processes of one machine, and as long for 256 KiB (2 cores, no
+    GPU, 2026-11-23).
+    """
+
+    def __init__(self, flat: Tensor, members: Members) -> None:
+        super().__init__()
+        self._works: list[dist.Work] = [
+            dist.broadcast(own, group=members.communicator, group_src=position, async_op=True)
+            for position, own in enumerate(flat.view(members.count, -1))
+        ]
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def wait(self, timeout: timedelta = _AS_LONG_AS_THE_GROUP) -> bool:
+        for work in self._works:
+            work.wait(timeout)
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return torch.futures.collect_all([work.get_future() for work in self._works])
 
 
 class _Native:

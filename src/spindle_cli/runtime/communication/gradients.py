@@ -298,7 +298,7 @@ def _lay_out(
     for group in groups:
         spans = tuple(map(Span, group.slices, group.first_ops, group.last_ops))
         for bucket in buckets.get(group.index, ()):
-            if isinstance(bucket, PassBucket) and bucket.is_fetched:
+            if isinstance(bucket, PassBucket) and bucket.is_fetched and not bucket.is_kept:
                 size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)
                 lots[bucket] = Lot(size, tuple(sorted(spans)))
     if not lots:

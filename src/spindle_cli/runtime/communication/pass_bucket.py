@@ -34,6 +34,8 @@ class PassBucket:
     `Sharding.PARAMETERS` of the parameters.
 
     Attributes:
+        is_fetched: of the parameters too. `is_kept`: they stay whole from a slice's forward pass to its
+            backward pass.
         parameters: as the modules have them; to be read while they are there alone.
         owned_ranges: what this rank steps.
     """
@@ -53,7 +55,8 @@ class PassBucket:
         first = next(iter(parameters.values()))
         self.parameters = tuple(parameters.values())
         self.keys = tuple(parameters)
-        self.is_fetched = sharding is Sharding.PARAMETERS
+        self.is_fetched = sharding.is_fetched
+        self.is_kept = sharding is Sharding.KEPT
         self._members = members
         self._between_steps = Members(members.count, members.position, between_steps)
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
@@ -70,6 +73,7 @@ class PassBucket:
         self.owned_ranges = tuple(owned for owned, *_ in self._owned)
         self._place: tuple[GatherMemory, int] | None = None
         self._has_place = False
+        self._users = 0  # slices that keep it
         self._work: dist.Work | None = None
         self._scatter: Scatter | None = None
         self._reached: tuple[bool, ...] = ()
@@ -123,9 +127,23 @@ class PassBucket:
         self._members.range_in(self._values).copy_(self._own)
         self._work = start_gather(self._values, self._members)
 
+    def start_keeping(self) -> None:
+        """Start making the parameters whole, unless another slice keeps them already. Collective."""
+        self._users += 1
+        if self._users == 1:
+            self.start_fetch()
+
+    def end_keeping(self) -> None:
+        """A slice needs the parameters no more; the last one gives them up."""
+        self._users -= 1
+        if self._users == 0:
+            self.give_up()
+
     def finish_fetch(self) -> None:
         """Wait until the parameters are there."""
-        assert self._work is not None, "a fetch was started"
+        if self._work is None:
+            assert self._users > 1, "a fetch was started, or another slice keeps them"
+            return
         wait_for(self._work)
         self._work = None
 

@@ -136,7 +136,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
     linked: list[_Linked] = []
 
     def parts_of(graph: WorkloadGraph) -> dict[int, tuple[OwnPart, ...]]:
-        if Sharding.PARAMETERS not in plan.sharding.values():
+        if not any(level.is_fetched for level in plan.sharding.values()):
             return {}
         early = _Linked.of(request, plan, graph, train)
         linked.append(early)

@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
 from spindle_cli.runtime.part.shards import Cut, Cuts
 from spindle_cli.runtime.update.owned_ranges import FlatLayout
@@ -64,7 +63,7 @@ def own_parts(
         if rank not in group.devices:
             continue
         keys = [key for key, _ in group.blocks]
-        is_shared = len(group.devices) > 1 and group.sharding is Sharding.PARAMETERS
+        is_shared = len(group.devices) > 1 and group.sharding.is_fetched
         ranged = [key for key in keys if is_shared and leaves[key].cut.name not in stepped_whole]
         elements = _owned({key: leaves[key] for key in ranged}, group.devices, rank)
         shared.update(leaves[key].cut.name for key in ranged)

@@ -236,7 +236,7 @@ class Executor:
         with self._stopwatch.timed(Activity.FORWARD, wired.index), stream, self._computing():
             watched = self._sums.watched(wired.index) if self._ends_step else {}
             uses = self._uses[wired.index]
-            forward, backward = ForwardWalk(uses), BackwardWalk(uses)
+            forward, backward = ForwardWalk(uses, keeps=True), BackwardWalk(uses)
 
             def before(op: int) -> None:
                 self._await_parameters(wired.index, op)

@@ -71,21 +71,31 @@ def uses_in(program: Program, rank: int, pool: GradientPool, part: int) -> dict[
 class ForwardWalk:
     """A slice's ops from the first to the last."""
 
-    def __init__(self, uses: Uses) -> None:
+    def __init__(self, uses: Uses, *, keeps: bool = False) -> None:
+        """`keeps`: a backward pass will follow, for which what is to be kept stays there."""
         self._uses = uses
+        self._keeps = keeps
 
     def enter(self, op: int) -> None:
         """Have what an op uses there, and what the next one does on its way."""
         if op == self._uses.first_op:
-            _start_all(self._uses.from_op(op))
+            self._start_all(op)
         for bucket in _fetched(self._uses.from_op(op)):
             bucket.finish_fetch()
-        _start_all(self._uses.from_op(op + 1))
+        self._start_all(op + 1)
 
     def leave(self, op: int) -> None:
         """Give up what no later op uses."""
         for bucket in _fetched(self._uses.until_op(op)):
-            bucket.give_up()
+            if not (self._keeps and bucket.is_kept):
+                bucket.give_up()
+
+    def _start_all(self, op: int) -> None:
+        for bucket in _fetched(self._uses.from_op(op)):
+            if self._keeps and bucket.is_kept:
+                bucket.start_keeping()
+            else:
+                bucket.start_fetch()
 
     def through(self) -> None:
         """Take part in a pass of the others, with no samples."""
@@ -136,14 +146,16 @@ class BackwardWalk:
     def _enter(self, op: int) -> None:
         self._at = op
         for bucket in self._uses.until_op(op):
-            if bucket.is_fetched:
+            if bucket.is_fetched and not bucket.is_kept:
                 bucket.finish_fetch()
             bucket.open_gradients()
         _start_all(self._uses.until_op(op - 1))
 
     def _leave(self, op: int) -> None:
         for bucket in self._uses.from_op(op):
-            if bucket.is_fetched:
+            if bucket.is_kept:
+                bucket.end_keeping()
+            elif bucket.is_fetched:
                 bucket.give_up()
             self._finish_sum()
             bucket.start_scatter()
@@ -161,4 +173,5 @@ def _fetched(buckets: Iterable[PassBucket]) -> Iterator[PassBucket]:
 
 def _start_all(buckets: Iterable[PassBucket]) -> None:
     for bucket in _fetched(buckets):
-        bucket.start_fetch()
+        if not bucket.is_kept:
+            bucket.start_fetch()

@@ -1,0 +1,64 @@
+"""How a plan file says what devices share out: a level for each key, and beside it which of the keys whose
+parameters are shared out are kept between a slice's passes. Inside, both are one level.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import WithJsonSchema
+
+from spindle_cli.files.parsing import shown
+from spindle_cli.files.sharding import Sharding, ShardingOf
+
+_IN_FILES = [level.value for level in Sharding if level is not Sharding.KEPT]
+
+SharingOut = Annotated[Sharding, WithJsonSchema({"enum": _IN_FILES, "type": "string"})]
+
+
+def with_kept(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A plan's data, not yet checked, with a level of its own for what is kept.
+
+    Raises:
+        ValueError: the level is written where the key `sharding_kept` is to say it.
+    """
+    levels, kept = data.get("sharding"), data.get("sharding_kept")
+    if not isinstance(levels, Mapping):
+        return dict(data)
+    for key, level in levels.items():
+        if level == Sharding.KEPT and not isinstance(level, Sharding):
+            raise ValueError(
+                f"sharding: {shown(key)}: found {shown(level)}; expected {', '.join(_IN_FILES)}, and the key "
+                "under sharding_kept if its parameters are kept"
+            )
+    if not isinstance(kept, Sequence) or isinstance(kept, str):
+        return dict(data)
+    merged = {
+        key: Sharding.KEPT if key in kept and level == Sharding.PARAMETERS else level
+        for key, level in levels.items()
+    }
+    return {**data, "sharding": merged}
+
+
+def require_kept(kept: Sequence[str], sharding: ShardingOf) -> None:
+    """What is to be kept is shared out.
+
+    Raises:
+        ValueError: it is not.
+    """
+    for key in kept:
+        if sharding.get(key) is not Sharding.KEPT:
+            raise ValueError(
+                f"sharding_kept: {shown(key)}: expected a key for which sharding says "
+                f"{Sharding.PARAMETERS.value!r}"
+            )
+
+
+def said_apart(sharding: ShardingOf) -> dict[str, Any]:
+    """The keys of a plan file that say it; without those that say nothing."""
+    kept = [key for key, level in sharding.items() if level is Sharding.KEPT]
+    levels = {
+        key: Sharding.PARAMETERS.value if key in kept else level.value for key, level in sharding.items()
+    }
+    return {"sharding": levels, "sharding_kept": kept} if kept else {"sharding": levels}
