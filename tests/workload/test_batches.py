@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from helpers.examples import examples
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.training.batches import Batches
+from spindle_cli.workload.training.item_draws import seed_of
 from spindle_cli.workload.types import Task
 
 
@@ -46,6 +48,20 @@ def test_epochs_seeds_and_tasks_have_orders_of_their_own() -> None:
         for name, seed, step in (("t", 0, 0), ("t", 0, 1), ("t", 1, 0), ("u", 0, 0))
     ]
     assert len({tuple(order) for order in orders}) == 4
+
+
+def test_the_order_of_a_large_dataset_takes_little_memory() -> None:
+    """4 bytes a sample, and what is handed out are plain numbers."""
+    batches = Batches(task_of(range(100_000), 3), seed=7)
+    tracemalloc.start()
+    found = batches.indices(5)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 500_000
+    seed = seed_of(7, "t", 0)
+    order = torch.randperm(100_000, generator=torch.Generator().manual_seed(seed))
+    assert found == order[15:18].tolist()
+    assert [type(each) for each in found] == [int] * 3
 
 
 def test_steps_can_be_asked_for_in_any_order() -> None:

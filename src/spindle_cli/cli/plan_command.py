@@ -44,9 +44,9 @@ def plan(
         typer.Option(
             "--shard",
             metavar="KEY=LEVEL",
-            help="What the devices that hold these parameters share out: none, optimizer, gradients or "
-            "parameters; may be repeated, of what is not named optimizer state alone. By default as memory "
-            "asks for.",
+            help="What the devices that hold these parameters share out: none, optimizer, gradients, "
+            "parameters-kept (gathered once for both passes) or parameters; may be repeated, of what is not "
+            "named optimizer state alone. By default as memory asks for.",
         ),
     ] = None,
     equal_shares: Annotated[

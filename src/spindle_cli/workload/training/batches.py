@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
@@ -66,7 +67,7 @@ class Batches:
         self.steps_per_epoch = self.num_samples // task.batch_size
         self._reads = SeededCalls(seed, task.name, "sample")
         self._collates = SeededCalls(seed, task.name, "batch")
-        self._order: tuple[int, list[int]] | None = None  # epoch, and the samples in its order
+        self._order: tuple[int, np.ndarray[Any, Any]] | None = None  # epoch, and the samples in its order
         self._shapes = SampleShapes(task.name, shapes) if one_shape else None
         differ = not one_shape or any(None in shape for shape in (shapes or {}).values())
         self._varies = differ and whole
@@ -89,9 +90,12 @@ class Batches:
         epoch, position = divmod(step, self.steps_per_epoch)
         if self._order is None or self._order[0] != epoch:
             generator = torch.Generator().manual_seed(seed_of(self.seed, self.task.name, epoch))
-            self._order = epoch, torch.randperm(self.num_samples, generator=generator).tolist()
+            order = torch.randperm(self.num_samples, generator=generator).numpy()
+            # A list of so many numbers would take nine times as much memory, on every rank.
+            self._order = epoch, order.astype(np.int32) if self.num_samples < 2**31 else order
         first = position * self.task.batch_size
-        return self._order[1][first : first + self.task.batch_size]
+        found: list[int] = self._order[1][first : first + self.task.batch_size].tolist()
+        return found
 
     def rows(
         self, step: int, first: int, last: int, fields: Collection[str] | None = None
