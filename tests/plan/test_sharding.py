@@ -177,7 +177,7 @@ def test_no_more_is_recomputed_than_memory_asks_for(num_ops: int) -> None:
     plan = make_plan(shared(net), cluster_of(2, memory_gib=mib / 1024), effort=0)
     assert plan.sharding == {"t/net": PARAMETERS}
     assert sum(piece.num_ops for piece in plan.slices if piece.recompute) == num_ops
-    assert f"recomputed activations of {num_ops} ops" in plan.notes[0]
+    assert f"recomputed activations of {num_ops} op" in plan.notes[0]
 
 
 def test_what_is_asked_for_is_planned_with_room_or_without() -> None:

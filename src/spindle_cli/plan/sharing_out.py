@@ -7,32 +7,32 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import PydanticKnownError
 
 from spindle_cli.files.parsing import shown
 from spindle_cli.files.sharding import Sharding, ShardingOf
 
 _IN_FILES = [level.value for level in Sharding if level is not Sharding.KEPT]
 
-SharingOut = Annotated[Sharding, WithJsonSchema({"enum": _IN_FILES, "type": "string"})]
+
+def _as_in_files(level: Any) -> Any:
+    """What is kept has a level of its own, which files say in another way."""
+    if isinstance(level, Sharding) or level in _IN_FILES:
+        return level
+    expected = f"{', '.join(map(repr, _IN_FILES[:-1]))} or {_IN_FILES[-1]!r}"
+    raise PydanticKnownError("enum", {"expected": expected})
+
+
+SharingOut = Annotated[
+    Sharding, BeforeValidator(_as_in_files), WithJsonSchema({"enum": _IN_FILES, "type": "string"})
+]
 
 
 def with_kept(data: Mapping[str, Any]) -> dict[str, Any]:
-    """A plan's data, not yet checked, with a level of its own for what is kept.
-
-    Raises:
-        ValueError: the level is written where the key `sharding_kept` is to say it.
-    """
+    """A plan's data, not yet checked, with a level of its own for what is kept."""
     levels, kept = data.get("sharding"), data.get("sharding_kept")
-    if not isinstance(levels, Mapping):
-        return dict(data)
-    for key, level in levels.items():
-        if level == Sharding.KEPT and not isinstance(level, Sharding):
-            raise ValueError(
-                f"sharding: {shown(key)}: found {shown(level)}; expected {', '.join(_IN_FILES)}, and the key "
-                "under sharding_kept if its parameters are kept"
-            )
-    if not isinstance(kept, Sequence) or isinstance(kept, str):
+    if not isinstance(levels, Mapping) or not isinstance(kept, Sequence) or isinstance(kept, str):
         return dict(data)
     merged = {
         key: Sharding.KEPT if key in kept and level == Sharding.PARAMETERS else level
