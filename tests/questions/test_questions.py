@@ -9,11 +9,11 @@ import pytest
 
 from helpers.cli import run_spindle
 from helpers.cut import cuttable
+from helpers.made import made_plan
 from helpers.plans import FINGERPRINT, cluster_of, metaop_of
 from helpers.uneven import uneven_plan
 from spindle_cli.errors import ExitCode, InputError, NoPlanError, UsageError
 from spindle_cli.plan.file import write_plan
-from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Device, MetaOpProfile, Profile, TaskShare, WorkloadRef
 from spindle_cli.questions.chain import Cause, critical_chain
@@ -64,7 +64,7 @@ def test_compare_holds_every_strategy_to_sequential() -> None:
     assert list(rows) == ["spindle", "sequential", "distmm", "optimus"]
     assert rows["sequential"].speedup == 1.0
     assert rows["spindle"].iteration_s == min(row.iteration_s for row in rows.values() if row.iteration_s)
-    assert rows["spindle"].iteration_s == make_plan(TWO_TASKS, CLUSTER).predicted.iteration_s
+    assert rows["spindle"].iteration_s == made_plan(TWO_TASKS, CLUSTER).predicted.iteration_s
 
 
 def test_compare_without_any_plan_says_why() -> None:
@@ -130,7 +130,7 @@ def test_sweep_says_where_too_few_devices_are() -> None:
 
 
 def test_the_chain_leads_from_the_start_to_the_end_without_a_hole() -> None:
-    plan = make_plan(TWO_TASKS, CLUSTER)
+    plan = made_plan(TWO_TASKS, CLUSTER)
     chain = critical_chain(plan)
     assert chain[0].cause is Cause.START
     assert chain[-1].end_s == pytest.approx(plan.predicted.compute_s)
@@ -139,7 +139,7 @@ def test_the_chain_leads_from_the_start_to_the_end_without_a_hole() -> None:
 
 
 def test_sequential_chain_is_every_slice() -> None:
-    plan = make_plan(TWO_TASKS, CLUSTER, "sequential")
+    plan = made_plan(TWO_TASKS, CLUSTER, "sequential")
     assert len(critical_chain(plan)) == len(plan.slices)
 
 
@@ -147,7 +147,7 @@ def test_dual_value_of_a_device_agrees_with_solving_again() -> None:
     """With perfect curves and nothing critical the bound is W / N: its derivative is -W / N^2."""
     curve = {n: 0.04 / n for n in range(1, 9)}
     many = profile_of(*(metaop_of(f"t{i}/layers", 8, curve, batch_size=840) for i in range(4)))
-    worth = explain(make_plan(many, CLUSTER), many, plan_name="p").worth
+    worth = explain(made_plan(many, CLUSTER), many, plan_name="p").worth
     assert worth is not None and worth.fewer is not None
     work_s = 4 * 8 * 0.04
     assert worth.lower_bound_s == pytest.approx(work_s / 4)
@@ -158,7 +158,7 @@ def test_dual_value_of_a_device_agrees_with_solving_again() -> None:
 
 
 def test_every_choice_of_the_bound_wastes_nothing_and_all_ops_have_reasons() -> None:
-    plan = make_plan(TWO_TASKS, CLUSTER)
+    plan = made_plan(TWO_TASKS, CLUSTER)
     for reason in explain(plan, TWO_TASKS, plan_name="p").reasons:
         taken = [choice for choice in reason.choices if choice.bound_ops]
         assert taken and all(choice.priced == pytest.approx(0, abs=1e-6) for choice in taken)
@@ -168,11 +168,11 @@ def test_every_choice_of_the_bound_wastes_nothing_and_all_ops_have_reasons() -> 
 def test_explain_refuses_another_plans_profile() -> None:
     other = edited(TWO_TASKS, ["small"], [])
     with pytest.raises(InputError, match="made from the profile"):
-        explain(make_plan(TWO_TASKS, CLUSTER), other, plan_name="p")
+        explain(made_plan(TWO_TASKS, CLUSTER), other, plan_name="p")
 
 
 def test_a_plan_does_not_differ_from_itself_and_does_from_another_strategys() -> None:
-    plan, sequential = make_plan(TWO_TASKS, CLUSTER), make_plan(TWO_TASKS, CLUSTER, "sequential")
+    plan, sequential = made_plan(TWO_TASKS, CLUSTER), made_plan(TWO_TASKS, CLUSTER, "sequential")
     same = diff(plan, plan, before_name="a", after_name="b")
     assert same.same and not same.changes and same.iteration.growth == 0
     assert change_lines(same) == "the plans are the same"
@@ -186,8 +186,8 @@ def _written(folder: Path) -> tuple[Path, Path, Path, Path]:
     profile.write_text(TWO_TASKS.model_dump_json(by_alias=True))
     cluster.write_text(json.dumps(CLUSTER.model_dump(mode="json", by_alias=True)))
     fast, slow = folder / "fast.yaml", folder / "slow.yaml"
-    write_plan(fast, make_plan(TWO_TASKS, CLUSTER))
-    write_plan(slow, make_plan(TWO_TASKS, CLUSTER, "sequential"))
+    write_plan(fast, made_plan(TWO_TASKS, CLUSTER))
+    write_plan(slow, made_plan(TWO_TASKS, CLUSTER, "sequential"))
     return profile, cluster, fast, slow
 
 
@@ -229,7 +229,7 @@ def by_hand(plan: Plan, what: str) -> float:
 
 
 def test_compare_and_sweep_speak_of_the_mean_step_where_steps_run_sets_of_tasks() -> None:
-    plan = make_plan(SAMPLED, CLUSTER)
+    plan = made_plan(SAMPLED, CLUSTER)
     assert by_hand(plan, "iteration_s") < plan.predicted.iteration_s
     comparison = compare(SAMPLED, CLUSTER)
     row = comparison.strategies[0]
@@ -247,7 +247,7 @@ def test_compare_and_sweep_speak_of_the_mean_step_where_steps_run_sets_of_tasks(
 
 
 def test_diff_judges_the_mean_step() -> None:
-    before, after = make_plan(TWO_TASKS, CLUSTER), make_plan(SAMPLED, CLUSTER)
+    before, after = made_plan(TWO_TASKS, CLUSTER), made_plan(SAMPLED, CLUSTER)
     found = diff(before, after, before_name="a", after_name="b")
     assert found.iteration.before == before.predicted.iteration_s
     assert found.iteration.after == pytest.approx(by_hand(after, "iteration_s"))
@@ -257,9 +257,9 @@ def test_diff_judges_the_mean_step() -> None:
 
 
 def test_a_set_of_tasks_is_explained_by_its_own_plan_and_curves() -> None:
-    plan = make_plan(SAMPLED, CLUSTER)
+    plan = made_plan(SAMPLED, CLUSTER)
     found = explain(plan.set_plans["big",], SAMPLED, plan_name="p")
-    alone = explain(make_plan(WITHOUT_SMALL, CLUSTER), WITHOUT_SMALL, plan_name="p")
+    alone = explain(made_plan(WITHOUT_SMALL, CLUSTER), WITHOUT_SMALL, plan_name="p")
     assert found.tasks == ("big",) and alone.tasks == ()
     assert {link.metaop for link in found.chain} == {"big/layers"} == {each.metaop for each in found.reasons}
     assert found.worth is not None and alone.worth is not None
@@ -293,11 +293,11 @@ def test_without_a_task_its_steps_are_those_of_the_others() -> None:
     left = edited(more, ["small"], []).task_sets
     assert [each.tasks for each in left] == [("big", "last"), ("last",)]
     assert [each.share for each in left] == pytest.approx([0.625, 0.375])
-    assert make_plan(edited(more, ["small"], []), CLUSTER).task_sets
+    assert made_plan(edited(more, ["small"], []), CLUSTER).task_sets
 
 
 def test_the_command_explains_the_steps_that_take_most_of_the_time(tmp_path: Path) -> None:
-    write_plan(tmp_path / "plan.yaml", make_plan(SAMPLED, CLUSTER))
+    write_plan(tmp_path / "plan.yaml", made_plan(SAMPLED, CLUSTER))
     found = run_spindle("explain", str(tmp_path / "plan.yaml"))
     assert ", of steps that run big\n" in found.out
     assert "of the time of all steps; --tasks shows others: big; big,small" in found.err
