@@ -63,6 +63,12 @@ def metaop(random: Random, number: int) -> MetaOpProfile:
     )
 
 
+def ranges_in(random: Random, ops: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+    """Any ranges of them, also neighbours."""
+    ends = sorted(random.sample(range(ops[0], ops[1] + 1), min(ops[1] - ops[0] + 1, random.choice((2, 4)))))
+    return tuple(zip(ends[::2], ends[1::2], strict=False))
+
+
 def slices_of(random: Random, profile: Profile, *, everywhere: bool) -> list[Slice]:
     """Each MetaOp in one or two slices one behind the other, on any devices, all passes mirrored or not."""
     found: list[Slice] = []
@@ -82,6 +88,7 @@ def slices_of(random: Random, profile: Profile, *, everywhere: bool) -> list[Sli
                     start_s=start_s,
                     end_s=start_s + 1,
                     recompute=random.random() < 0.3,
+                    offload=ranges_in(random, ops) if random.random() < 0.5 else (),
                 )
             )
             start_s += 1
