@@ -14,8 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 from spindle_cli.costs.offload import HOST_BLOCK_BYTES
 from spindle_cli.runtime.step import offload as subject
-from spindle_cli.runtime.step.host_copies import blocks_for, parts_of
-from spindle_cli.runtime.step.offload import Offload, SliceCopies, storage_of
+from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for, parts_of
+from spindle_cli.runtime.step.offload import SliceCopies, storage_of
 
 CPU = torch.device("cpu")
 
@@ -46,17 +46,20 @@ def train(moved: Sequence[int], steps: int = 2) -> list[Tensor]:
     """Losses, gradients and buffers of four layers, of which these are moved."""
     torch.manual_seed(3)
     layers = nn.ModuleList([Mixed() for _ in range(4)]).double()
-    offload, found = Offload(CPU), []
+    host, found = HostMemory(CPU), []
     for _ in range(steps):
         x = torch.randn(8, 6, dtype=torch.float64, requires_grad=True)
-        copies, y = SliceCopies(offload, [x]), x
+        copies, y = SliceCopies(host, [x]), x
         for number, layer in enumerate(layers):
             copies.make_room()
             if number in moved:
-                with copies.moving([layer]):
+                with copies.moving(number, [layer]):
                     y = layer(y)
             else:
                 y = layer(y)
+                if number + 1 in moved:
+                    copies.watch([y])
+        copies.end_forward()
         copies.begin_backward()
         y.square().sum().backward()
         copies.end_backward()
@@ -74,8 +77,8 @@ def test_nothing_but_memory_tells_offload_from_keeping(moved: Sequence[int]) -> 
 
 def run(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[SliceCopies, Tensor]:
     """A slice of one op, without parameters, that is moved."""
-    copies = SliceCopies(Offload(CPU), [x])
-    with copies.moving([]):
+    copies = SliceCopies(HostMemory(CPU), [x])
+    with copies.moving(0, []):
         y = function(x)
     return copies, y
 
@@ -105,8 +108,8 @@ def test_what_an_op_has_saved_is_gone_until_its_backward_pass_and_the_host_has_i
 def test_inputs_and_parameters_stay() -> None:
     layer = nn.Linear(30, 30)
     x = torch.randn(40, 30, requires_grad=True)
-    copies = SliceCopies(Offload(CPU), [x])
-    with copies.moving([layer]):
+    copies = SliceCopies(HostMemory(CPU), [x])
+    with copies.moving(0, [layer]):
         y = layer(x.view(30, 40).view(40, 30)) * 1.0
     assert copies._ops[0]._sizes == []
     assert y.requires_grad
@@ -139,10 +142,10 @@ def test_a_saved_tensor_that_is_changed_in_place_is_refused_as_plain_torch_does(
 def test_an_op_that_is_needed_again_comes_again() -> None:
     """The gradient of two ops' outputs, the first one's asked for twice."""
     x = torch.randn(20, 20, requires_grad=True)
-    copies = SliceCopies(Offload(CPU), [x])
+    copies = SliceCopies(HostMemory(CPU), [x])
     values = [x]
-    for _ in range(3):
-        with copies.moving([]):
+    for number in range(3):
+        with copies.moving(number, []):
             values.append((values[-1] * 1.5).tanh())
     plain = x.detach().clone().requires_grad_(True)
     other = plain
@@ -157,10 +160,10 @@ def test_an_op_that_is_needed_again_comes_again() -> None:
 
 def test_one_op_ahead_is_brought_back_and_what_is_through_goes() -> None:
     x = torch.randn(20, 20, requires_grad=True)
-    copies, here = SliceCopies(Offload(CPU), [x]), []
+    copies, here = SliceCopies(HostMemory(CPU), [x]), []
     y = x
-    for _ in range(4):
-        with copies.moving([]):
+    for number in range(4):
+        with copies.moving(number, []):
             y = (y * 1.5).tanh()
         y.register_hook(lambda _: here.append([op._here is not None for op in copies._ops]))
     assert [op._here for op in copies._ops] == [None] * 4
@@ -177,17 +180,35 @@ def test_one_op_ahead_is_brought_back_and_what_is_through_goes() -> None:
     copies.end_backward()
 
 
+def test_between_ops_that_stay_one_that_is_through_goes_before_the_next_comes() -> None:
+    """The first and the third of four ops are moved; looked at as each of the others runs backward."""
+    x = torch.randn(20, 20, requires_grad=True)
+    copies, here, y = SliceCopies(HostMemory(CPU), [x]), [], x
+    for number in range(4):
+        if number % 2 == 0:
+            with copies.moving(number, []):
+                y = (y * 1.5).tanh()
+        else:
+            y = (y * 1.5).tanh()
+            copies.watch([y] if number == 1 else [])
+        y.register_hook(lambda _: here.append([op._here is not None for op in copies._ops]))
+    copies.begin_backward()
+    y.sum().backward()
+    copies.end_backward()
+    assert here == [[False, True], [False, True], [True, False], [True, False]]
+
+
 def test_host_memory_is_used_again() -> None:
-    offload = Offload(CPU)
+    host = HostMemory(CPU)
     for _ in range(3):
         x = torch.randn(20, 20, requires_grad=True)
-        copies = SliceCopies(offload, [x])
-        for _ in range(2):
-            with copies.moving([]):
+        copies = SliceCopies(host, [x])
+        for number in range(2):
+            with copies.moving(number, []):
                 y = (x * 1.5).tanh()
         y.sum().backward()
         copies.end_backward()
-    assert len(offload.host._free) == 2
+    assert len(host._free) == 2
 
 
 def test_bytes_are_cut_at_the_ends_of_blocks() -> None:

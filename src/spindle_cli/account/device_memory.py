@@ -55,8 +55,9 @@ def device_memory(
       memory that parameters are gathered into (`gather_buffers.py`), which is there all the time, as buffers.
       Under gloo a scatter takes a buffer as large as its gradients.
     * Of an op whose activations are moved to host memory, the device has what it hands on to an op that does
-      not do so, no more; and while passes run the activations of one op on their way out, and of one on
-      their way back beside those that are used. On CPUs they stay in the same memory, in another place.
+      not do so, no more; and while a forward pass runs the activations of one op on their way out, while a
+      backward pass does those of the op that runs, or of the next one that needs any, and of its neighbour
+      beside them. On CPUs they stay in the same memory, in another place.
     * On GPUs the allocator holds `ALLOCATOR_SHARE` more than what comes and goes. The cluster's reserve is
       there before the first tensor.
     """

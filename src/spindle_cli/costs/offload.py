@@ -1,9 +1,10 @@
 """Activations in host memory from forward to backward: which ops', and how long their copies hold passes up.
 
 An op's activations are copied out when its forward pass has ended, one op after another; an op starts when at
-most one such copy is under way. They are copied back, again one op after another, from when the op that has
-theirs next runs backward; those of the last from the start of the slice's backward pass. Out and back at
-once, each way at the link's full speed.
+most one such copy is under way, and the slice's forward pass ends when none is. They are copied back one
+after another: those of the last op from the start of the slice's backward pass, those of another one when
+that behind it, of those that are moved, is through; of its neighbour, when that begins. Out and back at once,
+each way at the link's full speed.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ HOST_BLOCK_BYTES = 2 * MIB
 
 
 def spread_over(first: int, last: int, share: float) -> tuple[tuple[int, int], ...]:
-    """About this share of the ops [first, last), as evenly apart as can be, as ranges; never the last op,
-    whose activations come back first, with nothing to hide behind.
+    """At most this share of the ops [first, last) but the last one, as evenly apart as can be, as ranges. The
+    last op's activations would have nothing to hide behind, and what hides behind as many ops as are from one
+    to the next hides behind those that follow the last one that is moved.
     """
-    num_ops = last - first
-    count = min(num_ops - 1, int(share * num_ops + 1e-9))
+    others = last - 1 - first
+    count = int(share * others + 1e-9)
     ranges: list[tuple[int, int]] = []
     for number in range(count):
-        op = first + number * num_ops // count
+        op = first + number * others // count
         if ranges and ranges[-1][1] == op:
             ranges[-1] = ranges[-1][0], op + 1
         else:
@@ -97,17 +99,17 @@ def _forward_s(op_s: float, copies: Sequence[float | None]) -> float:
         now_s = max(now_s, before_s) + op_s
         if copy_s is not None:
             before_s, last_s = last_s, max(now_s, last_s) + copy_s
-    return max(now_s, before_s)
+    return max(now_s, last_s)
 
 
 def _backward_s(ops_s: Sequence[float], copies: Sequence[float | None]) -> float:
     now_s = 0.0
     waiting = [copy_s for copy_s in copies if copy_s is not None]
     back_s = waiting.pop() if waiting else 0.0  # when what is needed next has come back
-    for op_s, copy_s in zip(reversed(ops_s), reversed(copies), strict=True):
-        if copy_s is not None:
-            now_s = max(now_s, back_s)
-            if waiting:
-                back_s = now_s + waiting.pop()
-        now_s += op_s
+    for place in reversed(range(len(copies))):
+        starts_s = max(now_s, back_s) if copies[place] is not None else now_s
+        now_s = starts_s + ops_s[place]
+        if copies[place] is not None and waiting:
+            is_neighbour = copies[place - 1] is not None
+            back_s = (starts_s if is_neighbour else now_s) + waiting.pop()
     return now_s

@@ -29,7 +29,8 @@ class Point:
     """A valid allocation of a MetaOp, and the seconds that one op takes on it, over the whole batch.
 
     With `recompute` an op's activations are not kept but computed again in its backward pass, which that
-    makes longer. Of the share `offload` of the ops they are in host memory meanwhile, and not recomputed.
+    makes longer. Of the share `offload` of the ops, but the last of a slice, they are in host memory
+    meanwhile, and not recomputed; `op_s` is of ops of which the share `moved` is.
     """
 
     num_devices: int
@@ -40,6 +41,7 @@ class Point:
     op_s: float  # both together
     recompute: bool = False
     offload: float = 0.0
+    moved: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -158,7 +160,10 @@ class Problem:
             point = make_point(curve_point, recompute=piece.recompute)
         else:
             point = self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
-        return with_offload(point, piece.num_offloaded / piece.num_ops) if piece.offload else point
+        if not piece.offload:
+            return point
+        count, others = piece.num_offloaded, max(1, piece.num_ops - 1)
+        return with_offload(point, min(1.0, count / others), count / piece.num_ops)
 
     @cached_property
     def serial_s(self) -> float:
@@ -279,18 +284,21 @@ def make_point(point: CurvePoint, *, recompute: bool = False) -> Point:
     return Point(point.num_devices, point.dp, point.tp, point.forward_s, backward_s, op_s, recompute)
 
 
-def with_offload(point: Point, share: float) -> Point:
-    """The same, with activations of a share of the ops in host memory."""
-    backward_s = point.backward_s - (share * point.forward_s if point.recompute else 0.0)
+def with_offload(point: Point, share: float, moved: float | None = None) -> Point:
+    """The same, with activations of a share of the ops in host memory; `moved`: the share of all of a
+    slice's, the last one counted; None: as if it made no difference.
+    """
+    moved = share if moved is None else moved
+    backward_s = point.backward_s - (moved * point.forward_s if point.recompute else 0.0)
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
-    return replace(point, backward_s=backward_s, op_s=op_s, offload=share)
+    return replace(point, backward_s=backward_s, op_s=op_s, offload=share, moved=moved)
 
 
 def without_offload(point: Point) -> Point:
     """The same, with no activations in host memory."""
-    backward_s = point.backward_s + (point.offload * point.forward_s if point.recompute else 0.0)
+    backward_s = point.backward_s + (point.moved * point.forward_s if point.recompute else 0.0)
     op_s = max(point.forward_s + backward_s, SHORTEST_S)
-    return replace(point, backward_s=backward_s, op_s=op_s, offload=0.0)
+    return replace(point, backward_s=backward_s, op_s=op_s, offload=0.0, moved=0.0)
 
 
 def _hidden_share(part: _Part, point: CurvePoint, cluster: Cluster) -> float:

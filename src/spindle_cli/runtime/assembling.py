@@ -40,8 +40,8 @@ from spindle_cli.runtime.saving.train_state import TrainState
 from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.executor import Executor
+from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.runtime.step.offload import Offload
 from spindle_cli.runtime.training import Computing, Training
 from spindle_cli.runtime.update.clip import GradientClip
 from spindle_cli.runtime.update.guard import UpdateGuard
@@ -270,7 +270,7 @@ def make_executors(
     at_lengths: TasksAtLengths,
 ) -> dict[tuple[str, ...], Executor]:
     """What runs this rank's programs, by the tasks of the steps that they are for."""
-    offload = Offload(seat.device)
+    host = HostMemory(seat.device)
     made = [
         Executor(
             part.program,
@@ -283,7 +283,7 @@ def make_executors(
             model.train,
             number,
             partial(at_lengths.of, number),
-            offload,
+            host,
         )
         for number, part in enumerate(model.steps)
     ]

@@ -182,9 +182,7 @@ class Iteration:
         )
 
     def _end_pass(self, piece: int, *, is_backward: bool) -> PassBytes:
-        part_offloads = any(run.keeping.is_offloaded for run in self._setting.kinds.runs[piece])
-        if is_backward or not part_offloads:
-            self._leaving = 0.0  # such a pass waits for what is still on its way out
+        self._leaving = 0.0  # a pass ends when nothing is on its way out any more
         after = Fullest()
         after.see(self._gradients, self._held_of_ops(), self._buffers())
         fullest, self._fullest = self._fullest, Fullest()
@@ -284,9 +282,10 @@ class Iteration:
         self._back = self._moved_bytes(part, moved[-1]) if moved else 0.0
 
     def _use_moved(self, part: Part, run: Run, before: Sequence[Run]) -> None:
-        """The ops of a run go backward: beside what one needs, that of the next one is on its way back."""
+        """The ops of a run go backward: beside what one needs, that of its neighbour is on its way back."""
         own = self._moved_bytes(part, run)
-        following = self._moved_bytes(part, before[-1]) if before else 0.0
+        is_neighbour = bool(before) and before[-1].position + before[-1].num_ops == run.position
+        following = self._moved_bytes(part, before[-1]) if is_neighbour else 0.0
         self._back = own + (max(own, following) if run.num_ops > 1 else following)
 
     def _held_of_ops(self) -> float:

@@ -112,7 +112,7 @@ def run_forward(
             copies.make_room()
         before(index)
         if copies is not None and is_moved:
-            moving = copies.moving((module, local.modules[place]))
+            moving = copies.moving(index, (module, local.modules[place]))
         own = module.taken if isinstance(module, PartialOp) else None
         taken = [
             values[name] if number == own else _whole(values, name)
@@ -131,10 +131,12 @@ def run_forward(
             values.update(zip(op.outputs, result, strict=True))
         if behind is not None:
             behind(index, [] if op.is_loss else result)
+        if copies is not None and not is_moved and local.is_offloaded(index + 1):
+            copies.watch(result)
         for name in unused[place]:
             values.pop(name, None)
     if copies is not None:
-        copies.make_room()
+        copies.end_forward()
     return ForwardRun(leaves, {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}, loss)
 
 

@@ -25,8 +25,9 @@ from spindle_cli.runtime.measuring.diary import Chapter
 from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
 from spindle_cli.runtime.step.compute import ForwardRun, LocalSlice, run_backward, run_forward
 from spindle_cli.runtime.step.data import StepBatch
+from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
-from spindle_cli.runtime.step.offload import Offload, SliceCopies
+from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
@@ -83,13 +84,13 @@ class Executor:
         train: TrainSettings,
         part: int = 0,
         at_lengths: AtLengths | None = None,
-        offload: Offload | None = None,
+        host: HostMemory | None = None,
     ) -> None:
         """`slices`: those that this rank runs, by index in the program. `part`: of the pool, the program's
-        groups. `at_lengths`: gives a task's parts for samples of these shapes, by field. `offload`: one for
-        all executors of a rank.
+        groups. `at_lengths`: gives a task's parts for samples of these shapes, by field. `host`: one for all
+        executors of a rank.
         """
-        self._offload = offload or Offload(board.device)
+        self._host = host or HostMemory(board.device)
         self._copies: dict[int, SliceCopies] = {}
         self._at_lengths = at_lengths
         actions = program.actions[rank]
@@ -249,11 +250,9 @@ class Executor:
             arguments = self._board.arguments(task.name, local.samples)
             copies = None
             if wired.piece.offload:
-                copies = SliceCopies(self._offload, (*fields.values(), *inputs.values()))
+                copies = SliceCopies(self._host, (*fields.values(), *inputs.values()))
                 self._copies[wired.index] = copies
             run = run_forward(local, fields, inputs, watched, before, arguments, behind, copies)
-            if copies is None:
-                self._offload.make_room(0)
         self._walks[wired.index] = backward
         if run.loss is not None and local.is_first:
             self._board.add(task.name, run.loss)
@@ -281,7 +280,6 @@ class Executor:
             walk.end()
             if copies is not None:
                 copies.end_backward()
-            self._offload.make_room(0)
 
     def _output_gradients(self, outgoing: tuple[WiredEdge, ...]) -> dict[str, Tensor]:
         """Gradients of a slice's outputs: those from all its consumers, added up."""

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.runtime.step.host_copies import HostMemory, blocks_for
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class _Moves:
 class OpCopies:
     """What autograd has saved of one op."""
 
-    def __init__(self, of_slice: SliceCopies, host: HostMemory, stay: Set[int]) -> None:
+    def __init__(self, op: int, of_slice: SliceCopies, host: HostMemory, stay: Set[int]) -> None:
         """`stay`: storages that are not moved, as `storage_of` names them."""
+        self.op = op
         self._slice = of_slice
         self._host = host
         self._stay = stay
@@ -148,26 +150,43 @@ class OpCopies:
 class SliceCopies:
     """Of one pass of a slice, what is moved of its ops."""
 
-    def __init__(self, offload: Offload, stay: Iterable[Tensor]) -> None:
+    def __init__(self, host: HostMemory, stay: Iterable[Tensor]) -> None:
         """`stay`: tensors that are there all the time, such as the slice's inputs."""
-        self._offload = offload
+        self._host = host
         self._stay = {storage_of(tensor) for tensor in stay}
         self._ops: list[OpCopies] = []
+        self._under_way: deque[OpCopies] = deque()
         self._at: OpCopies | None = None  # that runs backward
 
     @contextmanager
-    def moving(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+    def moving(self, op: int, modules: Iterable[nn.Module]) -> Iterator[None]:
         """Move what autograd saves inside, of an op that these modules are."""
         parameters = {storage_of(tensor) for module in modules for tensor in _held_by(module)}
-        copies = OpCopies(self, self._offload.host, self._stay | parameters)
+        copies = OpCopies(op, self, self._host, self._stay | parameters)
         with saved_tensors_hooks(copies.pack, lambda saved: saved.get()):
             yield
+        copies.start_out()
         self._ops.append(copies)
-        self._offload.start_out(copies)
+        self._under_way.append(copies)
+        if copies.is_out:
+            self._make_room(0)
 
     def make_room(self) -> None:
-        """An op begins, or the pass ends: of what is under way no more than may be."""
-        self._offload.make_room(UNDER_WAY)
+        """An op begins: of what is under way no more than may be."""
+        self._make_room(UNDER_WAY)
+
+    def end_forward(self) -> None:
+        """The forward pass is through, and so is all that it has moved."""
+        self._make_room(0)
+
+    def watch(self, made: Iterable[Tensor | Shared]) -> None:
+        """The op before one that is moved, but not moved itself, has made these: when the gradient of any of
+        them is complete, that one's backward pass is through. Autograd runs what was made later first.
+        """
+        for value in made:
+            tensor = value.tensor if isinstance(value, Shared) else value
+            if tensor.grad_fn is not None:
+                tensor.register_hook(lambda _: self._through())  # type: ignore[no-untyped-call]
 
     def begin_backward(self) -> None:
         """The backward pass begins: have there what it needs first."""
@@ -175,16 +194,15 @@ class SliceCopies:
             self._ops[-1].start_back()
 
     def reach(self, copies: OpCopies) -> None:
-        """An op's backward pass begins: what the one before it needs may come."""
+        """An op's backward pass begins: what its neighbour needs, which runs next, may come."""
         if copies is self._at:
             return
-        if self._at is not None:
-            self._at.leave()
+        self._through()
         self._at = copies
-        place = self._ops.index(copies)
         copies.start_back()
-        if place:
-            self._ops[place - 1].start_back()
+        before = self._before(copies)
+        if before is not None and before.op + 1 == copies.op:
+            before.start_back()
 
     def end_backward(self) -> None:
         """The backward pass is through."""
@@ -193,24 +211,20 @@ class SliceCopies:
             copies.end()
         self._ops.clear()
 
+    def _through(self) -> None:
+        """The op that ran backward is through: what the one before it needs may come."""
+        if self._at is None:
+            return
+        self._at.leave()
+        before, self._at = self._before(self._at), None
+        if before is not None:
+            before.start_back()
 
-class Offload:
-    """What a rank moves to host memory, of all slices."""
+    def _before(self, copies: OpCopies) -> OpCopies | None:
+        place = self._ops.index(copies)
+        return self._ops[place - 1] if place else None
 
-    def __init__(self, device: torch.device) -> None:
-        self.host = HostMemory(device)
-        self._under_way: deque[OpCopies] = deque()
-
-    def start_out(self, copies: OpCopies) -> None:
-        """Move what an op has saved."""
-        copies.start_out()
-        if copies.is_out:
-            copies.give_up()
-        else:
-            self._under_way.append(copies)
-
-    def make_room(self, at_most: int) -> None:
-        """Let no more ops than so many be on their way out."""
+    def _make_room(self, at_most: int) -> None:
         while len(self._under_way) > at_most:
             self._under_way.popleft().give_up()
 

@@ -45,25 +45,40 @@ def waits(made: Slice, metaop: MetaOpProfile, on: Cluster | None = None) -> tupl
 
 
 def test_copies_that_take_longer_than_ops_hold_up_both_passes() -> None:
-    """Copies of 3 s. Out: ops start at 0, 1, 4, 7, when all but one copy have ended, and the last copy but
-    one ends at 10. Back: ops start at 3, 6, 9, 12.
+    """Copies of 3 s. Out: ops start at 0, 1, 4, 7, when all but one copy have ended, and the last copy ends
+    at 13. Back: ops start at 3, 6, 9, 12.
     """
-    assert waits(piece(4, ((0, 4),)), net(4, 3.0)) == pytest.approx((10 - 4, 14 - 8))
+    assert waits(piece(4, ((0, 4),)), net(4, 3.0)) == pytest.approx((13 - 4, 14 - 8))
 
 
 def test_copies_of_a_few_ops_hide_behind_the_others() -> None:
-    """Of five ops the first and the fourth, of 3 s each; the others take 3 s backward, as they run again."""
+    """Of seven ops the first and the fourth, of 3 s each; the others take 3 s backward, as they run again."""
     few = (0, 1), (3, 4)
-    assert waits(piece(5, few, recompute=True), net(5, 3.0)) == (0, 0)
-    # 0.1 s more: the first's is not out when the last op begins, with the fourth's behind it, which comes
-    # back 0.1 s late; the first's comes in good time.
-    assert waits(piece(5, few, recompute=True), net(5, 3.1)) == pytest.approx((0.1, 0.1))
-    # Without recomputation it hides behind the 2 s of the last op alone.
-    assert waits(piece(5, few), net(5, 3.0)) == pytest.approx((0, 1))
+    assert waits(piece(7, few, recompute=True), net(7, 3.0)) == (0, 0)
+    # Longer: out, the fourth's copy begins when the first's has ended, and ends behind the last op; back, it
+    # has the last three ops' 9 s, and the first's, from when the fourth is through, 6 s of the two between.
+    assert waits(piece(7, few, recompute=True), net(7, 3.5)) == pytest.approx((0.5 + 0.5, 0))
+    assert waits(piece(7, few, recompute=True), net(7, 6.5)) == pytest.approx((13.5 + 0.5 - 7, 0.5))
+    # Without recomputation there are 6 s and 4 s.
+    assert waits(piece(7, few), net(7, 6.0))[1] == pytest.approx(2)
+    assert waits(piece(7, few), net(7, 6.5))[1] == pytest.approx(0.5 + 2.5)
+
+
+def test_an_op_waits_for_all_copies_but_one() -> None:
+    """Of the first two of five ops of 1 s: the third begins when the first's has ended."""
+    assert waits(piece(5, ((0, 2),)), net(5, 1.0))[0] == 0
+    assert waits(piece(5, ((0, 2),)), net(5, 2.5))[0] == pytest.approx(1.5)
+
+
+def test_a_neighbours_copy_comes_while_an_op_runs_and_another_ones_when_it_is_through() -> None:
+    """Of three ops, of 2 s backward and copies of 2 s; the last comes back behind nothing."""
+    assert waits(piece(3, ((1, 3),)), net(3, 2.0))[1] == pytest.approx(2)
+    assert waits(piece(3, ((0, 1), (2, 3))), net(3, 2.0))[1] == pytest.approx(2)
+    assert waits(piece(3, ((0, 1), (2, 3))), net(3, 2.5))[1] == pytest.approx(2.5 + 0.5)
 
 
 def test_the_last_op_has_nothing_to_hide_behind() -> None:
-    assert waits(piece(3, ((2, 3),)), net(3, 0.5)) == pytest.approx((0, 0.5))
+    assert waits(piece(3, ((2, 3),)), net(3, 0.5)) == pytest.approx((0.5, 0.5))
     assert waits(piece(3, ((0, 2),)), net(3, 0.5)) == (0, 0)
 
 
@@ -71,8 +86,8 @@ def test_latency_and_the_largest_share_count() -> None:
     """Of 8 samples 6 in one share: three quarters of 4 GB, and 0.5 s before the first byte."""
     slow = cluster(Link(latency_us=500_000, bandwidth_gb_per_s=1))
     uneven = {"devices": [0, 1], "dp": 2, "rows": (0, 6, 8)}
-    assert waits(piece(1, ((0, 1),), **uneven), net(1, 4.0), slow) == pytest.approx((0, 3.5))
-    assert waits(piece(1, ((0, 1),), devices=[0, 1], dp=2), net(1, 4.0), slow) == pytest.approx((0, 2.5))
+    assert waits(piece(1, ((0, 1),), **uneven), net(1, 4.0), slow) == pytest.approx((3.5, 3.5))
+    assert waits(piece(1, ((0, 1),), devices=[0, 1], dp=2), net(1, 4.0), slow) == pytest.approx((2.5, 2.5))
 
 
 def test_nothing_waits_without_a_link_or_without_offload() -> None:
@@ -114,12 +129,13 @@ def test_what_keeps_nothing_has_nothing_to_move() -> None:
 @pytest.mark.parametrize(
     ("ops", "share", "ranges"),
     [
-        ((0, 10), 0.3, ((0, 1), (3, 4), (6, 7))),
-        ((2, 6), 0.5, ((2, 3), (4, 5))),
+        ((0, 10), 1 / 3, ((0, 1), (3, 4), (6, 7))),
+        ((2, 7), 0.5, ((2, 3), (4, 5))),
+        ((2, 6), 0.5, ((2, 3),)),
         ((0, 10), 1.0, ((0, 9),)),
         ((4, 5), 1.0, ()),
         ((0, 10), 0.0, ()),
-        ((0, 3), 0.33, ()),
+        ((0, 4), 0.33, ()),
     ],
 )
 def test_ops_are_spread_evenly_and_the_last_one_stays(
@@ -133,7 +149,7 @@ def test_ops_are_spread_evenly_and_the_last_one_stays(
 def test_a_share_that_is_so_many_ops_gives_as_many(num_ops: int, count: int) -> None:
     """A plan's own ranges come again when its schedule is drafted anew."""
     count = min(count, num_ops - 1)
-    ranges = spread_over(7, 7 + num_ops, count / num_ops)
+    ranges = spread_over(7, 7 + num_ops, count / max(1, num_ops - 1))
     assert sum(last - first for first, last in ranges) == count
     ops = [op for first, last in ranges for op in range(first, last)]
     assert ops == sorted(set(ops))

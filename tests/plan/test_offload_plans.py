@@ -1,0 +1,176 @@
+"""Where memory is short, activations are moved to host memory as far as that hides behind compute."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.examples import examples
+from helpers.plans import metaop_of, plan_of, profile_of
+from spindle_cli.check.run import check_plan
+from spindle_cli.errors import UsageError
+from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.search.memory_fallback import describe, given_up
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.types import MetaOpProfile, Profile
+from spindle_cli.simulate.run import simulate
+from spindle_cli.simulate.types import Activity
+from spindle_cli.units import GIB, MIB
+
+GB = 10**9
+
+
+def cluster(
+    speed: float | None, memory_gib: float = 9.0, num_devices: int = 1, host_memory_gib: float | None = None
+) -> Cluster:
+    """GPUs of a node, each with a link of so many GB/s to host memory."""
+    group = NodeGroup(
+        devices=num_devices,
+        device="a800-80gb",
+        memory_gib=memory_gib,
+        reserve_gib=0,
+        host_memory_gib=host_memory_gib,
+    )
+    link = Link(latency_us=0, bandwidth_gb_per_s=100)
+    host = None if speed is None else Link(latency_us=0, bandwidth_gb_per_s=speed)
+    return Cluster(name="gpus", nodes=(group,), links=Links(intra_node=link, inter_node=link, host=host))
+
+
+def net(name: str = "a/m", num_ops: int = 12, kept: int = GB, forward_s: float = 1.0) -> MetaOpProfile:
+    """Ops that keep so many bytes and hand on 1 MiB; twice as long backward."""
+    return metaop_of(name, num_ops, {1: 3 * forward_s}, activation_bytes_per_op=kept, inner_output_bytes=MIB)
+
+
+def moved(plan: Plan) -> tuple[int, int]:
+    """How many ops have activations in host memory, and how many are recomputed."""
+    return (
+        sum(piece.num_offloaded for piece in plan.slices),
+        sum(piece.num_recomputed for piece in plan.slices),
+    )
+
+
+def sound(plan: Plan, profile: Profile) -> Plan:
+    assert check_plan(plan, profile) == ()
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=1e-6)
+    return plan
+
+
+def test_what_hides_is_moved_and_nothing_is_recomputed() -> None:
+    """12 ops of 1 s forward keep 1 GB each, which 9 GiB have no room for; a copy takes 0.9 s."""
+    profile = profile_of(net())
+    without = sound(make_plan(profile, cluster(None)), profile)
+    fast = sound(make_plan(profile, cluster(1.1)), profile)
+    assert moved(without)[0] == 0 < moved(without)[1]
+    assert moved(fast)[0] > 0 == moved(fast)[1]
+    assert fast.predicted.iteration_s == pytest.approx(36, rel=1e-3)
+    assert fast.predicted.iteration_s < without.predicted.iteration_s
+    assert f"Memory asks for activations of {moved(fast)[0]} ops in host memory." in fast.notes
+    # In blocks of 2 MiB.
+    assert fast.predicted.host_memory_bytes == (moved(fast)[0] * 477 * 2 * MIB,)
+
+
+def test_a_slow_link_takes_what_hides_and_the_rest_is_recomputed() -> None:
+    """A copy takes 4 s: every fourth op is moved."""
+    profile = profile_of(net(num_ops=24))
+    tight = {"memory_gib": 12.0}
+    without = sound(make_plan(profile, cluster(None, **tight)), profile)
+    slow = sound(make_plan(profile, cluster(0.25, **tight)), profile)
+    assert moved(slow)[0] in (4, 5)
+    assert 0 < moved(slow)[1] < moved(without)[1]
+    assert slow.predicted.iteration_s < without.predicted.iteration_s
+    assert any("host memory and recomputed activations" in note for note in slow.notes)
+
+
+def test_with_room_for_all_nothing_is_moved() -> None:
+    profile = profile_of(net())
+    roomy = make_plan(profile, cluster(1.1, memory_gib=40))
+    assert moved(roomy) == (0, 0)
+    assert roomy.predicted.host_memory_bytes == ()
+
+
+def test_it_is_left_where_the_user_says_so_and_refused_where_nothing_is_known_of_the_link() -> None:
+    profile = profile_of(net())
+    without = make_plan(profile, cluster(None))
+    left = make_plan(profile, cluster(1.1), offload=False)
+    assert left.slices == without.slices
+    assert left.cluster == cluster(1.1)
+    assert make_plan(profile, cluster(1.1), offload=True) == make_plan(profile, cluster(1.1))
+    with pytest.raises(UsageError, match="does not say how fast its devices reach host memory"):
+        make_plan(profile, cluster(None), offload=True)
+
+
+@given(speed=st.sampled_from([0.001, 0.05, 0.3, 0.5, 0.9, 2.0, 50.0]), memory=st.sampled_from([4, 5, 7, 9]))
+@examples(6)
+def test_a_link_to_host_memory_never_makes_a_plan_slower(speed: float, memory: int) -> None:
+    profile = profile_of(net(), net("b/m", 4, 2 * GB, 0.5))
+    without = make_plan(profile, cluster(None, memory_gib=memory))
+    plan = sound(make_plan(profile, cluster(speed, memory_gib=memory)), profile)
+    assert plan.predicted.iteration_s <= without.predicted.iteration_s
+
+
+@pytest.mark.parametrize("host_memory_gib", [0.5, 2.0, 4.0])
+def test_a_node_gets_no_more_than_it_has_room_for(host_memory_gib: float) -> None:
+    profile = profile_of(net())
+    plan = sound(make_plan(profile, cluster(1.1, memory_gib=5, host_memory_gib=host_memory_gib)), profile)
+    assert sum(plan.predicted.host_memory_bytes) <= host_memory_gib * GIB
+    if host_memory_gib > 2:
+        assert moved(plan)[0] > 0
+
+
+def test_what_takes_longest_to_recompute_for_its_bytes_is_moved_first() -> None:
+    """a saves 1 GB for 1 s, b 1 GB for 2 s: of 12 GB in all a quarter, half and all."""
+    profile = profile_of(net("a/m", 6, GB + MIB), net("b/m", 6, GB + MIB, 2.0))
+    fast = cluster(10)
+    assert given_up(profile, fast, 0.25) == ({}, {"b/m": pytest.approx(0.5)})
+    assert given_up(profile, fast, 0.75) == ({}, {"b/m": 1.0, "a/m": pytest.approx(0.5)})
+    assert given_up(profile, fast, 1.0) == ({}, {"b/m": 1.0, "a/m": pytest.approx(1.0)})
+    # 1 GB takes 4 s: half of b's hides, and a quarter of a's; what is left of a's is recomputed first.
+    slow = cluster(0.25)
+    recompute, offload = given_up(profile, slow, 0.5)
+    assert offload == {"b/m": pytest.approx(0.5, rel=2e-3), "a/m": pytest.approx(0.25, rel=2e-3)}
+    assert recompute == {"a/m": 3}  # 6 GB, of which 3 + 1.5 are moved, by ops of which 3/4 stay
+
+
+def test_room_in_host_memory_is_given_to_the_first() -> None:
+    """Of 5 GiB 4 are planned for: as much as is kept of 4 of b's 6 ops."""
+    profile = profile_of(net("a/m", 6, GIB), net("b/m", 6, GIB, 2.0))
+    _, offload = given_up(profile, cluster(10, host_memory_gib=5), 1.0)
+    assert offload == {"b/m": pytest.approx(4 / 6)}
+
+
+def test_points_take_the_share_that_hides_on_them() -> None:
+    """A copy takes 2 s of the whole batch; recomputed ops that are moved do not run forward again."""
+    problem = make_problem(
+        profile_of(net()), cluster(0.5), MemoryFallback(recompute={"a/m": 5}, offload={"a/m": 0.9})
+    )
+    first, second = problem.nodes
+    assert [node.points[0].offload for node in (first, second)] == pytest.approx([0.5, 0.5])
+    assert first.points[0].op_s == pytest.approx(3 + 0.5)
+    assert second.points[0].op_s == pytest.approx(3)
+
+
+def test_a_plan_says_what_it_has_moved_once_for_all_micro_batches() -> None:
+    keys = {"metaop": "a/m", "ops": (0, 4), "devices": [0], "dp": 1, "start_s": 0.0, "end_s": 1.0}
+    slices = [
+        Slice(**keys, recompute=True, offload=((0, 1), (2, 3)), micro_batch=number, micro_batches=2)
+        for number in (0, 1)
+    ]
+    both = MemoryFallback(recompute={"a/m": 4}, offload={"a/m": 0.5})
+    assert describe(both, slices) == (
+        "Memory asks for activations of 2 ops in host memory and recomputed activations of 2 ops."
+    )
+    assert describe(MemoryFallback()) is None
+
+
+def test_passes_of_a_plan_by_hand_wait_for_copies_in_the_simulation() -> None:
+    """Three ops of 1 s and 2 s, copies of 3 s: forward 1 + 3 x 3; backward 3 x 3 + 2."""
+    profile = profile_of(net("a/m", 3, 3 * GB))
+    piece = Slice(metaop="a/m", ops=(0, 3), devices=(0,), dp=1, start_s=0, end_s=9, offload=((0, 3),))
+    simulation = simulate(plan_of(profile, cluster(1.0, memory_gib=80), [(piece,)]))
+    forward, backward = simulation.spans
+    assert (forward.activity, backward.activity) == (Activity.FORWARD, Activity.BACKWARD)
+    assert forward.end_s - forward.start_s == pytest.approx(1 + 3 * 3)
+    assert backward.end_s - backward.start_s == pytest.approx(3 * 3 + 2)
