@@ -47,6 +47,16 @@ def test_a_device_that_moves_all_has_what_is_under_way() -> None:
         assert activations_mib(num_ops, gpus(1), offload=[[0, num_ops]]) == 1 + 3 + 3 + 2
 
 
+def test_what_is_no_neighbour_comes_when_the_op_behind_it_is_through() -> None:
+    """The first and the third of three are moved: as that runs backward with 6, what both hand on is there, 3
+    of the second and 3 of its own.
+    """
+    deep = net(3).model_copy(update={"memory": (op(kept=3, forward=3, backward=6),)})
+    moved = slice_of("a/m", (0, 3), [0], 1, offload=[[0, 1], [2, 3]])
+    (need,) = device_memory([deep], [moved], gpus(1), Optimizer())
+    assert need.activation_bytes / MIB == 1 + 3 + 1 + 3 + 6
+
+
 def test_a_forward_pass_has_one_op_on_its_way_out() -> None:
     pieces = [
         slice_of("a/m", (0, 4), [0], 1, offload=[[0, 4]], backward_start_s=5, backward_end_s=6),
