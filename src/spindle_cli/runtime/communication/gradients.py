@@ -81,7 +81,7 @@ class GradientPool:
             self._buckets[group.index] = (*sharded, *whole)
             if sharded:
                 by_ranks.setdefault(group.devices, []).extend(sharded)
-        self.gather_memory = _lay_out(groups, self._buckets)
+        self.gather_memory = lay_out(groups, self._buckets)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         alone = {name: parameter for name, parameter in trained.items() if name not in shared}
         self._own = tuple(alone.values())
@@ -290,7 +290,7 @@ def _ranged(
     return PassBucket(parameters, inside, group.sharding, members.communicator, own)
 
 
-def _lay_out(
+def lay_out(
     groups: Iterable[ParameterGroup], buckets: Mapping[int, Sequence[AnyBucket]]
 ) -> GatherMemory | None:
     """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group."""

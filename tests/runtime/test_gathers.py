@@ -1,0 +1,105 @@
+"""Gathers: where each bucket lies, and when one of several broadcasts is through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from alone import world_of_one
+from torch import nn
+
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.collectives import Members, start_gather
+from spindle_cli.runtime.communication.gradients import lay_out
+from spindle_cli.runtime.communication.pass_bucket import PassBucket
+
+
+@pytest.fixture(autouse=True)
+def world() -> Iterator[None]:
+    with world_of_one():
+        yield
+
+
+def used_by(index: int, op: int, sharding: Sharding) -> ParameterGroup:
+    """By one op of one slice."""
+    return ParameterGroup(index, (0, 1), (), 1, 1, (0,), (op,), (0, 1), (op,), sharding)
+
+
+def bucket_of(num_elements: int, sharding: Sharding) -> PassBucket:
+    weight = nn.Parameter(torch.arange(float(num_elements)))
+    return PassBucket({"weight": weight}, Members(1, 0, None), sharding, None)
+
+
+def address_of(bucket: PassBucket) -> int:
+    """Where its parameters are gathered."""
+    bucket.start_fetch()
+    bucket.finish_fetch()
+    address = bucket.parameters[0].data_ptr()
+    bucket.give_up()
+    return address
+
+
+def test_what_two_ops_in_a_row_use_lies_apart_and_what_is_kept_elsewhere() -> None:
+    """Four ops, of 256, 128, 512 and 128 elements; the last one's are kept. Backward groups come first."""
+    levels = [Sharding.PARAMETERS] * 3 + [Sharding.KEPT]
+    sizes = (256, 128, 512, 128)
+    buckets = {3 - op: (bucket_of(sizes[op], levels[op]),) for op in range(4)}
+    groups = [used_by(3 - op, op, levels[op]) for op in (3, 2, 1, 0)]
+    memory = lay_out(groups, buckets)
+    assert memory is not None
+    assert memory.flat.nbytes == 4 * (512 + 128)
+    begin = memory.flat.data_ptr()
+    places = [address_of(buckets[3 - op][0]) - begin for op in range(4)]
+    assert places[:3] == [0, 2048, 0]
+    assert not 0 <= places[3] < memory.flat.nbytes
+
+
+def test_nothing_is_set_apart_where_nothing_is_gathered() -> None:
+    group = used_by(0, 0, Sharding.GRADIENTS)
+    assert lay_out([group], {0: (bucket_of(4, Sharding.GRADIENTS),)}) is None
+
+
+class Slow:
+    """A broadcast that ends when it is waited for."""
+
+    def __init__(self) -> None:
+        self.is_through = False
+        self.future: torch.futures.Future[None] = torch.futures.Future()
+
+    def wait(self, _: Any) -> bool:
+        if not self.is_through:
+            self.future.set_result(None)
+        self.is_through = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self.is_through
+
+    def get_future(self) -> torch.futures.Future[None]:
+        return self.future
+
+
+def test_a_gather_is_through_when_all_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of three ranks its range of 2."""
+    begun: list[tuple[int, list[float], Slow]] = []
+
+    def broadcast(own: torch.Tensor, *, group: object, group_src: int, async_op: bool) -> Slow:
+        assert async_op
+        begun.append((group_src, own.tolist(), Slow()))
+        return begun[-1][2]
+
+    monkeypatch.setattr(dist, "broadcast", broadcast)
+    work = start_gather(torch.arange(6.0), Members(3, 1, None))
+    assert [each[:2] for each in begun] == [(0, [0.0, 1.0]), (1, [2.0, 3.0]), (2, [4.0, 5.0])]
+    future = work.get_future()
+    begun[0][2].wait(None)
+    begun[1][2].wait(None)
+    assert not work.is_completed()
+    assert not future.done()
+    work.wait()
+    assert work.is_completed()
+    assert future.done()
