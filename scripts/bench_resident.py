@@ -3,7 +3,8 @@
     python scripts/bench_resident.py [--devices N] [--workloads NAME ...] [--variants NAME ...] [--steps N]
 
 Trains in N processes of this machine and reads how much their resident memory grows at most (Linux), from
-when they have joined each other: what torch and Python take before is not counted, everything else is.
+when they have joined each other: what torch and Python take before is not counted, nor are files that are
+mapped (libraries' code, which processes share); everything else is.
 Profiles are estimated, so sizes are exact and times are not. Prints a table.
 """
 

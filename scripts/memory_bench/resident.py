@@ -21,6 +21,11 @@ from spindle_cli.runtime.assembling import assemble
 from spindle_cli.runtime.connecting import connected, settle_process
 
 
+def most() -> int:
+    """The most bytes so far, without libraries' code and other files, which all processes have once."""
+    return bytes_of("VmHWM") - bytes_of("RssFile")
+
+
 def main(argv: list[str]) -> None:
     """Entry point of a rank."""
     environment, device = WorkerEnvironment.read(), torch.device("cpu")
@@ -29,12 +34,12 @@ def main(argv: list[str]) -> None:
         settle_process(request)
         with connected(request, environment, device):
             forget_peak()
-            before = bytes_of("VmRSS")
+            before = bytes_of("RssAnon")
             training = assemble(request, environment, device)
-            peaks = [bytes_of("VmHWM") - before]
+            peaks = [most() - before]
             forget_peak()
             for _ in training.run():
-                peaks.append(bytes_of("VmHWM") - before)
+                peaks.append(most() - before)
                 forget_peak()
                 (path.parent / f"resident.{environment.rank}").write_text(" ".join(map(str, peaks)))
             training.feed.close()

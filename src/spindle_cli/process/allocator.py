@@ -27,7 +27,7 @@ def give_back_freed_memory() -> None:
     """Let the allocator hand back every larger piece that is freed, until `keep_freed_memory`; glibc only.
 
     While a workload is built, parameters come and go that are larger than what stays of them, and what stays
-    would lie scattered over all that they have taken.
+    would lie scattered over all that they have taken. So do gradients while devices share out parameters.
     """
     _set(_M_MMAP_THRESHOLD, MIB)
 

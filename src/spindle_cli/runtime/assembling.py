@@ -109,7 +109,8 @@ def assemble(
     )
     training.stop = stop or StopRequest(request.run_dir)
     training.evaluator.prepare()
-    keep_freed_memory()
+    if not any(level.is_fetched for level in plan.sharding.values()):
+        keep_freed_memory()  # else memory is what is short: what is freed goes back
     clock.ends("set-up")
     return training
 
