@@ -11,7 +11,8 @@ import yaml
 from test_sharding import KEPT, PARAMETERS, net_of, require_sound, shared
 
 from helpers.plans import cluster_of, curve_of
-from spindle_cli.errors import InputError
+from spindle_cli.errors import InputError, UsageError
+from spindle_cli.plan.best.sharding import parse_levels
 from spindle_cli.plan.file import plan_text, write_plan
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
@@ -61,6 +62,14 @@ def test_what_a_file_cannot_keep_is_refused(
     with pytest.raises(InputError) as caught:
         Plan.read(path)
     assert message in str(caught.value)
+
+
+def test_the_level_is_asked_for_by_its_name() -> None:
+    assert parse_levels(["t/net=parameters-kept"]) == {"t/net": KEPT}
+    with pytest.raises(
+        UsageError, match="gradients, parameters-kept, parameters"
+    ):
+        parse_levels(["t/net=kept"])
 
 
 def test_what_is_kept_takes_fewer_gathers_and_more_memory() -> None:
