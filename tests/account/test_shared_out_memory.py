@@ -271,12 +271,12 @@ def test_what_is_kept_is_whole_from_the_forward_pass_to_the_end_of_the_backward_
 
 
 def test_what_is_kept_has_no_part_in_the_memory_of_gathers() -> None:
-    """Of two components of 3 MiB one is kept: room for two ops of the other."""
-    one, other = net_of("a/m", 3), net_of("b/m", 3)
+    """Of components of 3 and of 12 MiB the larger one is kept: room for two ops of the other."""
+    one, other = net_of("a/m", 3), net_of("b/m", 3, param_bytes_per_op=4 * MIB)
     profile = sharded(PARAMETERS, one, other).sharded({"a/m": PARAMETERS, "b/m": KEPT})
     slices = [on(one, 2), on(other, 2, 1.0)]
     assert gathered(profile, slices, nccl(2)) == 2
-    assert passes(profile, slices, nccl(2)) == [(0.0, 0.0), (3.0, 3.0), (5.0, 0.0), (2.0, 0.0)]
+    assert passes(profile, slices, nccl(2)) == [(0.0, 0.0), (12.0, 12.0), (20.0, 0.0), (2.0, 0.0)]
 
 
 def test_what_several_slices_keep_is_there_once_and_what_runs_apart_not_at_once() -> None:

@@ -66,9 +66,7 @@ def test_what_a_file_cannot_keep_is_refused(
 
 def test_the_level_is_asked_for_by_its_name() -> None:
     assert parse_levels(["t/net=parameters-kept"]) == {"t/net": KEPT}
-    with pytest.raises(
-        UsageError, match="gradients, parameters-kept, parameters"
-    ):
+    with pytest.raises(UsageError, match="gradients, parameters-kept, parameters"):
         parse_levels(["t/net=kept"])
 
 
