@@ -39,6 +39,7 @@ from spindle_cli.plan.schedule import Draft, UnplacedSlice
 from spindle_cli.plan.search.judge import measure
 from spindle_cli.plan.types import Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile
+from spindle_cli.simulate.run import simulate
 
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
 DEVICES = (8, 16, 32, 64, 256, 1024)
@@ -48,6 +49,8 @@ SEEDS_AT_MOST_DEVICES = range(1)  # minutes each
 # minutes.
 DOUBTFUL_GAP = 0.02
 MOST_PATTERNS = 120
+# Simulating takes longer than planning on more devices.
+MOST_SIMULATED = 256
 
 
 def main() -> None:
@@ -138,6 +141,7 @@ def plan_row(workload: str, num_devices: int, strategy: StrategyName, path: Path
         peak_memory_bytes=max(predicted.peak_memory_bytes),
         least_memory_bytes=min(predicted.peak_memory_bytes),
         peak_share=peak_share(plan, profile),
+        simulated_s=simulate(plan).iteration_s if num_devices <= MOST_SIMULATED else None,
         planning_s=planning_s,
         notes=plan.notes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 from random_profiles import SHAPES, Shape, random_profile
@@ -15,7 +16,7 @@ from spindle_cli.plan.pipelines.beside import Beside
 from spindle_cli.plan.pipelines.cuts import Cutter, Piece, with_part
 from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
-from spindle_cli.plan.pipelines.search import Search
+from spindle_cli.plan.pipelines.search import Search, State
 from spindle_cli.plan.pipelines.sections import Section, sections_of
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, timetable
 from spindle_cli.plan.placing.predict import Prediction
@@ -356,7 +357,41 @@ def test_a_longer_search_for_pipelines_tries_what_the_shorter_ones_do() -> None:
     assert longer[: len(shorter)] == shorter
 
 
-def test_ways_that_cannot_be_faster_are_left_out() -> None:
+def test_ways_that_cannot_be_faster_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = problem_of(*generalist(), cluster=apart(2))
-    assert not list(pipelines(problem, 0, faster_than_s=15.0))
-    assert list(pipelines(problem, 0, faster_than_s=15.1))
+    searched: list[Search] = []
+    monkeypatch.setattr(Search, "best", lambda search, *_: searched.append(search) or [])
+    assert list(pipelines(problem, 0, faster_than_s=15.0)) == searched == []
+    assert list(pipelines(problem, 0, faster_than_s=15.1)) == []
+    assert len(searched) == 1
+
+
+def test_only_pipelines_faster_than_what_is_to_be_beaten_are_found() -> None:
+    problem = problem_of(*generalist(), cluster=apart(2))
+    search = partial(Search, Lanes(problem, ((0,), (1,))), sections_of(problem))
+    ends_s = [found.end_s for found in search().best(20000)]
+    assert [found.end_s for found in search().best(20000, faster_than_s=ends_s[-1] + 0.001)] == ends_s
+    assert search().best(20000, faster_than_s=ends_s[0]) == []
+    assert list(pipelines(problem, 0, faster_than_s=ends_s[0] + 0.001))
+    assert not list(pipelines(problem, 0, faster_than_s=ends_s[0]))
+
+
+@pytest.mark.parametrize(
+    ("out_of_sight", "share"), [(1.26, 0.25), (1.24, 0.5), (1.11, 0.5), (1.09, 0.75), (1.04, 0.75), (1.02, 1)]
+)
+def test_a_search_ends_where_what_is_to_be_beaten_is_out_of_sight(
+    monkeypatch: pytest.MonkeyPatch, out_of_sight: float, share: float
+) -> None:
+    problem = problem_of(*generalist(), cluster=apart(2))
+    search = Search(Lanes(problem, ((0,), (1,))), sections_of(problem))
+    begun = search._run(State(search._balanced(), (1.0,) * len(problem.nodes)))
+    assert begun is not None
+    tried: list[State] = []
+
+    def changed(state: State) -> State:
+        tried.append(state)
+        return state  # the best stays what it is
+
+    monkeypatch.setattr(search, "_changed", changed)
+    search._improved(begun, 2 * len(begun.pieces) * 100, begun.end_s / out_of_sight)
+    assert len(tried) == 100 * share

@@ -33,7 +33,8 @@ def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iter
 
     Args:
         effort: one search for each level of it, each four times as long as the one before.
-        faster_than_s: ways are left out that take at least as long even with all lanes always busy.
+        faster_than_s: ways are left out that take at least as long even with all lanes always busy, and so is
+            what the search finds that does.
     """
     if not problem.orders_passes:
         return
@@ -43,7 +44,7 @@ def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iter
         if lanes.least_s >= faster_than_s:
             continue
         for level in range(effort + 1):
-            for found in Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level):
+            for found in Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level, faster_than_s):
                 yield _draft(lanes, found)
 
 
