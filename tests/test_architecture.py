@@ -69,6 +69,7 @@ CONTRACTS = {
     "plan.file",
     "profile.types",
     "profile.metagraph",
+    "profile.mixed.seen",
     "program.types",
     "workload.file",
     "workload.settings.sampling",
@@ -170,7 +171,7 @@ def test_the_checker_takes_only_types_and_costs_from_planning() -> None:
     for name, path in modules():
         if name.split(".")[0] == "check":
             taken = {imported for imported in imports_of(path) if imported.startswith(("plan", "profile"))}
-            assert taken <= {"plan.types", "profile.types", "profile.metagraph"}, name
+            assert taken <= {"plan.types", "profile.types", "profile.metagraph", "profile.mixed.seen"}, name
 
 
 def test_planning_and_the_command_line_load_no_torch() -> None:

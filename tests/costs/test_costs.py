@@ -7,6 +7,7 @@ import pytest
 from helpers.plans import cluster_of
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
 from spindle_cli.costs.links import (
+    Spread,
     all_gather_s,
     all_reduce_s,
     bandwidth_bytes_per_s,
@@ -190,8 +191,12 @@ def test_nothing_to_sum_or_nobody_to_sum_with_takes_no_time() -> None:
 
 def test_a_collective_of_two_rounds_is_a_sum_and_one_of_one_a_gather() -> None:
     cluster = with_latency(2, 4)
-    assert spread_collective_s(10**9, (2, 4), 2, cluster) == all_reduce_s(10**9, [0, 1, 4, 5, 6, 7], cluster)
-    assert spread_collective_s(10**9, (2, 4), 1, cluster) == all_gather_s(10**9, [0, 1, 4, 5, 6, 7], cluster)
+    assert spread_collective_s(10**9, Spread((2, 4)), 2, cluster) == all_reduce_s(
+        10**9, [0, 1, 4, 5, 6, 7], cluster
+    )
+    assert spread_collective_s(10**9, Spread((2, 4)), 1, cluster) == all_gather_s(
+        10**9, [0, 1, 4, 5, 6, 7], cluster
+    )
 
 
 def test_communicators_take_what_was_seen_of_them() -> None:

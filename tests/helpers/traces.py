@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from spindle_cli.files.chrome_trace import Arrow, Bar, TraceEvent
+from spindle_cli.files.runs.chrome_trace import Arrow, Bar, TraceEvent
 
 
 def require_drawable(events: Iterable[TraceEvent], *, tolerance_s: float) -> None:

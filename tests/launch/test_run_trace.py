@@ -16,7 +16,7 @@ from helpers.timelines import simulated_timeline
 from helpers.traces import require_drawable
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import to_compact_json
-from spindle_cli.files.chrome_trace import Bar, TraceEvent
+from spindle_cli.files.runs.chrome_trace import Bar, TraceEvent
 from spindle_cli.files.runs.timeline import MeasuredTimeline
 from spindle_cli.launch.watching.trace import require_writable, trace_events, write_run_trace
 from spindle_cli.plan.types import Plan

@@ -11,7 +11,7 @@ from helpers.examples import examples
 from helpers.plans import two_towers
 from helpers.random_plans import plans
 from helpers.traces import require_drawable
-from spindle_cli.files.chrome_trace import stack
+from spindle_cli.files.runs.chrome_trace import stack
 from spindle_cli.plan.types import Plan
 from spindle_cli.simulate.events import trace_events, write_trace
 from spindle_cli.simulate.run import simulate

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from spindle_cli.account.holdings import blocks_of
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.costs.links import per_node, spread_all_reduce_s
+from spindle_cli.costs.links import Spread, per_node, spread_all_reduce_s
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
@@ -131,8 +131,8 @@ def sum_bytes(devices: Sequence[int], cluster: Cluster) -> int:
     return _worth_a_sum(per_node(devices, cluster), cluster)
 
 
-def _worth_a_sum(spread: tuple[int, ...], cluster: Cluster) -> int:
-    if sum(spread) < 2:
+def _worth_a_sum(spread: Spread, cluster: Cluster) -> int:
+    if spread.num_devices < 2:
         return _SUM_BYTES[0]
     large_s_per_byte = spread_all_reduce_s(_LARGE_SUM_BYTES, spread, cluster) / _LARGE_SUM_BYTES
     for num_bytes in _SUM_BYTES:
@@ -255,7 +255,7 @@ class _Holders:
         self._cluster = cluster
         self._found: dict[tuple[tuple[int, bool], ...], list[_Fragment]] = {}
         self._fragments: dict[tuple[int, int, tuple[int, ...]], _Fragment] = {}
-        self._worth: dict[tuple[int, ...], int] = {}  # by how many devices of each node
+        self._worth: dict[Spread, int] = {}
 
     def of(self, users: tuple[tuple[int, bool], ...]) -> list[_Fragment]:
         """Fragments of parameters of which the slices `users` use parts, or all."""

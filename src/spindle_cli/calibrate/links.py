@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.calibrate.curves import EQUAL
 from spindle_cli.calibrate.reading import Run
-from spindle_cli.files.cluster import Cluster, Link, Links
+from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.profile.types import MeasuredLink, ProcessorCosts
 from spindle_cli.units import GB, US
 
@@ -32,7 +33,7 @@ def slower_links(links: Sequence[MeasuredLink], times: Mapping[str, float]) -> t
 def with_links_of(cluster: Cluster, links: Sequence[MeasuredLink]) -> Cluster:
     """A cluster with a profile's own links, of the kinds that were measured."""
     measured: dict[str, Link] = {each.kind: _as_link(each) for each in links if each.points}
-    return cluster.model_copy(update={"links": cluster.links.model_copy(update=measured)})
+    return cluster.with_links(cluster.links.model_copy(update=measured))
 
 
 def _as_link(measured: MeasuredLink) -> Link:
@@ -42,20 +43,28 @@ def _as_link(measured: MeasuredLink) -> Link:
 
 def with_slower_links(cluster: Cluster, times: Mapping[str, float]) -> Cluster:
     """A cluster whose messages take so many times as long, by kind of link."""
-    links = Links(
-        intra_node=_slower(cluster.links.intra_node, times.get("intra_node", 1.0)),
-        inter_node=_slower(cluster.links.inter_node, times.get("inter_node", 1.0)),
-    )
-    return cluster.model_copy(update={"links": links})
+    links, between = cluster.links, times.get("inter_node", 1.0)
+    slower = {
+        "intra_node": _slower(links.intra_node, times.get("intra_node", 1.0)),
+        "inter_node": _slower(links.inter_node, between),
+        "between": tuple(_slower(link, between) for link in links.between),
+    }
+    return cluster.with_links(links.model_copy(update=slower))
 
 
-def _slower(link: Link, times: float) -> Link:
+AnyLink = TypeVar("AnyLink", bound=Link)
+
+
+def _slower(link: AnyLink, times: float) -> AnyLink:
     if times == 1.0:
         return link
     curve = None if link.curve is None else tuple((size, speed / times) for size, speed in link.curve)
-    return Link(
-        latency_us=link.latency_us * times, bandwidth_gb_per_s=link.bandwidth_gb_per_s / times, curve=curve
-    )
+    slower = {
+        "latency_us": link.latency_us * times,
+        "bandwidth_gb_per_s": link.bandwidth_gb_per_s / times,
+        "curve": curve,
+    }
+    return link.model_copy(update=slower)
 
 
 def with_processor_times(costs: ProcessorCosts, times: float) -> ProcessorCosts:

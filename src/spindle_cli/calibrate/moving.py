@@ -138,7 +138,7 @@ def _arrivals(step: MeasuredStep, cluster: Cluster) -> Iterator[tuple[_Message, 
         inside = cluster.node_of[each.source] == cluster.node_of[each.taker]
         source, taker = (end if inside else cluster.card_of[end] for end in (each.source, each.taker))
         ports: tuple[_Port, ...] = (("out", inside, source), ("in", inside, taker))
-        link = cluster.links.intra_node if inside else cluster.links.inter_node
+        link = cluster.link(each.source, each.taker)
         begins_s = max(each.posted_s, *(free_s.get(port, each.posted_s) for port in ports))
         arrives_s = begins_s + transfer_s(each.num_bytes, link)
         free_s.update(dict.fromkeys(ports, arrives_s))
@@ -171,7 +171,7 @@ def _sums_of(step: MeasuredStep, traffic: Traffic, cluster: Cluster) -> Iterator
         spread = per_node(each.devices, cluster)
         predicted_s = spread_collective_s(each.num_bytes, spread, each.rounds, cluster)
         if ended_s > begins_s:
-            yield INTER if len(spread) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
+            yield INTER if len(spread.counts) > 1 else INTRA, Moved(1, predicted_s, ended_s - begins_s)
 
 
 def _posted_by_all_s(of_device: Mapping[int, MeasuredSpan]) -> float:

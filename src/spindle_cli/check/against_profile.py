@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spindle_cli.check.types import RELATIVE_SLACK, Violation, exact_s
-from spindle_cli.costs.share_times import OpSeconds, share_seconds
+from spindle_cli.costs.share_times import OpSeconds, share_on_type, share_seconds
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.metagraph import topological_order
@@ -69,26 +69,30 @@ def _same_keys(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]
 
 
 def _same_points(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
-    known = {(point.dp, point.tp): point for point in source.curve}
+    known = {(point.device, point.dp, point.tp): point for point in source.curve}
     for point in metaop.curve:
-        meant = known.get((point.dp, point.tp))
+        meant = known.get((point.device, point.dp, point.tp))
         if meant is None or not _equal_times(point, meant):
             yield Violation(
                 rule="curve",
                 where=f"metaops, {metaop.name}.curve",
-                value=f"dp {point.dp} x tp {point.tp} takes {exact_s(point.op_s)} per op",
+                value=f"dp {point.dp} x tp {point.tp}{_on(point)} takes {exact_s(point.op_s)} per op",
                 expected="no such point" if meant is None else f"{exact_s(meant.op_s)}, as in the profile",
             )
 
 
 def _same_shares(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
     for share in metaop.shares:
-        meant = share_seconds(source.shares, share.samples, share.tp)
+        meant = (
+            share_seconds(source.shares, share.samples, share.tp)
+            if share.device is None
+            else share_on_type(source, share.device, share.samples, share.tp)
+        )
         if meant is None or not _equal_times(share, meant):
             yield Violation(
                 rule="curve",
                 where=f"metaops, {metaop.name}.shares",
-                value=f"{share.samples} samples, tp {share.tp}, take "
+                value=f"{share.samples} samples, tp {share.tp}{_on(share)}, take "
                 f"{exact_s(share.forward_s + share.backward_s)} per op",
                 expected="no such share"
                 if meant is None
@@ -104,12 +108,18 @@ def _equal_times(said: CurvePoint | ShareTime, meant: CurvePoint | OpSeconds) ->
     )
 
 
+def _on(entry: CurvePoint | ShareTime) -> str:
+    return "" if entry.device is None else f" on a {entry.device}"
+
+
 def bound_is_no_guess(plan: Plan, profile: Profile) -> Iterator[Violation]:
     """lower_bound_s is at least what two bounds that need no linear program give.
 
     Work: the devices' seconds at each MetaOp's most economical allocation, over all devices. Path: the
     longest chain of MetaOps, each at its fastest. The linear program's optimum is never below either.
     """
+    if plan.cluster.is_mixed:
+        return  # a slice over several types may be faster than every point of the curves
     num_devices = plan.cluster.num_devices
     usable = {
         metaop.name: [point for point in metaop.curve if point.num_devices <= num_devices]

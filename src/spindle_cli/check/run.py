@@ -5,10 +5,11 @@ devices.
 from __future__ import annotations
 
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.check import against_profile, offload, predictions, structure, task_sets
+from spindle_cli.check import against_profile, allocations, offload, predictions, structure, task_sets
 from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
 from spindle_cli.plan.types import Plan
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
@@ -21,10 +22,11 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     not there.
 
     Raises:
-        InputError: the profile is of another workload.
+        InputError: the profile is of another workload, or has no curves of one of the types of device.
     """
     if profile is not None:
         against_profile.require_same_workload(plan, profile)
+        profile = seen_on(profile, plan.cluster)
     whole = plan.outlined() if profile is None else plan.with_metaops_of(profile)
     is_complete = bool(plan.metaops) or profile is not None
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
@@ -61,7 +63,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     found += predictions.one_peak_a_device(whole)
     found += offload.has_link(whole)
     if is_complete:
-        found += structure.valid_allocations(whole)
+        found += allocations.valid_allocations(whole)
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
         found += schedule.durations(whole)

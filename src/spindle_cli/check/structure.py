@@ -10,8 +10,6 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from spindle_cli.check.types import Violation, located, place_of
-from spindle_cli.costs.share_sizes import largest_samples
-from spindle_cli.costs.share_times import times_of
 from spindle_cli.plan.types import Plan, PlanMetaOp, Slice, Wave
 
 
@@ -239,45 +237,3 @@ def shared_out(plan: Plan) -> Iterator[Violation]:
                 "devices",
                 expected="all slices of parameters that are shared out on the same devices",
             )
-
-
-def valid_allocations(plan: Plan) -> Iterator[Violation]:
-    """Of each slice with equal shares, dp divides the batch and the curve has a point for dp and tp; or dp
-    divides the micro-batch and the time of its share is known; of one with `rows`, that of its largest.
-    """
-    for wave, piece in located(plan):
-        metaop = plan.by_name[piece.metaop]
-        where = place_of(wave, piece)
-        if piece.rows is None and metaop.batch_size % piece.shares_of_batch:
-            whole = "batch" if piece.micro_batches == 1 else "micro-batch"
-            yield Violation(
-                rule="allocation",
-                where=where,
-                value=f"dp {piece.dp}",
-                expected=f"a divisor of the {whole} of {metaop.batch_size // piece.micro_batches} samples",
-            )
-        elif curve_point(metaop, piece) is not None:
-            continue
-        elif piece.micro_batches > 1 or piece.rows is not None:
-            known = [share.samples for share in metaop.shares if share.tp == piece.tp]
-            reach = f"from {min(known)} to {max(known)} samples" if known else "none"
-            yield Violation(
-                rule="allocation",
-                where=where,
-                value=f"a share of {largest_samples(piece, metaop.batch_size):.0f} samples, tp {piece.tp}",
-                expected=f"within the MetaOp's shares for tp {piece.tp}: {reach}",
-            )
-        else:
-            points = ", ".join(f"{point.dp}x{point.tp}" for point in metaop.curve) or "none"
-            yield Violation(
-                rule="allocation",
-                where=where,
-                value=f"dp {piece.dp} x tp {piece.tp} has no point on the curve",
-                expected=f"one of the curve's dp x tp: {points}",
-            )
-
-
-def curve_point(metaop: PlanMetaOp, piece: Slice) -> tuple[float, float] | None:
-    """(forward_s, backward_s) of one op on a share of the slice; None if that is not known."""
-    op = times_of(metaop, piece)
-    return None if op is None else op[:2]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from spindle_cli.check.structure import curve_point
+from spindle_cli.check.allocations import curve_point
 from spindle_cli.check.types import Violation, exact_s, located, place_of, slack_s
 from spindle_cli.plan.types import Plan, Slice, Wave
 
@@ -18,7 +18,7 @@ def durations(plan: Plan) -> Iterator[Violation]:
     An op with recomputation runs its forward pass twice, the second time before it runs backward.
     """
     for wave, piece in located(plan):
-        point = curve_point(plan.by_name[piece.metaop], piece)
+        point = curve_point(plan.by_name[piece.metaop], piece, plan.cluster)
         if point is None:
             continue  # reported as an allocation
         forward_s, backward_s = point

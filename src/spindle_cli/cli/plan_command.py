@@ -23,8 +23,10 @@ def plan(
     cluster: ClusterOption,
     output_path: OutputOption,
     strategy: Annotated[
-        Literal["spindle", "sequential", "distmm", "optimus"],
-        typer.Option("--strategy", help="How the devices are shared out."),
+        Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"],
+        typer.Option(
+            "--strategy", help="How the devices are shared out; the last two for devices of several types."
+        ),
     ] = "spindle",
     effort: Annotated[
         int,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from spindle_cli.cli import output
-from spindle_cli.cli.options import JsonOption, OutputOption, WorkloadArgument
+from spindle_cli.cli.options import JsonOption, OutputOption
+from spindle_cli.cli.profile_merge import merge_profiles
 from spindle_cli.cli.profile_options import (
     AcceptNoiseOption,
     BatchesOption,
@@ -13,7 +14,9 @@ from spindle_cli.cli.profile_options import (
     DegreeOption,
     DeviceOption,
     EstimateOption,
+    MergeOption,
     NoCheckOption,
+    OptionalWorkloadArgument,
     PercentileOption,
     PrecisionOption,
     ProcessesOption,
@@ -25,8 +28,9 @@ from spindle_cli.cli.profile_options import (
 
 
 def profile(
-    workload: WorkloadArgument,
     output_path: OutputOption,
+    workload: OptionalWorkloadArgument = None,
+    merge: MergeOption = None,
     cluster: ClusterGoalOption = None,
     estimate: EstimateOption = False,
     nproc: ProcessesOption = None,
@@ -43,24 +47,29 @@ def profile(
     length_percentile: PercentileOption = 100.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure or estimate a workload's scaling curves."""
+    """Measure or estimate a workload's scaling curves, or put together those of several types of device."""
     from spindle_cli.cli.profile_summary import curve_table, summarise
     from spindle_cli.errors import UsageError
-    from spindle_cli.files.cluster import Cluster
+    from spindle_cli.files.cluster import Cluster, is_cpu
     from spindle_cli.files.writing import require_no_input
     from spindle_cli.profile.op.timings import Limits
     from spindle_cli.profile.profiling import Audience, estimate_profile, profile_workload
     from spindle_cli.workload.settings.lengths import Looking
 
+    if merge or workload is None:
+        others = (workload, estimate, cluster, device, nproc, precision, reuse, write_cluster, threads)
+        merge_profiles(merge or [], output_path, is_alone=not any(others), as_json=as_json)
+        return
     if estimate and write_cluster is not None:
         raise UsageError(
             "--write-cluster: nothing is measured with --estimate", hint="Leave out one of the two."
         )
     if estimate and reuse is not None:
         raise UsageError("--reuse: nothing is measured with --estimate", hint="Leave out one of the two.")
-    if not estimate and (device is not None or precision is not None):
+    if not estimate and (precision is not None or (device is not None and not is_cpu(device))):
         raise UsageError(
-            "--device and --precision belong to --estimate", hint="Measured is what this machine has."
+            "--precision, and --device but for CPUs, belong to --estimate",
+            hint="Measured is what this machine has.",
         )
     read_files = (Path(workload.partition(":")[0]), cluster, reuse)
     require_no_input("-o", output_path, *read_files)
@@ -88,6 +97,7 @@ def profile(
             output_path,
             audience,
             cluster=goal,
+            device_name=device,
             nproc=nproc,
             threads=threads,
             cluster_out=write_cluster,

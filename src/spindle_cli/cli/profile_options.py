@@ -7,6 +7,23 @@ from typing import Annotated, Literal
 
 import typer
 
+OptionalWorkloadArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="WORKLOAD",
+        help="A workload YAML file, package.module:function, or path/to/file.py:function; none with --merge.",
+        show_default=False,
+    ),
+]
+MergeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--merge",
+        metavar="PROFILE.json",
+        help="Put together profiles of one workload, each made on another type of device; repeated for each.",
+        show_default=False,
+    ),
+]
 ClusterGoalOption = Annotated[
     Path | None,
     typer.Option(
@@ -31,7 +48,12 @@ ProcessesOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME", help="With --estimate: for this device.", show_default=False),
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="With --estimate: for this device. Else what the cluster file calls this machine's CPUs.",
+        show_default=False,
+    ),
 ]
 PrecisionOption = Annotated[
     Literal["float32", "bfloat16"] | None,

@@ -40,8 +40,10 @@ def sweep(
         ),
     ] = None,
     strategy: Annotated[
-        Literal["spindle", "sequential", "distmm", "optimus"],
-        typer.Option("--strategy", help="How the devices are shared out."),
+        Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"],
+        typer.Option(
+            "--strategy", help="How the devices are shared out; the last two for devices of several types."
+        ),
     ] = "spindle",
     without: WithoutOption = None,
     batch: BatchOption = None,

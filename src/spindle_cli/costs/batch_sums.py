@@ -49,7 +49,7 @@ def sums_beyond_curve_s(piece: SliceShape, metaop: Summing, cluster: Cluster) ->
     if piece.dp == 1 or not metaop.batch_sums:
         return 0.0, 0.0
     forward_s, backward_s = batch_sums_s(metaop.batch_sums, piece.devices, cluster)
-    known = times_of(metaop, piece)
+    known = times_of(metaop, piece, cluster)
     known_s = 0.0 if known is None else known.communication_s
     both_s = forward_s + backward_s
     beyond = max(0.0, 1.0 - known_s / both_s) if both_s else 0.0

@@ -10,6 +10,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from math import ceil, log, log2
+from typing import NamedTuple
 
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
@@ -47,14 +48,32 @@ def all_reduce_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
     return spread_all_reduce_s(num_bytes, per_node(devices, cluster), cluster)
 
 
-def per_node(devices: Sequence[int], cluster: Cluster) -> tuple[int, ...]:
-    """How many of the devices each node has that has any, ascending."""
-    return tuple(sorted(Counter(cluster.node_of[device] for device in devices).values()))
+class Spread(NamedTuple):
+    """How some devices lie on the nodes.
+
+    `counts`: of each node that has any, how many, ascending. `nodes`: which these are, ascending, where not
+    all nodes have equal links.
+    """
+
+    counts: tuple[int, ...]
+    nodes: tuple[int, ...] = ()
+
+    @property
+    def num_devices(self) -> int:
+        """All of them."""
+        return sum(self.counts)
 
 
-def spread_all_reduce_s(num_bytes: float, spread: Sequence[int], cluster: Cluster) -> float:
-    """`all_reduce_s` over as many devices of each node as `spread` says."""
-    if sum(spread) < 2 or num_bytes <= 0:
+def per_node(devices: Sequence[int], cluster: Cluster) -> Spread:
+    """How some devices lie on the nodes."""
+    counts = Counter(cluster.node_of[device] for device in devices)
+    nodes = () if cluster.has_one_kind_of_links else tuple(sorted(counts))
+    return Spread(tuple(sorted(counts.values())), nodes)
+
+
+def spread_all_reduce_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
+    """`all_reduce_s` over devices that lie like this."""
+    if spread.num_devices < 2 or num_bytes <= 0:
         return 0.0
     shape = _Shape(spread, cluster)
     ring_s = shape.ring_s(num_bytes, rounds=2)
@@ -71,9 +90,9 @@ def all_gather_s(num_bytes: float, devices: Sequence[int], cluster: Cluster) -> 
     return spread_all_gather_s(num_bytes, per_node(devices, cluster), cluster)
 
 
-def spread_all_gather_s(num_bytes: float, spread: Sequence[int], cluster: Cluster) -> float:
-    """`all_gather_s` over as many devices of each node as `spread` says."""
-    if sum(spread) < 2 or num_bytes <= 0:
+def spread_all_gather_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
+    """`all_gather_s` over devices that lie like this."""
+    if spread.num_devices < 2 or num_bytes <= 0:
         return 0.0
     shape = _Shape(spread, cluster)
     ring_s = shape.ring_s(num_bytes, rounds=1)
@@ -82,7 +101,7 @@ def spread_all_gather_s(num_bytes: float, spread: Sequence[int], cluster: Cluste
     return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
 
 
-def spread_collective_s(num_bytes: float, spread: Sequence[int], rounds: int, cluster: Cluster) -> float:
+def spread_collective_s(num_bytes: float, spread: Spread, rounds: int, cluster: Cluster) -> float:
     """Seconds of a collective whose bytes go around once (scatter, gather) or twice (a sum that all get)."""
     formula = spread_all_reduce_s if rounds == 2 else spread_all_gather_s
     return formula(num_bytes, spread, cluster)
@@ -91,17 +110,18 @@ def spread_collective_s(num_bytes: float, spread: Sequence[int], rounds: int, cl
 class _Shape:
     """How a set of devices lies on the nodes."""
 
-    def __init__(self, spread: Sequence[int], cluster: Cluster) -> None:
-        self.num_devices = sum(spread)
-        self.num_nodes = len(spread)
-        self.most_per_node = max(spread)
+    def __init__(self, spread: Spread, cluster: Cluster) -> None:
+        counts = spread.counts
+        self.num_devices = spread.num_devices
+        self.num_nodes = len(counts)
+        self.most_per_node = max(counts)
         # As many cards of a node as it has devices in the set, whichever these are: NCCL's rings may leave a
         # node through any of its cards (NVIDIA/nccl src/graph/search.cc). Gloo has one ring.
-        self.num_cards = min(min(cluster.cards_of_node), min(spread))
+        self.num_cards = min(min(cluster.cards_of_node), min(counts))
         self.num_rings = 1 if cluster.talks_by == "gloo" else self.num_cards
-        self.is_even = len(set(spread)) == 1
-        self.intra = cluster.links.intra_node
-        self.inter = cluster.links.inter_node
+        self.is_even = len(set(counts)) == 1
+        links = cluster.links_among(spread.nodes) if spread.nodes else cluster.links
+        self.intra, self.inter = links.intra_node, links.inter_node
 
     def ring_s(self, num_bytes: float, rounds: int) -> float:
         """Rings of n devices: rounds x (n - 1) steps, each of 1/n of the bytes.

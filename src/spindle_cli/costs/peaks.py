@@ -1,7 +1,8 @@
 """Published peaks of arithmetic: what estimates start from, and a run's share of the peak is taken of.
 
-Sources: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32). A800 and
-H800 are the same chips with fewer NVLinks.
+Sources: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32), V100 SXM2
+and P100 SXM2, which have no bfloat16. A800 and H800 are the same chips with fewer NVLinks; of the H20, which
+has no data sheet, as reported.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ PEAK_FLOPS_PER_S: dict[str, dict[Arithmetic, float]] = {
     "h100": _HOPPER,
     "h800": _HOPPER,
     "h200": _HOPPER,
+    "h20": {"bfloat16": 148e12, "float32": 44e12},
+    "v100": {"float32": 15.7e12},
+    "p100": {"float32": 10.6e12},
 }
 
 

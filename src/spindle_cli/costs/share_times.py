@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.share_sizes import largest_samples
+from spindle_cli.costs.share_sizes import largest_samples, sizes
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint, ShareTime
 
 
@@ -46,16 +47,47 @@ class Timed(Protocol):
     def shares(self) -> Sequence[ShareTime]: ...
 
 
-def times_of(metaop: Timed, piece: SliceShape) -> OpSeconds | None:
+def times_of(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
     """Of one op of a slice: of whole batches by the curve, of micro-batches, and of unequal shares, by the
-    shares, as long as the largest takes; None: these do not have it.
+    shares, as long as the largest takes; where a cluster has devices of several types, as long as the longest
+    of the shares, each on the type of its own devices. None: curve and shares do not have it.
     """
+    if cluster.is_mixed:
+        return _longest_of_types(metaop, piece, cluster)
     if piece.shares_of_batch == piece.dp and piece.rows is None:
         for point in metaop.curve:
             if (point.dp, point.tp) == (piece.dp, piece.tp):
                 return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
         return None
     return share_seconds(metaop.shares, largest_samples(piece, metaop.batch_size), piece.tp)
+
+
+def _longest_of_types(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
+    equal = metaop.batch_size / piece.shares_of_batch
+    samples = sizes(piece) or (equal,) * piece.dp
+    first_of_share = piece.devices[:: piece.tp]
+    parts = dict.fromkeys(
+        (cluster.type_of[device], count) for device, count in zip(first_of_share, samples, strict=False)
+    )
+    known = [share_on_type(metaop, device, count, piece.tp) for device, count in parts]
+    found = [each for each in known if each is not None]
+    if len(found) < len(known):
+        return None
+    return OpSeconds(*(max(seconds) for seconds in zip(*found, strict=True)))
+
+
+def share_on_type(metaop: Timed, device: str, samples: float, tp: int) -> OpSeconds | None:
+    """Of one op on a share of so many samples by devices of a type: by its shares, or by the point of its
+    curve that has such shares; None: neither has it.
+    """
+    shares = [share for share in metaop.shares if share.device == device]
+    known = share_seconds(shares, samples, tp)
+    if known is not None:
+        return known
+    for point in metaop.curve:
+        if point.device == device and point.tp == tp and point.dp * samples == metaop.batch_size:
+            return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
+    return None
 
 
 def share_seconds(shares: Sequence[ShareTime], samples: float, tp: int) -> OpSeconds | None:

@@ -2,72 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from spindle_cli.files.artifact import A_NUMBER, Artifact, Model
-from spindle_cli.units import GB, GIB, US
+from spindle_cli.files.links import GroupLinks as GroupLinks
+from spindle_cli.files.links import Link as Link
+from spindle_cli.files.links import Links as Links
+from spindle_cli.files.links import slowest_of
+from spindle_cli.units import GIB
 
 # More ranks than torchrun has been seen with; planning keeps a few numbers for each.
 MAX_DEVICES = 2**16
 MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
 
 Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
-BandwidthCurve = tuple[
-    tuple[Annotated[float, A_NUMBER], Annotated[float, A_NUMBER]], ...
-]  # (bytes, gb_per_s)
-
 
 # Of a GPU's nominal memory, what is gone before the first tensor: about 0.9 GiB of 80 that the driver keeps
 # (torch says "79.15 GiB total capacity" of an A100); the CUDA context, 0.3 GiB where kernels are loaded when
 # they are needed and over 1 GiB where not (pytorch/pytorch issue 107667); workspaces of cuBLAS and cuDNN.
 DEFAULT_RESERVE_GIB = 2.0
-CPU = "cpu"  # the device type of a CPU's processes; any other is a GPU's
-
-
-class Link(Model):
-    """How long a message between two devices takes.
-
-    `latency_us`: microseconds before the first byte. `bandwidth_gb_per_s`: 10**9 bytes per second, one way,
-    large messages. `curve`: bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes;
-    interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
-    """
-
-    latency_us: Annotated[float, Field(ge=0), A_NUMBER]
-    bandwidth_gb_per_s: Annotated[float, Field(gt=0), A_NUMBER]
-    curve: BandwidthCurve | None = None
-
-    @field_validator("curve")
-    @classmethod
-    def _curve_ascends(cls, curve: BandwidthCurve | None) -> BandwidthCurve | None:
-        if curve is None:
-            return None
-        if not curve:
-            raise ValueError("expected at least one [bytes, gb_per_s] pair, or no curve at all")
-        if any(size <= 0 or speed <= 0 for size, speed in curve):
-            raise ValueError("expected positive bytes and gb_per_s in every pair")
-        if any(later[0] <= earlier[0] for earlier, later in pairwise(curve)):
-            raise ValueError("expected ascending bytes")
-        return curve
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds before the first byte arrives."""
-        return self.latency_us * US
-
-    @property
-    def bandwidth_bytes_per_s(self) -> float:
-        """Bytes per second for large messages, one way."""
-        return self.bandwidth_gb_per_s * GB
+CPU = "cpu"  # a CPU's processes; types of different CPUs are 'cpu-...', and any other is a GPU's
 
 
 class NodeGroup(Model):
     """`count` equal nodes of `devices` devices each, `memory_gib` GiB per device.
 
+    `name`: for `between`, and for messages; by default the type of its devices.
+    `links`: between devices of one of its nodes; by default those that the cluster has for all.
     `nics`: network cards of a node, each as fast as the `inter_node` link says; a device sends and receives
     through one of them. By default one per device, and one per node where devices are CPUs. More cards than
     devices are not used.
@@ -82,6 +49,8 @@ class NodeGroup(Model):
     devices: Annotated[int, Field(ge=1), A_NUMBER]
     device: str
     memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER]
+    name: Annotated[str, Field(min_length=1)] | None = None
+    links: GroupLinks | None = None
     nics: Annotated[int, Field(ge=1), A_NUMBER] | None = None
     reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
     host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER] | None = None
@@ -100,29 +69,24 @@ class NodeGroup(Model):
         """Bytes of each device that no tensor of a plan gets."""
         if self.reserve_gib is not None:
             return int(self.reserve_gib * GIB)
-        if self.device == CPU:
+        if is_cpu(self.device):
             return 0
         return int(min(DEFAULT_RESERVE_GIB, self.memory_gib / 10) * GIB)
 
     @property
     def cards(self) -> int:
         """Network cards that a node uses."""
-        return min(self.devices, self.nics or (1 if self.device == CPU else self.devices))
+        return min(self.devices, self.nics or (1 if is_cpu(self.device) else self.devices))
 
     @property
     def devices_per_host_link(self) -> int:
         """The most devices of a node that share a link to its memory."""
         return -(-self.devices // min(self.devices, self.host_links or self.devices))
 
-
-class Links(Model):
-    """The kinds of link: between devices of one node, of two nodes, and from a device to its node's memory
-    and back, each way as fast at once; None: nothing is known of that.
-    """
-
-    intra_node: Link
-    inter_node: Link
-    host: Link | None = None
+    @property
+    def label(self) -> str:
+        """Its name, or the type of its devices."""
+        return self.name or self.device
 
 
 class Cluster(Artifact):
@@ -140,12 +104,33 @@ class Cluster(Artifact):
     backend: Backend | None = None
 
     @model_validator(mode="after")
-    def _one_device_type(self) -> Cluster:
-        types = sorted({group.device for group in self.nodes})
-        if len(types) > 1:
+    def _cpus_or_gpus(self) -> Cluster:
+        if len({is_cpu(device) for device in self.types}) > 1:
             raise ValueError(
-                f"nodes: devices of several types ({', '.join(types)}); all devices must be of one type"
+                f"nodes: CPUs and GPUs ({', '.join(self.types)}); expected devices that one backend of "
+                "torch.distributed serves: all of them CPUs, or all of them GPUs"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_have_names(self) -> Cluster:
+        named = Counter(group.name for group in self.nodes if group.name is not None)
+        twice = [name for name, count in named.items() if count > 1]
+        if twice:
+            raise ValueError(f"nodes: two groups are named {twice[0]!r}; expected each name once")
+        known = Counter(group.label for group in self.nodes)
+        pairs: set[frozenset[str]] = set()
+        for place, link in enumerate(self.links.between):
+            where = f"links.between[{place}].groups"
+            for name in link.groups:
+                if not known[name]:
+                    raise ValueError(
+                        f"{where}: no group is named {name!r}; expected the name of one, or the type of its "
+                        f"devices where it has none: {', '.join(known)}"
+                    )
+            if frozenset(link.groups) in pairs:
+                raise ValueError(f"{where}: {' and '.join(link.groups)} for the second time; expected once")
+            pairs.add(frozenset(link.groups))
         return self
 
     @model_validator(mode="after")
@@ -165,13 +150,43 @@ class Cluster(Artifact):
 
     @property
     def device_type(self) -> str:
-        """The type of every device, e.g. 'a800-80gb' or 'cpu'."""
+        """The type of every device, e.g. 'a800-80gb' or 'cpu'; of several types, the first."""
         return self.nodes[0].device
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """The types of devices, each once, in the order of the groups."""
+        return tuple(dict.fromkeys(group.device for group in self.nodes))
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether there are devices of several types."""
+        return len(self.types) > 1
+
+    @cached_property
+    def type_of(self) -> tuple[str, ...]:
+        """The type of each device; length `num_devices`."""
+        return tuple(group.device for group in self.nodes for _ in range(group.count * group.devices))
+
+    def as_if_all(self, device: str) -> Cluster:
+        """As many nodes, all with devices of one type, those that have them first."""
+        nodes = sorted(self.nodes, key=lambda group: group.device != device)
+        return Cluster(
+            name=f"{self.name}, {device}",
+            nodes=tuple(group.model_copy(update={"device": device}) for group in nodes),
+            links=self.links.model_copy(update={"between": ()}),
+            backend=self.backend,
+        )
+
+    @cached_property
+    def num_of_type(self) -> dict[str, int]:
+        """How many devices there are of each type, in the order of `types`."""
+        return {device: self.type_of.count(device) for device in self.types}
 
     @property
     def is_cpu(self) -> bool:
         """Whether the devices are processes of CPUs."""
-        return self.device_type == CPU
+        return is_cpu(self.device_type)
 
     @property
     def talks_by(self) -> Backend:
@@ -241,7 +256,11 @@ class Cluster(Artifact):
 
     def without_host_link(self) -> Cluster:
         """The same, knowing of no link to the nodes' memory."""
-        return self.model_copy(update={"links": self.links.model_copy(update={"host": None})})
+        return self.with_links(self.links.model_copy(update={"host": None}))
+
+    def with_links(self, links: Links) -> Cluster:
+        """The same nodes with other links; a copy with an update would keep what the old ones led to."""
+        return Cluster(name=self.name, nodes=self.nodes, links=links, backend=self.backend)
 
     def num_groups(self, size: int) -> int:
         """How many groups of `size` devices of one node there are side by side."""
@@ -270,4 +289,54 @@ class Cluster(Artifact):
 
     def link(self, a: int, b: int) -> Link:
         """The link between two different devices."""
-        return self.links.intra_node if self.node_of[a] == self.node_of[b] else self.links.inter_node
+        if self.has_one_kind_of_links:
+            return self.links.intra_node if self.node_of[a] == self.node_of[b] else self.links.inter_node
+        return self.link_of_nodes(self.node_of[a], self.node_of[b])
+
+    @cached_property
+    def has_one_kind_of_links(self) -> bool:
+        """Whether all nodes have equal links, and so have all pairs of them."""
+        return not self.links.between and all(group.links is None for group in self.nodes)
+
+    def link_of_nodes(self, a: int, b: int) -> Link:
+        """The link between devices of two nodes, or between two of one."""
+        ends = (self._group_of_node[a], self._group_of_node[b])
+        if a == b:
+            own = self.nodes[ends[0]].links
+            return self.links.intra_node if own is None else own.intra_node
+        return self._between[min(ends), max(ends)]
+
+    def links_among(self, nodes: Iterable[int]) -> Links:
+        """The slowest on the way between devices of these nodes, inside of one and between two."""
+        key = tuple(sorted(set(nodes)))
+        if key not in self._known_links:
+            inside = [self.link_of_nodes(node, node) for node in key]
+            between = [self.link_of_nodes(a, b) for a, b in combinations(key, 2)]
+            self._known_links[key] = Links(
+                intra_node=slowest_of(inside), inter_node=slowest_of(between or [self.links.inter_node])
+            )
+        return self._known_links[key]
+
+    @cached_property
+    def _known_links(self) -> dict[tuple[int, ...], Links]:
+        return {}
+
+    @cached_property
+    def _group_of_node(self) -> tuple[int, ...]:
+        return tuple(number for number, group in enumerate(self.nodes) for _ in range(group.count))
+
+    @cached_property
+    def _between(self) -> dict[tuple[int, int], Link]:
+        """By the numbers of two groups, ascending."""
+        link_of = {frozenset(link.groups): link for link in self.links.between}
+        labels = [group.label for group in self.nodes]
+        return {
+            (a, b): link_of.get(frozenset((labels[a], labels[b])), self.links.inter_node)
+            for a in range(len(labels))
+            for b in range(a, len(labels))
+        }
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a type of device is a CPU's."""
+    return device == CPU or device.startswith(f"{CPU}-")

@@ -13,6 +13,8 @@ from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.cores import usable_cores
 from spindle_cli.process.environment import chosen_threads
+from spindle_cli.profile.mixed.seen import is_known_as
+from spindle_cli.profile.types import Device
 from spindle_cli.units import MIB, format_bytes
 
 # A worker process before it holds any tensor: the interpreter and torch's libraries (torch 2.13, CPU build).
@@ -44,15 +46,17 @@ def devices_here(plan: Plan) -> int | None:
     return torch.cuda.device_count()
 
 
-def missing_devices(plan: Plan, processes: int) -> tuple[str, ...]:
+def missing_devices(plan: Plan, processes: int, node_rank: int = 0) -> tuple[str, ...]:
     """What this node lacks, as lines for people; a CPU plan may have more workers than cores, only slower.
 
     Raises:
-        InputError: the devices, or the memory for so many workers, are not there.
+        InputError: the devices, or the memory for so many workers, are not there, or devices are of another
+            type than the plan has on this node, of several.
     """
     if not plan.cluster.is_cpu:
         _require_nccl(plan)
         _require_gpus(plan, processes)
+        _require_types(plan, processes, node_rank)
         return ()
     _require_memory(processes)
     cores, threads = usable_cores(), threads_per_worker(plan, processes)
@@ -88,6 +92,25 @@ def _require_gpus(plan: Plan, processes: int) -> None:
             f"the plan has {processes} devices ({plan.cluster.device_type}) on this node; found {found}",
             hint="Launch where the devices are, or plan again for the devices at hand.",
         )
+
+
+def _require_types(plan: Plan, processes: int, node_rank: int) -> None:
+    """Of a cluster of several types: each is timed for its own, and given as much to do as it can."""
+    cluster = plan.cluster
+    if not cluster.is_mixed:
+        return
+    import torch
+
+    first = cluster.first_device_of[node_rank]
+    for local, wanted in enumerate(cluster.type_of[first : first + processes]):
+        here = Device(type="cuda", name=torch.cuda.get_device_name(local), memory_bytes=0)
+        if not is_known_as(here, wanted):
+            raise InputError(
+                f"device {first + local} of the plan, GPU {local} of this node (rank {node_rank}), is a "
+                f"{wanted!r}; found {here.name!r}",
+                hint="Launch each node with the rank that it has in the plan's cluster, or plan again for "
+                "the devices as they are.",
+            )
 
 
 def _require_memory(processes: int) -> None:

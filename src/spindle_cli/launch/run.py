@@ -151,7 +151,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
     require_address(prepared.share)
     require_disk(launch.run_dir)
     return (
-        *missing_devices(prepared.plan, launch.processes),
+        *missing_devices(prepared.plan, launch.processes, launch.node_rank),
         *compiled_otherwise(prepared.plan, prepared.workload.train),
         *chunked_otherwise(prepared.plan, prepared.workload.train),
         *sampled_otherwise(prepared.plan, prepared.workload),

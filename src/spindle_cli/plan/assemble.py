@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from spindle_cli.costs.offload import spread_over
-from spindle_cli.costs.share_sizes import largest_samples
-from spindle_cli.costs.share_times import share_seconds
+from spindle_cli.costs.share_sizes import largest_samples, sizes
+from spindle_cli.costs.share_times import share_on_type, share_seconds
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.plan.problem import Problem, with_offload, without_offload
+from spindle_cli.plan.problem import Node, Point, Problem, with_offload, without_offload
 from spindle_cli.plan.schedule import Placed, UnplacedSlice
 from spindle_cli.plan.slices import rows_of
 from spindle_cli.plan.types import (
@@ -22,6 +22,7 @@ from spindle_cli.plan.types import (
     StrategyName,
     Wave,
 )
+from spindle_cli.profile.points import DeviceType
 from spindle_cli.profile.types import MetaOpProfile, Profile, ShareTime
 
 
@@ -57,7 +58,7 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
                     devices=members,
                     dp=piece.point.dp,
                     tp=piece.point.tp,
-                    rows=rows_of(node.metaop.batch_size, piece.point.dp),
+                    rows=_rows(node, piece.point),
                     start_s=start / ticks_per_s,
                     end_s=end / ticks_per_s,
                     recompute=piece.point.recompute,
@@ -67,6 +68,10 @@ def exact_slices(problem: Problem, placed: Placed) -> tuple[Slice, ...]:
         )
     slices.sort(key=lambda item: item[0])
     return tuple(piece for _, piece in slices)
+
+
+def _rows(node: Node, point: Point) -> tuple[int, ...] | None:
+    return rows_of(node.metaop.batch_size, point.dp) if point.counts is None else point.rows
 
 
 def _seconds(piece: UnplacedSlice) -> float:
@@ -108,26 +113,50 @@ def _wave(index: int, members: Sequence[Slice]) -> Wave:
     )
 
 
-def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice]) -> PlanMetaOp:
+def plan_metaop(metaop: MetaOpProfile, slices: Sequence[Slice], cluster: Cluster) -> PlanMetaOp:
     """The profile's entry with only the curve points, or shares, that `slices` use."""
     own = [piece for piece in slices if piece.metaop == metaop.name]
-    by_shares = [piece for piece in own if piece.micro_batches > 1 or piece.rows is not None]
+    by_shares = [
+        piece for piece in own if piece.micro_batches > 1 or piece.rows is not None or cluster.is_mixed
+    ]
     used = {(piece.dp, piece.tp) for piece in own if piece not in by_shares}
-    parts = {(int(largest_samples(piece, metaop.batch_size)), piece.tp) for piece in by_shares}
+    parts = {part for piece in by_shares for part in _parts(metaop, piece, cluster)}
     kept = PlanMetaOp.model_fields.keys() - {"curve", "shares"}
     return PlanMetaOp.model_construct(
         **{name: getattr(metaop, name) for name in PlanMetaOp.model_fields if name in kept},
         curve=tuple(point for point in metaop.curve if (point.dp, point.tp) in used),
-        shares=tuple(_share(metaop, samples, tp) for samples, tp in sorted(parts)),
+        shares=tuple(_share(metaop, *part) for part in sorted(parts, key=_by_type)),
     )
 
 
-def _share(metaop: MetaOpProfile, samples: int, tp: int) -> ShareTime:
+def _by_type(part: tuple[int, int, DeviceType | None]) -> tuple[str, int, int]:
+    samples, tp, device = part
+    return device or "", samples, tp
+
+
+def _parts(
+    metaop: MetaOpProfile, piece: Slice, cluster: Cluster
+) -> Iterator[tuple[int, int, DeviceType | None]]:
+    """(samples, tp, type of device) of the shares whose times a slice needs: of its largest; on a cluster of
+    several types, of all.
+    """
+    if not cluster.is_mixed:
+        yield int(largest_samples(piece, metaop.batch_size)), piece.tp, None
+        return
+    equal = metaop.batch_size // piece.shares_of_batch
+    for device, samples in zip(piece.devices[:: piece.tp], sizes(piece) or (equal,) * piece.dp, strict=True):
+        yield samples, piece.tp, cluster.type_of[device]
+
+
+def _share(metaop: MetaOpProfile, samples: int, tp: int, device: DeviceType | None) -> ShareTime:
     """As the profile has it, or between two that it has."""
     for known in metaop.shares:
-        if (known.samples, known.tp) == (samples, tp):
+        if (known.samples, known.tp, known.device) == (samples, tp, device):
             return known
-    op = share_seconds(metaop.shares, samples, tp)
+    if device is None:
+        op = share_seconds(metaop.shares, samples, tp)
+    else:
+        op = share_on_type(metaop, device, samples, tp)
     assert op is not None, "nothing else is planned"
     return ShareTime(
         samples=samples,
@@ -136,6 +165,7 @@ def _share(metaop: MetaOpProfile, samples: int, tp: int) -> ShareTime:
         backward_s=op.backward_s,
         source="fitted",
         communication_s=op.communication_s,
+        device=device,
     )
 
 
@@ -181,7 +211,7 @@ def make_plan_file(
         unchecked=_unchecked(profile, slices),
         notes=notes,
         predicted=predicted,
-        metaops=tuple(plan_metaop(metaop, slices) for metaop in profile.metaops),
+        metaops=tuple(plan_metaop(metaop, slices, cluster) for metaop in profile.metaops),
         micro_batches=dict(micro_batches or {}),
         sharding=dict(sharding or {}),
         waves=make_waves(slices),

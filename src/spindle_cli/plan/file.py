@@ -145,7 +145,9 @@ def _predicted_data(predicted: Predicted) -> dict[str, Any]:
 
 def _cluster_data(plan: Plan) -> dict[str, Any]:
     data = plan.cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
-    links = {kind: _Row(link) for kind, link in data["links"].items()}
+    between = [_Row(link) for link in data["links"].pop("between", ())]
+    links: dict[str, Any] = {kind: _Row(link) for kind, link in data["links"].items()}
+    links |= {"between": between} if between else {}
     return data | {"nodes": [_Row(group) for group in data["nodes"]], "links": links}
 
 
@@ -158,6 +160,7 @@ def _metaop_data(metaop: PlanMetaOp) -> dict[str, Any]:
         point.model_dump(
             mode="json", include={"num_devices", "dp", "tp", "forward_s", "backward_s", "source"}
         )
+        | ({"device": point.device} if point.device is not None else {})
         | ({"communication_s": point.communication_s} if point.communication_s else {})
         for point in metaop.curve
     ]

@@ -11,8 +11,10 @@ assemble.py         the plan
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host_memory
+from spindle_cli.costs.peaks import arithmetic_of
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
@@ -30,11 +32,18 @@ from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
+from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
+from spindle_cli.plan.mixed.bound import mixed_bound
+from spindle_cli.plan.mixed.find import find_in_memory, require_possible
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_fit, way_out_by_sharding
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.same_device import assumption
 from spindle_cli.plan.sets.choose import with_sets
-from spindle_cli.plan.types import Plan, Predicted, StrategyName
+from spindle_cli.plan.types import ON_ONE_TYPE, Plan, Predicted, StrategyName
+from spindle_cli.profile.machine.devices import require_precision
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 DEFAULT_EFFORT = 1
@@ -68,6 +77,8 @@ def make_plan(
     Raises:
         NoPlanError: no valid allocation, nothing fits the devices' memory, a task cannot be cut so, or
             parameters cannot be shared out so.
+        InputError: the profile has no curves of one of the cluster's types of device, or is of arithmetic
+            that one does not have.
         UsageError: there is no such task, there are no such parameters, or activations are to be moved and
             the cluster does not say how fast.
         BelowBoundError: a bug of the planner.
@@ -87,6 +98,25 @@ def make_plan(
         require_sound(profile, sharding)
         usual = Sharding.OPTIMIZER if profile.optimizer_state_sharded else Sharding.NONE
         sharding = {key: level for key, level in sharding.items() if level is not usual}
+    profile = seen_on(profile, cluster)
+    arithmetic = arithmetic_of(profile.environment)
+    if arithmetic is not None:
+        require_precision(cluster.types, arithmetic)
+    if cluster.is_mixed and strategy in ON_ONE_TYPE and are_alike(profile):
+        plan = make_plan(
+            profile,
+            as_one_type(cluster),
+            strategy,
+            effort,
+            micro_batches,
+            sharding,
+            equal_shares=equal_shares,
+            offload=offload,
+        )
+        return with_types(plan, profile, cluster)
+    if cluster.is_mixed:
+        require_possible(profile, cluster, micro_batches, sharding, offload=bool(offload))
+        return plan_on_types(profile, cluster, strategy, effort)
     may_move = offload is not False
     plan = plan_of_all(
         profile,
@@ -119,9 +149,12 @@ def plan_of_all(
     """The plan of a step that runs all tasks; the arguments, and what is raised, are those of `make_plan`.
     `may_move`: activations to host memory.
     """
+    if strategy not in ON_ONE_TYPE:
+        raise NoPlanError(
+            f"{strategy} plans for devices of several types; all of {cluster.name!r} are {cluster.types[0]}",
+            hint="Take sequential, which is the same on devices of one type.",
+        )
     bound = lower_bound(make_problem(profile, cluster))
-    assumed = assumption(profile, cluster)
-    notes = [] if assumed is None else [assumed]
     asked = strategy, effort, micro_batches, sharding
     found = _find_with_room(profile, cluster.without_host_link(), *asked, equal_shares=equal_shares)
     if may_move and cluster.links.host is not None and (found is None or found.is_short):
@@ -130,9 +163,42 @@ def plan_of_all(
             found = moved
     if found is None:
         raise _no_plan(profile, cluster, micro_batches, sharding)
-    best = found.best
     any_s = lower_bound_any_s(profile, cluster.num_devices)
-    require_above(any_s, best)
+    return _plan_of(profile, cluster, strategy, found, _Bounds(bound.lower_bound_s, any_s))
+
+
+def plan_on_types(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int) -> Plan:
+    """The plan of a step that runs all tasks, on devices of several types; the arguments, and what is raised,
+    are those of `make_plan`.
+    """
+    problem = make_mixed_problem(profile, cluster)
+    bound = mixed_bound(problem)
+    found = find_in_memory(profile, cluster, strategy, effort, bound)
+    if found is None:
+        raise NoPlanError(
+            f"no plan of whole batches, not with every op recomputed, fits the memory of {cluster.name!r}",
+            hint="Plan for more devices, for devices with more memory, or for those of one type, whose plans "
+            "may share out parameters, or run micro-batches.",
+        )
+    any_s = mixed_lower_bound_any_s(problem)
+    return _plan_of(profile, cluster, strategy, found, _Bounds(bound.lower_bound_s, any_s))
+
+
+class _Bounds(NamedTuple):
+    """As a plan says them."""
+
+    lower_s: float
+    any_s: float
+
+
+def _plan_of(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found, bounds: _Bounds
+) -> Plan:
+    """The plan file of what was found."""
+    best = found.best
+    require_above(bounds.any_s, best)
+    assumed = assumption(profile, cluster)
+    notes = [] if assumed is None else [assumed]
     if found.note is not None:
         notes.append(found.note)
     name = best.strategy
@@ -142,8 +208,8 @@ def plan_of_all(
     predicted = Predicted(
         iteration_s=best.prediction.iteration_s,
         compute_s=best.prediction.compute_s,
-        lower_bound_s=bound.lower_bound_s,
-        lower_bound_any_s=any_s,
+        lower_bound_s=bounds.lower_s,
+        lower_bound_any_s=bounds.any_s,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         host_memory_bytes=_host_memory(best.memory, cluster),
         memory_formula=MEMORY_FORMULA,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,6 +32,9 @@ class Point:
     With `recompute` an op's activations are not kept but computed again in its backward pass, which that
     makes longer. Of the share `offload` of the ops, but the last of a slice, they are in host memory
     meanwhile, and not recomputed; `op_s` is of ops of which the share `moved` is.
+
+    `counts`: on a cluster of several types of device, how many of each it takes, in the order of the types;
+    its shares are of these in turn. `rows`: where these are not equal, as a slice says them.
     """
 
     num_devices: int
@@ -42,6 +46,8 @@ class Point:
     recompute: bool = False
     offload: float = 0.0
     moved: float = 0.0
+    counts: tuple[int, ...] | None = None
+    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -152,14 +158,18 @@ class Problem:
 
     def point_of(self, piece: Slice) -> Point:
         """The allocation that a slice runs on."""
-        if piece.rows is not None:
-            op = times_of(self.profile.by_name[piece.metaop], piece)
+        if piece.rows is not None or self.cluster.is_mixed:
+            op = times_of(self.profile.by_name[piece.metaop], piece, self.cluster)
             assert op is not None, "no other shares are planned"
             times = {"dp": piece.dp, "tp": piece.tp, "forward_s": op.forward_s, "backward_s": op.backward_s}
             curve_point = CurvePoint(num_devices=len(piece.devices), source="fitted", **times)
             point = make_point(curve_point, recompute=piece.recompute)
         else:
             point = self._points[piece.metaop, piece.dp, piece.tp, piece.recompute]
+        if self.cluster.is_mixed:
+            kinds = Counter(self.cluster.type_of[device] for device in piece.devices)
+            counts = tuple(kinds[kind] for kind in self.cluster.types)
+            point = replace(point, counts=counts, rows=piece.rows)
         if not piece.offload:
             return point
         count, others = piece.num_offloaded, max(1, piece.num_ops - 1)

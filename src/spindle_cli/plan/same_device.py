@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.cluster import Cluster
-from spindle_cli.profile.machine.devices import cluster_device_name, is_same_device
+from spindle_cli.files.cluster import Cluster, is_cpu
+from spindle_cli.profile.machine.devices import cluster_device_name
+from spindle_cli.profile.mixed.seen import devices_of, is_known_as, seen_on
 from spindle_cli.profile.types import Profile
 
 
 def is_of_devices(profile: Profile, cluster: Cluster) -> bool:
-    """Whether a profile is of the type of device that a cluster has."""
-    return is_same_device(profile.device, cluster.device_type)
+    """Whether a profile has curves of every type of device that a cluster has."""
+    devices = devices_of(profile)
+    return all(any(is_known_as(device, name) for device in devices) for name in cluster.types)
 
 
 def require_same_device(profile: Profile, cluster: Cluster) -> None:
@@ -19,6 +21,8 @@ def require_same_device(profile: Profile, cluster: Cluster) -> None:
     Raises:
         InputError: they differ.
     """
+    if not is_of_devices(profile, cluster) and (cluster.is_mixed or profile.devices):
+        seen_on(profile, cluster)  # says which type is missing
     if not is_of_devices(profile, cluster):
         raise InputError(
             f"the profile is of {_named(profile)}, and the devices of the cluster {cluster.name!r} are "
@@ -37,4 +41,4 @@ def assumption(profile: Profile, cluster: Cluster) -> str | None:
 
 def _named(profile: Profile) -> str:
     name = cluster_device_name(profile.device)
-    return repr(name) if profile.device.type == "cpu" else f"{name!r} ({profile.device.name})"
+    return repr(name) if is_cpu(profile.device.type) else f"{name!r} ({profile.device.name})"

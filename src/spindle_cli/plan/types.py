@@ -36,7 +36,15 @@ from spindle_cli.profile.types import (
 )
 from spindle_cli.workload.settings.sampling import TaskShare, require_told_apart
 
-StrategyName = Literal["spindle", "sequential", "distmm", "optimus"]
+StrategyName = Literal["spindle", "sequential", "distmm", "optimus", "dp-even", "dp-flops"]
+# What `spindle` is compared with, on devices of one type and of several.
+ON_ONE_TYPE: tuple[StrategyName, ...] = ("spindle", "sequential", "distmm", "optimus")
+ON_SEVERAL_TYPES: tuple[StrategyName, ...] = ("spindle", "sequential", "dp-even", "dp-flops")
+
+
+def strategies_on(cluster: Cluster) -> tuple[StrategyName, ...]:
+    """Those that plan for a cluster."""
+    return ON_SEVERAL_TYPES if cluster.is_mixed else ON_ONE_TYPE
 
 
 class Predicted(Model):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
 from spindle_cli.files.artifact import Model
 from spindle_cli.files.cluster import MAX_DEVICES
 
+DeviceType = Annotated[str, Field(min_length=1)]
 Source = Literal["measured", "composed", "fitted", "estimated"]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
 OpSeconds = Annotated[float, Field(ge=0, le=1e9)]  # more is no measurement; sums of them stay finite
@@ -22,7 +24,8 @@ NumOps = Annotated[int, Field(ge=1, le=1_000_000)]  # of one MetaOp; they are co
 class CurvePoint(Model):
     """One valid allocation of a MetaOp, dp x tp = num_devices, and one op's seconds over the whole batch.
 
-    `spread`: interquartile range of the repeats over their median.
+    `device`: the type of the devices; None: the profile's `device`. `spread`: interquartile range of the
+    repeats over their median.
     """
 
     num_devices: Devices
@@ -34,6 +37,7 @@ class CurvePoint(Model):
     spread: Annotated[float, Field(ge=0)] | None = None
     repeats: Annotated[int, Field(ge=1)] | None = None
     communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+    device: DeviceType | None = None
 
     @model_validator(mode="after")
     def _degrees_multiply(self) -> CurvePoint:
@@ -51,7 +55,7 @@ class ShareTime(Model):
     """Seconds of one op on a share of so many samples, by the `tp` devices that hold it together.
 
     Between two shares of the same `tp` times are linear; beyond the largest, and below the smallest, nothing
-    is known.
+    is known. `device`: as for points of a curve.
     """
 
     samples: Samples
@@ -60,6 +64,18 @@ class ShareTime(Model):
     backward_s: OpSeconds
     source: Source
     communication_s: Seconds = 0.0  # of forward_s + backward_s, what the op's own collectives take
+    device: DeviceType | None = None
+
+
+OfDevice = TypeVar("OfDevice", CurvePoint, ShareTime)
+
+
+def by_device(entries: Sequence[OfDevice]) -> dict[str | None, list[OfDevice]]:
+    """Points or shares by the type of device that they name, in the order in which they come."""
+    found: dict[str | None, list[OfDevice]] = {}
+    for entry in entries:
+        found.setdefault(entry.device, []).append(entry)
+    return found
 
 
 class OpMemory(Model):

@@ -20,11 +20,12 @@ from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.checking.run import CheckSettings, check_numbers, with_whole
 from spindle_cli.profile.estimating.estimate import EstimateSettings, estimate
 from spindle_cli.profile.machine.cluster_file import write_cluster
-from spindle_cli.profile.machine.devices import Precision, device_peak
+from spindle_cli.profile.machine.devices import Precision, device_peak, require_precision
 from spindle_cli.profile.machine.machine import DeviceType, device_of_type
 from spindle_cli.profile.measuring.measure import measure
 from spindle_cli.profile.measuring.reuse import Reused
 from spindle_cli.profile.measuring.settings import MeasureSettings, shared_limits
+from spindle_cli.profile.mixed.merging import merge
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.stand_ins import Analysed, load_analysed
 from spindle_cli.profile.op.tensor_parallel import degrees_on
@@ -59,6 +60,7 @@ def profile_workload(
     audience: Audience,
     *,
     cluster: Cluster | None = None,
+    device_name: str | None = None,
     nproc: int | None = None,
     threads: int | None = None,
     cluster_out: Path | None = None,
@@ -78,6 +80,7 @@ def profile_workload(
         nproc: measure allocations of up to so many devices on as many processes.
         threads: of each process; if None as OMP_NUM_THREADS says, or else a device's share of this machine's
             cores.
+        device_name: what a cluster file with CPUs of several types calls those of this machine.
         cluster_out: where to write this machine, as measured, as a cluster file.
         reuse: another profile, of which what was measured of equal ops is taken.
         accept_noise: write times of a busy machine, too.
@@ -94,7 +97,8 @@ def profile_workload(
         if path is not None:
             _check_writable(path)
     reused = None if reuse is None else Reused.read(reuse)
-    device = device_of_type(None if cluster is None else cluster.device_type)
+    called = _called(cluster, device_name)
+    device = device_of_type(called)
     processes = _num_processes(device, cluster, nproc)
     _require_links(max_tp, cluster, processes, cluster_out)
     threads = threads or chosen_threads() or _share_of_cores(device, processes, cluster)
@@ -103,6 +107,7 @@ def profile_workload(
     train = analysed.loaded.train
     settings = MeasureSettings(
         device=device,
+        called=called if device == "cpu" else None,
         processes=processes,
         nproc=nproc or 1,
         threads=threads,
@@ -169,6 +174,25 @@ def _require_links(max_tp: int, cluster: Cluster | None, processes: int, cluster
         )
 
 
+def _called(cluster: Cluster | None, device_name: str | None) -> str | None:
+    """The type of this machine's devices, as far as anybody has said."""
+    if device_name is not None:
+        if cluster is not None and device_name not in cluster.types:
+            raise UsageError(
+                f"--device {device_name}: the cluster has {', '.join(cluster.types)}",
+                hint="Name the type that this machine is of.",
+            )
+        return device_name
+    if cluster is None:
+        return None
+    if cluster.is_mixed and cluster.is_cpu:
+        raise UsageError(
+            f"the cluster has CPUs of several types: {', '.join(cluster.types)}",
+            hint="Say which this machine's are: --device NAME.",
+        )
+    return cluster.device_type
+
+
 def estimate_profile(
     source: str,
     out: Path,
@@ -185,7 +209,8 @@ def estimate_profile(
     is needed.
 
     Args:
-        cluster: gives the device and how many there are.
+        cluster: gives the devices and how many there are; curves reach to as many of each type as there are
+            of all.
         device_name, num_devices: the same without a cluster; `device_name` goes before the cluster's.
         precision: of the arithmetic; if None, bfloat16 on accelerators and where the train settings have it,
             else float32.
@@ -195,26 +220,32 @@ def estimate_profile(
     Raises:
         WorkloadError: the workload cannot be loaded or traced.
         UsageError: neither a cluster nor a device and a number of devices are given.
-        InputError: no peaks are listed for the device.
+        InputError: no peaks are listed for a device, or it does not have the precision.
     """
     _check_writable(out)
-    name = device_name or (cluster.device_type if cluster else None)
+    names = (device_name,) if device_name else (cluster.types if cluster else ())
     count = num_devices or (cluster.num_devices if cluster else None)
-    if name is None or count is None:
+    if not names or count is None:
         raise UsageError(
             "an estimate needs to know the device and how many there are",
             hint="Give --cluster CLUSTER.yaml, or --device and --nproc.",
         )
-    peak = device_peak(name)
+    peaks = [device_peak(name) for name in names]
     analysed = load_analysed(source, Path.cwd(), looking)
     _require_sound_training(source, analysed)
-    full = peak.name == "cpu" and analysed.loaded.train.precision == "full"
+    full = peaks[0].name == "cpu" and analysed.loaded.train.precision == "full"
     chosen: Precision = precision or ("float32" if full else "bfloat16")
+    require_precision(names, chosen)
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
     analysed = _checked(
         analysed, CheckSettings(losses_only=True, by_words=cluster is not None) if check else None, audience
     )
-    profile = estimate(analysed, EstimateSettings(name, peak, count, chosen, cluster), audience.console)
+    made = []
+    for name, peak in zip(names, peaks, strict=True):
+        of_type = cluster if cluster is None or not cluster.is_mixed else cluster.as_if_all(name)
+        settings = EstimateSettings(name, peak, count, chosen, of_type)
+        made.append((out, estimate(analysed, settings, audience.console)))
+    profile = made[0][1] if len(made) == 1 else merge(made)
     _say_what_is_in_chunks(profile, audience)
     write_json(out, profile)
     return profile

@@ -33,6 +33,7 @@ from spindle_cli.profile.points import Samples as Samples
 from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
+from spindle_cli.profile.points import by_device
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
@@ -106,9 +107,13 @@ class MetaOpProfile(MetaOp):
     @field_validator("curve")
     @classmethod
     def _curve_ascends(cls, curve: tuple[CurvePoint, ...]) -> tuple[CurvePoint, ...]:
-        order = [(point.num_devices, point.tp) for point in curve]
-        if order != sorted(set(order)):
-            raise ValueError("expected ascending num_devices (then tp), each allocation once")
+        for own in by_device(curve).values():
+            order = [(point.num_devices, point.tp) for point in own]
+            if order != sorted(set(order)):
+                raise ValueError(
+                    "expected ascending num_devices (then tp), each allocation once"
+                    + ("" if own[0].device is None else f", of the points for {own[0].device!r}")
+                )
         if all(point.op_s == 0 for point in curve):
             raise ValueError(
                 "every point of the curve takes zero seconds; expected positive forward_s or backward_s"
@@ -118,9 +123,13 @@ class MetaOpProfile(MetaOp):
     @field_validator("shares")
     @classmethod
     def _shares_ascend(cls, shares: tuple[ShareTime, ...]) -> tuple[ShareTime, ...]:
-        order = [(share.samples, share.tp) for share in shares]
-        if order != sorted(set(order)):
-            raise ValueError("expected ascending samples (then tp), each share once")
+        for own in by_device(shares).values():
+            order = [(share.samples, share.tp) for share in own]
+            if order != sorted(set(order)):
+                raise ValueError(
+                    "expected ascending samples (then tp), each share once"
+                    + ("" if own[0].device is None else f", of the shares for {own[0].device!r}")
+                )
         return shares
 
     @model_validator(mode="after")
@@ -159,9 +168,9 @@ class MetaOpProfile(MetaOp):
 
     @cached_property
     def best_points(self) -> tuple[CurvePoint, ...]:
-        """The fastest mix of dp and tp for each number of devices, ascending."""
+        """The fastest mix of dp and tp for each number of devices, ascending; of the first type of device."""
         best: dict[int, CurvePoint] = {}
-        for point in self.curve:
+        for point in by_device(self.curve)[self.curve[0].device]:
             held = best.get(point.num_devices)
             if held is None or point.op_s < held.op_s:
                 best[point.num_devices] = point
@@ -288,6 +297,8 @@ class Profile(TrainedArtifact):
     schema_: Annotated[Literal["spindle.profile/1"], Field(alias="schema")] = "spindle.profile/1"
     workload: WorkloadRef
     device: Device
+    # where there are curves of several types of device: all of them, `device` first
+    devices: tuple[Device, ...] = ()
     environment: dict[str, Any] = Field(default_factory=dict)
     noise: Noise | None = None  # of what was measured; None: of an estimate, or not known
     links: tuple[MeasuredLink, ...] = ()
@@ -300,6 +311,7 @@ class Profile(TrainedArtifact):
     # the runs that its times were corrected by; None: there are none
     calibration: Calibration | None = None
     _sharding: dict[str, Sharding] = PrivateAttr(default_factory=dict)
+    _sha256: str | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _metagraph_is_a_dag(self) -> Profile:
@@ -317,12 +329,48 @@ class Profile(TrainedArtifact):
         """The same, for plans that share parameters out so."""
         copy = Profile.model_construct(**dict(self))
         copy._sharding = dict(sharding)
+        copy._sha256 = self._sha256
         return copy
+
+    def of_file(self, sha256: str) -> Profile:
+        """The same, as a part of a profile of that hash."""
+        copy = self.sharded(self.sharding)
+        copy._sha256 = sha256
+        return copy
+
+    def sha256(self) -> str:
+        """Of the profile as it was read, which this may be a part of."""
+        return self._sha256 or super().sha256()
 
     def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:
         """The same with other MetaOps, which are not looked at again."""
         fields = {**dict(self), "metaops": tuple(metaops)}
-        return Profile.model_construct(**fields).sharded(self.sharding)
+        made = Profile.model_construct(**fields)
+        made._sha256 = self._sha256
+        return made.sharded(self.sharding)
+
+    @model_validator(mode="after")
+    def _entries_name_its_devices(self) -> Profile:
+        known = [device.type for device in self.devices or (self.device,)]
+        if self.devices and self.devices[0] != self.device:
+            raise ValueError(f"devices: expected `device`, {self.device.type!r}, first (found {known[0]!r})")
+        if len(set(known)) < len(known):
+            raise ValueError(f"devices: expected each type once (found {', '.join(known)})")
+        for metaop in self.metaops:
+            named = {"curve": set(by_device(metaop.curve)), "shares": set(by_device(metaop.shares))}
+            for key, types in named.items():
+                strange = sorted(types - {None, *known}, key=str)
+                if strange:
+                    raise ValueError(
+                        f"metaops: {metaop.name}.{key}: an entry for {strange[0]!r}; expected one of the "
+                        f"types that `devices` has: {', '.join(known)}"
+                    )
+                if {None, known[0]} <= types:
+                    raise ValueError(
+                        f"metaops: {metaop.name}.{key}: entries without a device, which are of {known[0]!r}, "
+                        "and entries that name it; expected one way for all of them"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _sets_make_up_all_steps(self) -> Profile:

@@ -71,7 +71,7 @@ def _durations_ns(plan: Plan, piece: Slice) -> Interval:
     if piece.backward_start_s is not None and piece.backward_end_s is not None:
         passes_s = piece.end_s - piece.start_s, piece.backward_end_s - piece.backward_start_s
         return max(1, round(passes_s[0] * 1e9)), max(1, round(passes_s[1] * 1e9))
-    op = times_of(plan.by_name[piece.metaop], piece)
+    op = times_of(plan.by_name[piece.metaop], piece, plan.cluster)
     forward, backward = (1.0, 2.0) if op is None or op.forward_s + op.backward_s <= 0 else op[:2]
     backward += forward * piece.num_recomputed / piece.num_ops
     length_ns = (piece.end_s - piece.start_s) * 1e9 / (forward + backward)

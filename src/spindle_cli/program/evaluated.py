@@ -214,5 +214,5 @@ def _merit(home: _Home, before: _Home | None) -> tuple[bool, bool, int]:
 def _sample_s(plan: Plan, piece: Slice) -> float | None:
     """Seconds of one op's forward pass for one sample of a share."""
     metaop = plan.by_name[piece.metaop]
-    op = times_of(metaop, piece)
+    op = times_of(metaop, piece, plan.cluster)
     return None if op is None else op.forward_s / largest_samples(piece, metaop.batch_size)

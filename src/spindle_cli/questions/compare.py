@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from rich import box
@@ -13,7 +13,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import Plan, StrategyName
+from spindle_cli.plan.types import Plan, StrategyName, strategies_on
 from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.units import counted, format_bytes, format_seconds
 
@@ -64,7 +64,7 @@ def compare(profile: Profile, cluster: Cluster) -> Comparison:
     """
     plans: dict[StrategyName, Plan] = {}
     failures: dict[StrategyName, NoPlanError] = {}
-    for strategy in get_args(StrategyName):
+    for strategy in strategies_on(cluster):
         try:
             plans[strategy] = make_plan(profile, cluster, strategy)
         except NoPlanError as error:  # part of the comparison, unless it is all of it
@@ -82,7 +82,7 @@ def compare(profile: Profile, cluster: Cluster) -> Comparison:
             outcome_of(plans[strategy], sequential)
             if strategy in plans
             else StrategyOutcome(strategy=strategy, failure=failures[strategy].message)
-            for strategy in get_args(StrategyName)
+            for strategy in strategies_on(cluster)
         ),
     )
 

@@ -73,10 +73,15 @@ def worth_text(worth: Worth | None) -> str:
     lines = [
         f"what binds: {worth.device_part:.0%} of the lower bound is the number of devices, "
         f"{1 - worth.device_part:.0%} chains of MetaOps that more devices do not shorten",
-        f"one more device is worth {format_seconds(worth.device_value_s)} of the bound (dual value); "
-        "solved again:",
     ]
-    for other in (worth.fewer, worth.more):
+    for each in worth.of_types:
+        value = format_seconds(each.device_value_s)
+        lines.append(f"one more {each.device} is worth {value} of the bound (dual value); solved again:")
+        lines.append(f"  {_other(each.more, worth.lower_bound_s)}")
+    if not worth.of_types:
+        value = format_seconds(worth.device_value_s)
+        lines.append(f"one more device is worth {value} of the bound (dual value); solved again:")
+    for other in () if worth.of_types else (worth.fewer, worth.more):
         if other is not None:
             lines.append(f"  {_other(other, worth.lower_bound_s)}")
     return "\n".join(lines)

@@ -14,10 +14,13 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.bound import mixed_bound
+from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.problem import Node, make_problem
 from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
-from spindle_cli.questions.clusters import with_devices
+from spindle_cli.questions.clusters import with_devices, with_one_more
 
 # A MetaOp is critical when the bound grows by at least this much of each second added to it.
 CRITICAL = 1e-6
@@ -31,12 +34,22 @@ class OtherSize(Model):
     iteration_s: float | None
 
 
+class OfType(Model):
+    """What one more device of a type is worth: by the dual value, and solved again."""
+
+    device: str
+    num_devices: int
+    device_value_s: float
+    more: OtherSize
+
+
 class Worth(Model):
     """What devices are worth.
 
     `device_part`: part of the bound that is held by the number of devices (the rest by chains of MetaOps).
     `device_value_s`: seconds by which the bound falls per device added, by the dual value. `fewer`, `more`:
-    one device fewer and one more, solved again.
+    one device fewer and one more, solved again; of devices of several types, those at the cluster's end.
+    `of_types`: of each type, where there are several.
     """
 
     lower_bound_s: float
@@ -44,6 +57,7 @@ class Worth(Model):
     device_value_s: float
     fewer: OtherSize | None
     more: OtherSize
+    of_types: tuple[OfType, ...] = ()
 
 
 class Choice(Model):
@@ -73,6 +87,9 @@ class Reason(Model):
 def worth_of(plan: Plan, profile: Profile) -> Worth:
     """Ask the program, then solve it again for one device fewer and one more."""
     cluster = plan.cluster
+    if cluster.is_mixed:
+        return _worth_of_types(plan, seen_on(profile, cluster))
+    profile = seen_on(profile, cluster)
     bound = lower_bound(make_problem(profile, cluster))
     count = cluster.num_devices
     return Worth(
@@ -84,20 +101,58 @@ def worth_of(plan: Plan, profile: Profile) -> Worth:
     )
 
 
+def _worth_of_types(plan: Plan, profile: Profile) -> Worth:
+    cluster = plan.cluster
+    bound = mixed_bound(make_mixed_problem(profile, cluster))
+    count = cluster.num_devices
+    part = sum(bound.device_value_s[kind] * number for kind, number in cluster.num_of_type.items())
+    of_types = tuple(
+        OfType(
+            device=kind,
+            num_devices=number,
+            device_value_s=bound.device_value_s[kind],
+            more=_planned_on(plan, profile, with_one_more(cluster, kind)),
+        )
+        for kind, number in cluster.num_of_type.items()
+    )
+    return Worth(
+        lower_bound_s=bound.lower_bound_s,
+        device_part=min(1.0, part / bound.lower_bound_s),
+        device_value_s=part / count,
+        fewer=_with(plan, profile, cluster, count - 1),
+        more=_with(plan, profile, cluster, count + 1),
+        of_types=of_types,
+    )
+
+
 def _with(plan: Plan, profile: Profile, cluster: Cluster, num_devices: int) -> OtherSize:
-    other = with_devices(cluster, num_devices)
+    return _planned_on(plan, profile, with_devices(cluster, num_devices))
+
+
+def _planned_on(plan: Plan, profile: Profile, other: Cluster) -> OtherSize:
+    num_devices = other.num_devices
     try:
-        bound_s = lower_bound(make_problem(profile, other)).lower_bound_s
+        bound_s = _bound_s(seen_on(profile, other), other)
         iteration_s = make_plan(profile, other, plan.strategy).predicted.iteration_s
     except NoPlanError:  # an answer: with so many devices nothing fits
         return OtherSize(num_devices=num_devices, lower_bound_s=None, iteration_s=None)
     return OtherSize(num_devices=num_devices, lower_bound_s=bound_s, iteration_s=iteration_s)
 
 
+def _bound_s(profile: Profile, cluster: Cluster) -> float:
+    if cluster.is_mixed:
+        return mixed_bound(make_mixed_problem(profile, cluster)).lower_bound_s
+    return lower_bound(make_problem(profile, cluster)).lower_bound_s
+
+
 def reasons(plan: Plan, profile: Profile) -> tuple[Reason, ...]:
     """For each MetaOp, what its choices cost at the program's prices, and which were taken; with shares
-    that are not equal, where the plan has any.
+    that are not equal, where the plan has any. Of devices of several types nothing: an allocation is not a
+    number of devices then.
     """
+    if plan.cluster.is_mixed:
+        return ()
+    profile = seen_on(profile, plan.cluster)
     wide = on_any_number(profile, plan.cluster) if any(p.rows is not None for p in plan.slices) else None
     problem = make_problem(wide or profile, plan.cluster)
     bound = lower_bound(problem)

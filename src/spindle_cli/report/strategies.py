@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.plan.make import make_plan
-from spindle_cli.plan.types import Plan, StrategyName
+from spindle_cli.plan.types import Plan, StrategyName, strategies_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.report.types import StrategyView
 
@@ -16,7 +15,7 @@ def other_plans(plan: Plan, profile: Profile) -> dict[StrategyName, Plan | NoPla
     """The plans of the strategies that are not the plan's own, in the contract's order; or why there is
     none.
     """
-    names: tuple[StrategyName, ...] = get_args(StrategyName)
+    names = strategies_on(plan.cluster)
     return {name: _made(plan, profile, name) for name in names if name != plan.strategy}
 
 
@@ -29,7 +28,7 @@ def _made(plan: Plan, profile: Profile, strategy: StrategyName) -> Plan | NoPlan
 
 def strategy_views(plan: Plan, others: Mapping[StrategyName, Plan | NoPlanError]) -> tuple[StrategyView, ...]:
     """Strategies in the contract's order; the plan's own is the plan as it is."""
-    names: tuple[StrategyName, ...] = get_args(StrategyName)
+    names = strategies_on(plan.cluster)
     return tuple(_view(name, plan if name == plan.strategy else others[name], plan) for name in names)
 
 

@@ -61,7 +61,7 @@ def step_durations(plan: Plan) -> tuple[float, ...]:
 
 def _duration(plan: Plan, piece: Slice, beyond: BeyondCurve) -> Duration:
     metaop = plan.by_name[piece.metaop]
-    op = times_of(metaop, piece)
+    op = times_of(metaop, piece, plan.cluster)
     if op is None:
         raise InputError(
             f"metaops: {piece.metaop!r}: no curve point, or share, for dp {piece.dp}, tp {piece.tp}, used by "

@@ -67,7 +67,7 @@ class Network:
     def transfer(self, source: int, destination: int, num_bytes: int) -> Stream:
         """One message between two devices."""
         inside = self.cluster.node_of[source] == self.cluster.node_of[destination]
-        message = self._messages.get((num_bytes, inside))
+        message = self._messages.get((num_bytes, inside)) if self.cluster.has_one_kind_of_links else None
         if message is None:
             message = _Message.of(num_bytes, self.cluster.link(source, destination))
             self._messages[num_bytes, inside] = message
@@ -92,7 +92,7 @@ class Network:
         for device in devices:
             by_node.setdefault(self.cluster.node_of[device], []).append(device)
         uses: dict[int, float] = {}
-        links = self.cluster.links
+        links = self.cluster.links_among(by_node)
         for node, members in by_node.items():
             moved_inside = rounds * (len(members) - 1) / len(members) * num_bytes
             cards = range(min(len(members), self.cluster.cards_of_node[node]))

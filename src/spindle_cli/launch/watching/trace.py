@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.chrome_trace import (
+from spindle_cli.files.runs.chrome_trace import (
     COMPUTE,
     SENDS,
     SUMS,

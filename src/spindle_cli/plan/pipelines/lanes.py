@@ -74,10 +74,10 @@ class Lanes:
             ends = [self.devices[lane] for lane in (source, destination)]
             nodes = [{cluster.node_of[device] for device in lane} for lane in ends]
             if nodes[0] == nodes[1]:
-                ways, link = min(map(len, ends)), cluster.links.intra_node
+                ways, link = min(map(len, ends)), cluster.links_among(nodes[0]).intra_node
             else:
                 cards = [len({cluster.card_of[device] for device in lane}) for lane in ends]
-                ways, link = min(cards), cluster.links.inter_node
+                ways, link = min(cards), cluster.links_among(nodes[0] | nodes[1]).inter_node
             self._known_s[key] = transfer_s(num_bytes / ways, link)
         return self._known_s[key]
 

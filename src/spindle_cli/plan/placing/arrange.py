@@ -20,7 +20,7 @@ from operator import mul
 from random import Random
 
 from spindle_cli.account.traffic import Traffic, traffic_of
-from spindle_cli.costs.links import spread_all_reduce_s, transfer_s
+from spindle_cli.costs.links import Spread, spread_all_reduce_s, transfer_s
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.types import Slice
@@ -34,7 +34,7 @@ def arrange(problem: Problem, slices: tuple[Slice, ...], num_exchanges: int) -> 
     random = Random(0)  # noqa: S311 - reproducible, not secret
     for number in range(num_exchanges):
         a, b = random.randrange(problem.num_devices), random.randrange(problem.num_devices)
-        if not arrangement.on_one_node(a, b):
+        if arrangement.may_be_exchanged(a, b):
             arrangement.try_exchange(arrangement.all_alike(a, b) if number % 2 else arrangement.alone(a, b))
     place = arrangement.place
     return tuple(
@@ -76,7 +76,7 @@ class _Arrangement:
         self.num_bytes = list(num_bytes.values())
         most = max(self.cluster.node_sizes)
         self.histogram = [_histogram(spread, most) for spread in self.spread]
-        self._known_s: dict[tuple[int, tuple[int, ...]], float] = {}
+        self._known_s: dict[tuple[int, tuple[int, ...], tuple[int, ...]], float] = {}
         self.sum_s = [self._group_s(group) for group in range(len(num_bytes))]
         kinds = Counter(tuple(groups) for groups in groups_of)
         self.groups_of_kind = list(kinds)
@@ -95,7 +95,10 @@ class _Arrangement:
         longer_s: dict[tuple[int, int], float] = {}
         for exchange in (*traffic.activations, *traffic.gradients):
             for sender, taker, num_bytes in exchange.messages:
-                extra_s = transfer_s(num_bytes, links.inter_node) - transfer_s(num_bytes, links.intra_node)
+                between, inside = self.cluster.link(sender, taker), links.intra_node
+                if self.on_one_node(sender, taker):
+                    between = links.inter_node
+                extra_s = transfer_s(num_bytes, between) - transfer_s(num_bytes, inside)
                 pair = (min(sender, taker), max(sender, taker))
                 # Of one device on average.
                 longer_s[pair] = longer_s.get(pair, 0.0) + extra_s / len(self.place)
@@ -103,6 +106,11 @@ class _Arrangement:
         for (a, b), seconds in longer_s.items():
             self.neighbours[a].append((b, seconds))
             self.neighbours[b].append((a, seconds))
+
+    def may_be_exchanged(self, a: int, b: int) -> bool:
+        """Whether two devices are of one type and lie on two nodes."""
+        type_of, place = self.cluster.type_of, self.place
+        return not self.on_one_node(a, b) and type_of[place[a]] == type_of[place[b]]
 
     def on_one_node(self, a: int, b: int) -> bool:
         """Whether two devices lie on the same node as things stand."""
@@ -192,9 +200,13 @@ class _Arrangement:
 
     def _group_s(self, group: int) -> float:
         histogram = self.histogram[group]
-        key = (group, tuple(histogram))
+        nodes: tuple[int, ...] = ()
+        if not self.cluster.has_one_kind_of_links:
+            nodes = tuple(node for node, count in enumerate(self.spread[group]) if count)
+        key = (group, tuple(histogram), nodes)
         if key not in self._known_s:
-            spread = [count for count, nodes in enumerate(histogram) for _ in range(nodes) if count]
+            counts = (count for count, number in enumerate(histogram) for _ in range(number) if count)
+            spread = Spread(tuple(counts), nodes)
             self._known_s[key] = spread_all_reduce_s(self.num_bytes[group], spread, self.cluster)
         return self._known_s[key]
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from spindle_cli.plan.problem import Problem
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
 
 
@@ -19,7 +20,7 @@ class Calendar:
 
     def __init__(self, problem: Problem, draft: Draft) -> None:
         self._problem = problem
-        self._node_of = problem.cluster.node_of
+        self._cluster = problem.cluster
         self._free_s = [0.0] * problem.num_devices
         self._end_s = [0.0] * len(problem.nodes)  # of each node's latest piece
         self._eps_s = 1e-9 * draft.end_s
@@ -59,7 +60,23 @@ class Calendar:
         return max(piece.start_s, self._end_s[piece.node], *(self._end_s[i] for i in inputs))
 
     def _has_groups(self, devices: Sequence[int], piece: UnplacedSlice) -> bool:
-        return num_groups(devices, piece.point.tp, self._node_of) >= piece.point.dp
+        return has_groups(devices, piece.point, self._cluster)
+
+
+def has_groups(devices: Sequence[int], point: Point, cluster: Cluster) -> bool:
+    """Whether an allocation can have its tensor-parallel groups of some devices; of each type its own."""
+    if point.counts is None:
+        return num_groups(devices, point.tp, cluster.node_of) >= point.dp
+    return all(
+        num_groups(of_type(devices, kind, cluster), point.tp, cluster.node_of) * point.tp >= count
+        for kind, count in zip(cluster.types, point.counts, strict=True)
+        if count
+    )
+
+
+def of_type(devices: Sequence[int], kind: str, cluster: Cluster) -> list[int]:
+    """Those of a type."""
+    return [device for device in devices if cluster.type_of[device] == kind]
 
 
 def num_groups(devices: Sequence[int], tp: int, node_of: Sequence[int]) -> int:

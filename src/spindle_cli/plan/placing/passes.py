@@ -161,15 +161,18 @@ class _Ports(NamedTuple):
 def _move(
     exchange: Exchange, cluster: Cluster, seconds: dict[tuple[int, bool], float], offset: int = 0
 ) -> _Move:
-    node_of, card_of, links = cluster.node_of, cluster.card_of, cluster.links
+    node_of, card_of = cluster.node_of, cluster.card_of
+    one_kind = cluster.has_one_kind_of_links
     out_s: dict[_Port, float] = {}
     in_s: dict[_Port, float] = {}
     for source, destination, num_bytes in exchange.messages:
         inside = node_of[source] == node_of[destination]
-        if (num_bytes, inside) not in seconds:
-            link = links.intra_node if inside else links.inter_node
-            seconds[num_bytes, inside] = transfer_s(num_bytes, link)
-        taken_s = seconds[num_bytes, inside]
+        if not one_kind:
+            taken_s = transfer_s(num_bytes, cluster.link(source, destination))
+        else:
+            if (num_bytes, inside) not in seconds:
+                seconds[num_bytes, inside] = transfer_s(num_bytes, cluster.link(source, destination))
+            taken_s = seconds[num_bytes, inside]
         out, into = (source, destination) if inside else (card_of[source], card_of[destination])
         out_s[out] = out_s.get(out, 0.0) + taken_s
         in_s[into] = in_s.get(into, 0.0) + taken_s

@@ -9,13 +9,13 @@ Of each node it takes whole tensor-parallel groups. Devices without room for a p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from spindle_cli.costs.memory import inner_bytes
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.placing.calendar import Calendar, num_groups, whole_groups
+from spindle_cli.plan.placing.calendar import Calendar, has_groups, of_type, whole_groups
 from spindle_cli.plan.placing.usage import Footprint, Usage
 from spindle_cli.plan.problem import Point, Problem
 from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice
@@ -104,14 +104,26 @@ class _Placing:
     def place(self, piece: UnplacedSlice) -> tuple[int, ...]:
         footprint = Footprint(self.problem, piece)
         free = self.calendar.available(piece, partial(self._with_room, footprint))
-        if num_groups(free, piece.point.tp, self.cluster.node_of) < piece.point.dp:
+        if not has_groups(free, piece.point, self.cluster):
             raise DoesNotFitError(piece, len(free))
         sources = self._sources(piece)
         value = {d: self._value(d, sources, footprint) for d in free}
-        chosen = self._choose(free, piece.point, value, sources)
-        ordered = _in_order_of_rows(chosen, piece.point.dp, piece.point.tp, sources, self.cluster.node_of)
+        ordered: tuple[int, ...] = ()
+        for members, num_devices in self._parts(free, piece.point):
+            chosen = self._choose(members, num_devices, piece.point.tp, value, sources)
+            dp = num_devices // piece.point.tp
+            ordered += _in_order_of_rows(chosen, dp, piece.point.tp, sources, self.cluster.node_of)
         self._record(piece, ordered, footprint)
         return ordered
+
+    def _parts(self, free: Sequence[int], point: Point) -> Iterator[tuple[Sequence[int], int]]:
+        """Of which devices an allocation takes how many: of each type its own."""
+        if point.counts is None:
+            yield free, point.num_devices
+            return
+        for kind, count in zip(self.cluster.types, point.counts, strict=True):
+            if count:
+                yield of_type(free, kind, self.cluster), count
 
     def _with_room(self, footprint: Footprint, devices: Sequence[int]) -> list[int]:
         return [device for device in devices if self.usage.fits(device, footprint)]
@@ -139,7 +151,12 @@ class _Placing:
         return value
 
     def _choose(
-        self, free: Sequence[int], point: Point, value: dict[int, float], sources: Sequence[_Rows]
+        self,
+        free: Sequence[int],
+        num_devices: int,
+        tp: int,
+        value: dict[int, float],
+        sources: Sequence[_Rows],
     ) -> list[int]:
         """Node by node: the one that is worth most, then the one that fits best, until there are enough.
         Whole groups of each.
@@ -151,12 +168,12 @@ class _Placing:
             devices.sort(key=lambda d: -value[d])
         near = self._bytes_by_node(sources)
         chosen: list[int] = []
-        while len(chosen) < point.num_devices:
-            missing = point.num_devices - len(chosen)
+        while len(chosen) < num_devices:
+            missing = num_devices - len(chosen)
 
             def worth(node: int, missing: int = missing) -> tuple[bool, float, int, int]:
                 devices = by_node[node]
-                usable = len(devices) // point.tp * point.tp
+                usable = len(devices) // tp * tp
                 enough = usable >= missing
                 own = sum(value[d] for d in devices[: min(missing, usable)])
                 nearby = near.get(node, 0.0) * (1 - self.node_share)
@@ -166,7 +183,7 @@ class _Placing:
 
             node = max(by_node, key=worth)
             devices = by_node.pop(node)
-            wanted = min(missing, len(devices) // point.tp * point.tp)
+            wanted = min(missing, len(devices) // tp * tp)
             chosen += _best(devices, wanted, value, sources) if wanted else []
         return chosen
 
@@ -181,7 +198,8 @@ class _Placing:
 
     def _record(self, piece: UnplacedSlice, devices: tuple[int, ...], footprint: Footprint) -> None:
         dp, tp = piece.point.dp, piece.point.tp
-        held = {d: (place // tp / dp, (place // tp + 1) / dp) for place, d in enumerate(devices)}
+        rows = piece.point.rows or range(dp + 1)
+        held = {d: (rows[p // tp] / rows[-1], rows[p // tp + 1] / rows[-1]) for p, d in enumerate(devices)}
         self.outputs[piece.node] = _Rows(held, self.problem.nodes[piece.node].metaop.output_bytes)
         self.calendar.take(piece, devices)
         self.usage.add(devices, footprint)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from spindle_cli.account.traffic import Traffic
 from spindle_cli.account.types import Collective, Together
-from spindle_cli.costs.links import per_node, spread_collective_s
+from spindle_cli.costs.links import Spread, per_node, spread_collective_s
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
@@ -111,8 +111,8 @@ class _Collectives:
         self._of_kind: Mapping[Collective, Sequence[Together]] = of_kind
         self.has_gathers = bool(of_kind[Collective.GATHER])
         self._number_kinds([each for each in traffic.collectives if each.kind in _OF_SOME])
-        self._known_s: dict[tuple[int, tuple[int, ...], int], float] = {}
-        self._spread: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._known_s: dict[tuple[int, Spread, int], float] = {}
+        self._spread: dict[tuple[int, ...], Spread] = {}
 
     def _number_kinds(self, sums: Iterable[Together]) -> None:
         taking_part: list[list[int]] = [[] for _ in range(self._cluster.num_devices)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import ceil
 
 from spindle_cli.costs.memory import (
@@ -39,7 +40,10 @@ class Footprint:
         metaop = problem.nodes[piece.node].metaop
         point = piece.point
         self.part = problem.part_of[metaop.name]
-        shares = metaop.batch_size / ceil(metaop.batch_size / point.dp)  # as large as the largest
+        largest = ceil(metaop.batch_size / point.dp)
+        if point.rows is not None:
+            largest = max(last - first for first, last in pairwise(point.rows))
+        shares = metaop.batch_size / largest
         taken = input_bytes(metaop, piece.first, problem.profile.by_name) / shares
         handed = max(metaop.output_bytes, inner_bytes(metaop)) / shares
         ops = (piece.first, piece.last)

@@ -126,7 +126,7 @@ def _seconds(problem: Problem, piece: Slice, inputs: Sequence[_Input]) -> float:
         for chunk in crossing(each.layout, layout):
             num_bytes = each.num_bytes * (chunk.last - chunk.first) // metaop.batch_size
             inside = cluster.node_of[chunk.source] == cluster.node_of[chunk.destination]
-            link = cluster.links.intra_node if inside else cluster.links.inter_node
+            link = cluster.link(chunk.source, chunk.destination)
             for way, device in (("out", chunk.source), ("in", chunk.destination)):
                 port = (way, device if inside else cluster.card_of[device])
                 busy_s[port] = busy_s.get(port, 0.0) + transfer_s(num_bytes, link)

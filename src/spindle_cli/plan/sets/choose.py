@@ -140,7 +140,7 @@ class _Sets:
             )
         )
         fields = {name: getattr(plan, name) for name in plan.model_fields_set}
-        metaops = tuple(plan_metaop(metaop, every) for metaop in self.profile.metaops)
+        metaops = tuple(plan_metaop(metaop, every, plan.cluster) for metaop in self.profile.metaops)
         made = {
             "predicted": predicted[0],
             "metaops": metaops,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spindle_cli.costs.peaks import PEAK_FLOPS_PER_S
@@ -99,6 +100,28 @@ _H200 = DevicePeak(
     host_s_per_kernel=_HOST_S_PER_KERNEL,
     device_s_per_kernel=_DEVICE_S_PER_KERNEL,
 )
+
+
+def _older(name: str, memory_gib: int, bytes_per_s: float, multiprocessors: int) -> DevicePeak:
+    """A GPU of which no kernels have been looked at: it is taken to reach what the others do."""
+    return DevicePeak(
+        name=name,
+        flops_per_s=dict(PEAK_FLOPS_PER_S[name.partition("-")[0]]),
+        memory_bytes=memory_gib * GIB,
+        memory_bytes_per_s=bytes_per_s,
+        best_matrix_share=0.8,
+        best_memory_share=0.9,
+        tiles_to_fill=multiprocessors,
+        tile_elements=_GPU_TILE_ELEMENTS,
+        ramp_depth=_GPU_RAMP_DEPTH,
+        host_s_per_kernel=_HOST_S_PER_KERNEL,
+        device_s_per_kernel=_DEVICE_S_PER_KERNEL,
+    )
+
+
+_H20 = _older("h20-96gb", 96, 4.0e12, 78)
+_V100 = _older("v100-32gb", 32, 0.9e12, 80)
+_P100 = _older("p100-16gb", 16, 0.732e12, 56)
 # One core of a server, one thread: two 256-bit fused multiply-adds a cycle at 2.5 GHz make 80 GFLOP/s, of
 # which half is reached; no tile ever leaves it idle. bfloat16 is emulated at float32's speed.
 _CPU = DevicePeak(
@@ -126,6 +149,13 @@ _BY_NAME: dict[str, DevicePeak] = {
     "h800-80gb": _H100,
     "h200": _H200,
     "h200-141gb": _H200,
+    "h20": _H20,
+    "h20-96gb": _H20,
+    "v100": _V100,
+    "v100-32gb": _V100,
+    "v100-16gb": replace(_V100, name="v100-16gb", memory_bytes=16 * GIB),
+    "p100": _P100,
+    "p100-16gb": _P100,
     "cpu": _CPU,
 }
 
@@ -187,3 +217,19 @@ def device_peak(name: str) -> DevicePeak:
             hint="Name one of these with --device, or profile without --estimate where the device is.",
         )
     return _BY_NAME[name]
+
+
+def require_precision(names: Sequence[str], precision: Precision) -> None:
+    """Refuse arithmetic that a listed device does not have.
+
+    Raises:
+        InputError: one lacks it.
+    """
+    for name in names:
+        peak = _BY_NAME.get(name)
+        if peak is not None and precision not in peak.flops_per_s:
+            raise InputError(
+                f"{name!r} has no {precision}, only {', '.join(peak.flops_per_s)}",
+                hint="Train in float32 (train.precision: full) and profile so (--precision float32) on all "
+                "types of device alike; or leave these devices out.",
+            )

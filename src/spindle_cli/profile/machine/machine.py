@@ -11,6 +11,7 @@ import psutil
 import torch
 
 from spindle_cli.errors import UsageError
+from spindle_cli.files.cluster import CPU, is_cpu
 from spindle_cli.profile.types import Device
 
 DeviceType = Literal["cpu", "cuda"]
@@ -42,7 +43,7 @@ def device_of_type(name: str | None) -> DeviceType:
     """
     if name is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cpu":
+    if is_cpu(name):
         return "cpu"
     if not torch.cuda.is_available():
         raise UsageError(
@@ -52,9 +53,10 @@ def device_of_type(name: str | None) -> DeviceType:
     return "cuda"
 
 
-def describe_device(kind: DeviceType, processes: int) -> Device:
+def describe_device(kind: DeviceType, processes: int, called: str | None = None) -> Device:
     """What each of `processes` processes of this machine has: a GPU, or its part of the host's memory."""
     if kind == "cpu":
-        return Device(type="cpu", name=cpu_model(), memory_bytes=psutil.virtual_memory().total // processes)
+        memory_bytes = psutil.virtual_memory().total // processes
+        return Device(type=called or CPU, name=cpu_model(), memory_bytes=memory_bytes)
     properties = torch.cuda.get_device_properties(0)
     return Device(type="cuda", name=properties.name, memory_bytes=properties.total_memory)

@@ -69,7 +69,7 @@ def measure(
     """
     graph = analysed.graph
     table = make_jobs(graph, settings.max_devices, settings.max_points, settings.degrees)
-    device = describe_device(settings.device, settings.processes)
+    device = describe_device(settings.device, settings.processes, settings.called)
     kept = ResumeFile(out, _conditions(graph, settings, device), accepts_noise=settings.accepts_noise)
     if reused is not None:
         reused.require_same(settings, device)

@@ -22,7 +22,7 @@ class MeasureSettings:
     """How to measure.
 
     Attributes:
-        device: kind of device.
+        device: kind of device. `called`: what cluster files call it, of CPUs, if not 'cpu'.
         processes: of this node that are busy at once, one per device.
         nproc: allocations of up to so many devices are measured as such, on as many processes; larger ones
             are composed from one device's share.
@@ -52,6 +52,7 @@ class MeasureSettings:
     cluster: Cluster | None = None
     accepts_noise: bool = False
     planned_for: Cluster | None = None
+    called: str | None = None
 
     def environment(self) -> dict[str, Any]:
         """What the times depend on besides the workload, for the profile."""

@@ -83,7 +83,7 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
 
 def _point(plan: Plan, piece: Slice) -> OpSeconds:
     """What a slice was planned by."""
-    op = times_of(plan.by_name[piece.metaop], piece)
+    op = times_of(plan.by_name[piece.metaop], piece, plan.cluster)
     assert op is not None, "`check` has seen to it"
     return op
 

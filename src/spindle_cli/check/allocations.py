@@ -1,0 +1,77 @@
+"""Rules about what slices take on their devices: allocations whose times are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spindle_cli.check.types import Violation, located, place_of
+from spindle_cli.costs.share_sizes import largest_samples, sizes
+from spindle_cli.costs.share_times import share_on_type, times_of
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
+
+
+def valid_allocations(plan: Plan) -> Iterator[Violation]:
+    """Of each slice with equal shares, dp divides the batch and the curve has a point for dp and tp; or dp
+    divides the micro-batch and the time of its share is known; of one with `rows`, that of its largest.
+    """
+    for wave, piece in located(plan):
+        metaop = plan.by_name[piece.metaop]
+        where = place_of(wave, piece)
+        if piece.rows is None and metaop.batch_size % piece.shares_of_batch:
+            whole = "batch" if piece.micro_batches == 1 else "micro-batch"
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"dp {piece.dp}",
+                expected=f"a divisor of the {whole} of {metaop.batch_size // piece.micro_batches} samples",
+            )
+        elif curve_point(metaop, piece, plan.cluster) is not None:
+            continue
+        elif plan.cluster.is_mixed:
+            yield _not_known_on_all(plan.cluster, metaop, piece, where)
+        elif piece.micro_batches > 1 or piece.rows is not None:
+            known = [share.samples for share in metaop.shares if share.tp == piece.tp]
+            reach = f"from {min(known)} to {max(known)} samples" if known else "none"
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"a share of {largest_samples(piece, metaop.batch_size):.0f} samples, tp {piece.tp}",
+                expected=f"within the MetaOp's shares for tp {piece.tp}: {reach}",
+            )
+        else:
+            points = ", ".join(f"{point.dp}x{point.tp}" for point in metaop.curve) or "none"
+            yield Violation(
+                rule="allocation",
+                where=where,
+                value=f"dp {piece.dp} x tp {piece.tp} has no point on the curve",
+                expected=f"one of the curve's dp x tp: {points}",
+            )
+
+
+def _not_known_on_all(cluster: Cluster, metaop: PlanMetaOp, piece: Slice, where: str) -> Violation:
+    """The first share of a slice whose time is not known on its devices' type."""
+    equal = metaop.batch_size / piece.shares_of_batch
+    samples = sizes(piece) or (equal,) * piece.dp
+    for share, count in enumerate(samples):
+        device = piece.devices[share * piece.tp]
+        kind = cluster.type_of[device]
+        if share_on_type(metaop, kind, count, piece.tp) is not None:
+            continue
+        known = [entry.samples for entry in metaop.shares if (entry.device, entry.tp) == (kind, piece.tp)]
+        reach = f"from {min(known)} to {max(known)} samples" if known else "none"
+        return Violation(
+            rule="allocation",
+            where=where,
+            devices=(device,),
+            value=f"share {share}, of {count:g} samples, tp {piece.tp}, on a {kind}",
+            expected=f"within the MetaOp's shares for tp {piece.tp} on a {kind}: {reach}; or a point of its "
+            "curve there",
+        )
+    raise AssertionError("the time of every share is known")
+
+
+def curve_point(metaop: PlanMetaOp, piece: Slice, cluster: Cluster) -> tuple[float, float] | None:
+    """(forward_s, backward_s) of one op on the longest share of the slice; None if that is not known."""
+    op = times_of(metaop, piece, cluster)
+    return None if op is None else op[:2]

@@ -1,0 +1,93 @@
+"""Links between two devices: of the same node, of two nodes, and the slowest of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
+
+from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.units import GB, US
+
+BandwidthCurve = tuple[
+    tuple[Annotated[float, A_NUMBER], Annotated[float, A_NUMBER]], ...
+]  # (bytes, gb_per_s)
+
+
+class Link(Model):
+    """How long a message between two devices takes.
+
+    `latency_us`: microseconds before the first byte. `bandwidth_gb_per_s`: 10**9 bytes per second, one way,
+    large messages. `curve`: bandwidth by message size, [[bytes, gb_per_s], ...] with ascending bytes;
+    interpolated over log(bytes), and constant outside. Without it the one bandwidth holds for every size.
+    """
+
+    latency_us: Annotated[float, Field(ge=0), A_NUMBER]
+    bandwidth_gb_per_s: Annotated[float, Field(gt=0), A_NUMBER]
+    curve: BandwidthCurve | None = None
+
+    @field_validator("curve")
+    @classmethod
+    def _curve_ascends(cls, curve: BandwidthCurve | None) -> BandwidthCurve | None:
+        if curve is None:
+            return None
+        if not curve:
+            raise ValueError("expected at least one [bytes, gb_per_s] pair, or no curve at all")
+        if any(size <= 0 or speed <= 0 for size, speed in curve):
+            raise ValueError("expected positive bytes and gb_per_s in every pair")
+        if any(later[0] <= earlier[0] for earlier, later in pairwise(curve)):
+            raise ValueError("expected ascending bytes")
+        return curve
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds before the first byte arrives."""
+        return self.latency_us * US
+
+    @property
+    def bandwidth_bytes_per_s(self) -> float:
+        """Bytes per second for large messages, one way."""
+        return self.bandwidth_gb_per_s * GB
+
+
+class GroupLinks(Model):
+    """Links of one group of nodes."""
+
+    intra_node: Link
+
+
+class BetweenLink(Link):
+    """The link between nodes of two groups, or between those of one that is named twice."""
+
+    groups: tuple[str, str]
+
+
+class Links(Model):
+    """The kinds of link: between devices of one node, of two nodes, and from a device to its node's memory
+    and back, each way as fast at once; None: nothing is known of that.
+
+    `between`: of nodes of these groups, in the place of `inter_node`.
+    """
+
+    intra_node: Link
+    inter_node: Link
+    host: Link | None = None
+    between: tuple[BetweenLink, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
+        return {key: value for key, value in data.items() if value not in (None, (), [])}
+
+
+def slowest_of(links: Iterable[Link]) -> Link:
+    """The bandwidth of the slowest, the latency of the longest: what a ring over all of them has."""
+    each = list(links)
+    slowest = min(each, key=lambda link: link.bandwidth_gb_per_s)
+    return Link(
+        latency_us=max(link.latency_us for link in each),
+        bandwidth_gb_per_s=slowest.bandwidth_gb_per_s,
+        curve=slowest.curve,
+    )

@@ -1,0 +1,1 @@
+"""Plans for clusters whose devices are of several types."""

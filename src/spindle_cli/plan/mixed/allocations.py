@@ -1,0 +1,105 @@
+"""Allocations of a MetaOp on a cluster of several types: so many devices of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+
+from spindle_cli.costs.share_times import share_on_type
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.mixed.cuts import Cutter, offsets
+from spindle_cli.plan.mixed.shares import share_times
+from spindle_cli.plan.problem import SHORTEST_S, Point
+from spindle_cli.profile.types import MetaOpProfile
+
+# Numbers of shares of each type that are tried, up to all that there is room for: fine for one or two types,
+# coarse for more.
+FINE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 512, 1024)
+COARSE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MOST_FINE_TYPES = 2
+
+
+def allocations(metaop: MetaOpProfile, cluster: Cluster) -> tuple[Point, ...]:
+    """Those that none beats which has as many devices of each type or fewer: the fastest last.
+
+    Raises:
+        NoPlanError: there is none.
+    """
+    found: list[Point] = []
+    for times in share_times(metaop, cluster):
+        cutter = Cutter(times)
+        for counts in _counts(metaop, cluster, times.tp):
+            point = _point(metaop, cluster, times.tp, counts, cutter)
+            found += [] if point is None else [point]
+    if not found:
+        raise NoPlanError(
+            f"{metaop.name}: it has no allocation on the types of device of {cluster.name!r}: "
+            f"{', '.join(cluster.types)}",
+            hint="Profile it there for as many devices as there are, or for fewer.",
+        )
+    found.sort(key=lambda point: (point.op_s, point.num_devices))
+    kept: list[Point] = []
+    for point in found:
+        if not any(_is_within(other.counts or (), point.counts or ()) for other in kept):
+            kept.append(point)
+    return tuple(reversed(kept))
+
+
+def _is_within(counts: Sequence[int], others: Sequence[int]) -> bool:
+    return all(own <= other for own, other in zip(counts, others, strict=True))
+
+
+def _counts(metaop: MetaOpProfile, cluster: Cluster, tp: int) -> Iterator[tuple[int, ...]]:
+    """Numbers of shares of each type that are tried."""
+    sizes = FINE if len(cluster.types) <= MOST_FINE_TYPES else COARSE
+    room = [groups_of_type(cluster, kind, tp) for kind in cluster.types]
+    each = [sorted({0, most, *(size for size in sizes if size < most)}) for most in room]
+    return (counts for counts in product(*each) if 0 < sum(counts) <= metaop.batch_size)
+
+
+def groups_of_type(cluster: Cluster, kind: str, tp: int) -> int:
+    """How many groups of `tp` devices of one node and this type there are."""
+    return sum(group.count * (group.devices // tp) for group in cluster.nodes if group.device == kind)
+
+
+def _point(
+    metaop: MetaOpProfile, cluster: Cluster, tp: int, counts: tuple[int, ...], cutter: Cutter
+) -> Point | None:
+    samples = cutter.cut(counts)
+    return None if samples is None else point_of_cut(metaop, cluster, tp, counts, samples)
+
+
+def point_of_cut(
+    metaop: MetaOpProfile, cluster: Cluster, tp: int, counts: Sequence[int], samples: Sequence[int]
+) -> Point | None:
+    """The allocation with these shares; None where the time of one is not known.
+
+    Args:
+        counts: shares of each type.
+        samples: of each share, type after type.
+    """
+    kinds = [kind for kind, count in zip(cluster.types, counts, strict=True) for _ in range(count)]
+    known = [share_on_type(metaop, *part, tp) for part in dict.fromkeys(zip(kinds, samples, strict=True))]
+    found = [each for each in known if each is not None]
+    if len(found) < len(known):
+        return None
+    forward_s, backward_s = (max(each) for each in list(zip(*found, strict=True))[:2])
+    dp = sum(counts)
+    return Point(
+        num_devices=dp * tp,
+        dp=dp,
+        tp=tp,
+        forward_s=forward_s,
+        backward_s=backward_s,
+        op_s=max(forward_s + backward_s, SHORTEST_S),
+        counts=tuple(count * tp for count in counts),
+        rows=offsets(samples),
+    )
+
+
+def recomputing(point: Point) -> Point:
+    """The same, with the activations computed again in the backward pass."""
+    backward_s = point.backward_s + point.forward_s
+    return replace(point, backward_s=backward_s, op_s=point.forward_s + backward_s, recompute=True)

@@ -1,0 +1,129 @@
+"""The best plan on a cluster of several types of device, of whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.plan.best.find import Found, require_above
+from spindle_cli.plan.mixed.baselines import baseline
+from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
+from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.mixed.search import search
+from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import Judged, best_of, judge
+from spindle_cli.plan.search.listing import to_pieces
+from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import Profile
+
+# What `spindle` compares itself with.
+BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
+BASE_EFFORT = 12_000
+
+
+def require_possible(
+    profile: Profile,
+    cluster: Cluster,
+    micro_batches: Mapping[str, int] | None,
+    sharding: ShardingOf | None,
+    *,
+    offload: bool,
+) -> None:
+    """Refuse what plans for several types of device do not have.
+
+    Raises:
+        NoPlanError: micro-batches, shared-out parameters, activations in host memory, or sets of tasks; or
+            every device updates its own copies.
+    """
+    asked = {
+        "micro-batches": bool(micro_batches),
+        "parameters that are shared out": bool(sharding),
+        "activations in host memory": offload,
+        "sets of tasks (train.sampling)": bool(profile.task_sets),
+    }
+    for what, is_asked in asked.items():
+        if is_asked:
+            raise NoPlanError(
+                f"{what}: {cluster.name!r} has devices of several types ({', '.join(cluster.types)}), whose "
+                "plans run whole batches of all tasks, and share out optimizer state alone",
+                hint="Plan without, or for the devices of one type.",
+            )
+    if not cluster.is_cpu and not profile.optimizer_state_sharded:
+        types = ", ".join(cluster.types)
+        raise NoPlanError(
+            f"{cluster.name!r} has devices of several types ({types}), each of which would "
+            "update its own copy of a parameter: types round differently, and the copies would drift apart",
+            hint="Let one device update each: `shard_optimizer: true` under `train`, and profile again.",
+        )
+
+
+def find_in_memory(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, bound: MixedBound
+) -> Found | None:
+    """The best plan with as few ops recomputed as fit, of each MetaOp that keeps activations the same share;
+    None if nothing fits.
+
+    Args:
+        bound: without recomputing any.
+
+    Raises:
+        NoPlanError: the strategy has no plan on these types.
+        BelowBoundError: a bug of the planner.
+    """
+    found = find_mixed(make_mixed_problem(profile, cluster), bound, strategy, effort)
+    for quarters in range(1, 5) if found is None else ():
+        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
+        problem = make_mixed_problem(profile, cluster, MemoryFallback(recompute=counts))
+        found = find_mixed(problem, mixed_bound(problem), strategy, effort)
+        if found is not None:
+            note = f"Memory: {sum(counts.values())} ops are recomputed, {quarters}/4 of each MetaOp's."
+            return replace(found, note=note, is_short=True)
+    return found
+
+
+def find_mixed(problem: Problem, bound: MixedBound, strategy: StrategyName, effort: int) -> Found | None:
+    """The best plan of a problem, its passes in the best order; None if nothing fits.
+
+    Raises:
+        NoPlanError: the strategy has no plan on these types.
+        BelowBoundError: a bug of the planner.
+    """
+    best = _best(_judged(problem, bound, strategy, effort))
+    if best is None:
+        return None
+    require_above(bound.lower_bound_s, best)
+    best = with_passes_apart(problem, best)
+    told = best if best.is_apart else apart(problem, best)
+    return None if told is None else Found(told, is_short=False)
+
+
+def _judged(problem: Problem, bound: MixedBound, strategy: StrategyName, effort: int) -> list[Judged | None]:
+    if strategy != "spindle":
+        return [judge(problem, baseline(problem, strategy))]
+    found: list[Judged | None] = []
+    for name in BASELINES:
+        draft = _draft_of(problem, name)
+        if draft is not None:
+            found += [judge(problem, draft), judge(problem, Draft("spindle", draft.pieces))]
+    for level in range(effort + 1):
+        schedules = search(problem, bound, BASE_EFFORT * 4**level, seed=level)
+        drafts = [Draft("spindle", to_pieces(problem, timed)) for timed in schedules]
+        found += best_of(problem, drafts)
+    return found
+
+
+def _draft_of(problem: Problem, name: StrategyName) -> Draft | None:
+    """None where a baseline has no plan here, which is no reason to have none."""
+    try:
+        return baseline(problem, name)
+    except NoPlanError:
+        return None
+
+
+def _best(found: list[Judged | None]) -> Judged | None:
+    return min((judged for judged in found if judged is not None), key=Judged.rank, default=None)

@@ -1,0 +1,83 @@
+"""The cheapest allocation of a MetaOp by prices: what one op takes of its devices and of its own time.
+
+With prices p_k of a second of a device of type k, and f of a second of the op,
+
+    min over T and n of  T (sum over k of p_k n_k + f),  where n devices do the whole batch within T
+
+T is the time of some share on some type. Within T a device of type k does at most c_k(T) samples, so n is the
+cheapest that covers the batch: whole numbers for one or two types; for more it is relaxed to fractions, which
+is never dearer. So what is found is a lower bound of all allocations that a plan can have, however it cuts
+the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from spindle_cli.plan.mixed.shares import Seconds, ShareTimes
+
+
+class Column(NamedTuple):
+    """An allocation of the program: seconds of an op, and how many devices of each type it takes."""
+
+    op_s: float
+    counts: tuple[float, ...]
+
+    def cost(self, prices: Sequence[float], flow: float) -> float:
+        """What an op costs by these prices, in seconds of the iteration."""
+        per_second = sum(price * count for price, count in zip(prices, self.counts, strict=True))
+        return self.op_s * (per_second + flow)
+
+
+class Pricing:
+    """Of one MetaOp at one degree of tensor parallelism, on so many groups of devices of each type."""
+
+    def __init__(self, times: ShareTimes, groups: Sequence[int]) -> None:
+        self._tp, self._batch_size = times.tp, times.batch_size
+        self._groups = groups
+        shortest = [each.at_least_s[1:] for each in times.of_types]
+        self._op_s: Seconds = np.unique(np.concatenate([s[np.isfinite(s)] for s in shortest]))
+        # By type and time: samples of one share, 0 where none is through by then.
+        self._samples = np.array([np.searchsorted(s, self._op_s, side="right") for s in shortest], float)
+        room = self._samples.T @ np.array(groups, float) >= self._batch_size
+        self._op_s, self._samples = self._op_s[room], self._samples[:, room]
+
+    def cheapest(self, prices: Sequence[float], flow: float) -> Column | None:
+        """The allocation that costs least; None where there is no room for any."""
+        if not self._op_s.size:
+            return None
+        per_group = np.array(prices) * self._tp
+        counts = self._exact(per_group) if len(per_group) == 2 else self._relaxed(per_group)
+        cost = self._op_s * (per_group @ counts + flow)
+        place = int(np.argmin(cost))
+        return Column(float(self._op_s[place]), tuple(float(n) * self._tp for n in counts[:, place]))
+
+    def _exact(self, prices: Seconds) -> Seconds:
+        """Of two types, every number of the first with the fewest of the second."""
+        first = np.arange(self._groups[0] + 1)[:, None]
+        left = np.maximum(0.0, self._batch_size - first * self._samples[0])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            second = np.where(left > 0, np.ceil(left / self._samples[1]), 0.0)
+        second = np.minimum(second, self._groups[1] + 1)
+        cost = np.where(second <= self._groups[1], prices[0] * first + prices[1] * second, np.inf)
+        best = np.argmin(cost, axis=0)
+        return np.array([best, second[best, np.arange(second.shape[1])]], float)
+
+    def _relaxed(self, prices: Seconds) -> Seconds:
+        """The type whose samples cost least first, as far as it goes; of one type alone whole numbers."""
+        counts = np.zeros_like(self._samples)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            per_sample = np.where(self._samples > 0, prices[:, None] / self._samples, np.inf)
+        left = np.full(self._op_s.shape, float(self._batch_size))
+        columns = np.arange(self._op_s.size)
+        for kinds in np.argsort(per_sample, axis=0, kind="stable"):
+            samples = self._samples[kinds, columns]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                wanted = np.where(samples > 0, left / samples, 0.0)
+            taken = np.minimum(wanted, np.array(self._groups, float)[kinds])
+            counts[kinds, columns] = taken
+            left = np.maximum(0.0, left - taken * samples)
+        return np.ceil(counts - 1e-9) if len(prices) == 1 else counts

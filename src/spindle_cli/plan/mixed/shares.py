@@ -1,0 +1,78 @@
+"""What one op of a MetaOp takes on a share of so many samples, on each type of device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from spindle_cli.costs.share_times import share_on_type
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.types import MetaOpProfile
+
+Seconds: TypeAlias = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TypeTimes:
+    """On one type of device, by samples from 0 to the whole batch; infinite where nothing is known.
+
+    Attributes:
+        op_s: of both passes.
+        at_most_s: the longest of all known shares up to this one.
+        at_least_s: the shortest of all shares from this one on.
+        fewest: samples of the smallest share that is known; more than the batch where none is.
+    """
+
+    op_s: Seconds
+    at_most_s: Seconds
+    at_least_s: Seconds
+    fewest: int
+
+
+@dataclass(frozen=True)
+class ShareTimes:
+    """Of a MetaOp at one degree of tensor parallelism.
+
+    `of_types`: in the order of the cluster's types.
+    """
+
+    tp: int
+    batch_size: int
+    of_types: tuple[TypeTimes, ...]
+
+
+def share_times(
+    metaop: MetaOpProfile, cluster: Cluster, *, recompute: bool = False
+) -> tuple[ShareTimes, ...]:
+    """Of each degree that shares or curve have, ascending.
+
+    Args:
+        recompute: with the forward pass once more, in the backward pass.
+    """
+    degrees = {share.tp for share in metaop.shares} | {point.tp for point in metaop.curve}
+    return tuple(
+        ShareTimes(
+            tp,
+            metaop.batch_size,
+            tuple(_of_type(metaop, kind, tp, 2 if recompute else 1) for kind in cluster.types),
+        )
+        for tp in sorted(degrees)
+    )
+
+
+def _of_type(metaop: MetaOpProfile, kind: str, tp: int, forwards: int) -> TypeTimes:
+    op_s = np.full(metaop.batch_size + 1, np.inf)
+    for samples in range(1, metaop.batch_size + 1):
+        known = share_on_type(metaop, kind, samples, tp)
+        if known is not None:
+            op_s[samples] = forwards * known.forward_s + known.backward_s
+    known_s = np.where(np.isinf(op_s), -np.inf, op_s)
+    at_most_s = np.maximum.accumulate(known_s)
+    at_most_s[np.isinf(op_s)] = np.inf
+    at_least_s = np.minimum.accumulate(op_s[::-1])[::-1]
+    found = np.flatnonzero(np.isfinite(op_s))
+    fewest = int(found[0]) if found.size else metaop.batch_size + 1
+    return TypeTimes(op_s, at_most_s, at_least_s, fewest)

@@ -1,0 +1,166 @@
+"""One profile from several of one workload, each made on, or for, another type of device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from spindle_cli.errors import InputError
+from spindle_cli.profile.machine.devices import cluster_device_name
+from spindle_cli.profile.mixed.seen import devices_of
+from spindle_cli.profile.moving import ProcessorCosts
+from spindle_cli.profile.points import OfDevice, OpMemory
+from spindle_cli.profile.types import Device, MetaOpProfile, Profile
+
+# What may differ from device to device: times, and what was counted or looked at on each.
+_OF_DEVICES = frozenset(
+    {"curve", "shares", "fit", "memory", "activation_bytes_per_op", "flops_per_op", "batch_sums"}
+)
+# What training the profiles' times are of.
+_OF_TRAINING = frozenset(
+    {
+        "optimizer_state_per_param",
+        "optimizer_state_sharded",
+        "update_bytes_per_param",
+        "gradient_bytes_per_param",
+        "clips_gradients",
+        "accumulate",
+        "loss_chunks",
+        "task_sets",
+    }
+)
+_OF_ENVIRONMENT = ("precision", "compile", "float32_matmul")
+
+
+def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
+    """A profile with the curves of all, the first one's `device` first.
+
+    What ops hold is the most that any of them says, what the update and a processor's other work take the
+    longest; measurements to be reused, and runs that times were corrected by, are left out.
+
+    Args:
+        named: each with its file, for messages.
+
+    Raises:
+        InputError: they are of different workloads or trainings, or two are of one type of device.
+    """
+    first_path, first = named[0]
+    for path, other in named[1:]:
+        _require_same(first_path, first, path, other)
+    types: dict[str, Path] = {}
+    parts: list[tuple[Profile, Device, str]] = []
+    for path, profile in named:
+        for device in devices_of(profile):
+            name = cluster_device_name(device)
+            if name in types:
+                raise InputError(
+                    f"{path}: it has curves of {name!r}, which {types[name]} has too",
+                    hint="Merge profiles of different types of device; of one type, give one.",
+                )
+            types[name] = path
+            parts.append((profile, device, name))
+    devices = tuple(device.model_copy(update={"type": name}) for _, device, name in parts)
+    update: dict[str, Any] = {
+        "device": devices[0],
+        "devices": devices,
+        "noise": None,
+        "measurements": None,
+        "calibration": None,
+        "metaops": tuple(_merged(metaop, parts) for metaop in first.metaops),
+        "optimizer_s_per_byte": max(profile.optimizer_s_per_byte for _, profile in named),
+        "processor": _slowest([profile.processor for _, profile in named]),
+        "numeric_check": next((p.numeric_check for _, p in named if p.numeric_check is not None), None),
+    }
+    return Profile.model_validate(first.model_copy(update=update).model_dump(mode="json", by_alias=True))
+
+
+def _require_same(first_path: Path, first: Profile, path: Path, other: Profile) -> None:
+    if other.workload.fingerprint != first.workload.fingerprint:
+        raise InputError(
+            f"{path}: a profile of the workload {other.workload.name!r} "
+            f"({other.workload.fingerprint[:19]}...); {first_path} is of "
+            f"{first.workload.name!r} ({first.workload.fingerprint[:19]}...)",
+            hint="Profile the same workload, with the same arguments, on each type of device.",
+        )
+    for key in sorted(_OF_TRAINING):
+        _require_equal(first_path, getattr(first, key), path, getattr(other, key), key)
+    for key in _OF_ENVIRONMENT:
+        own, theirs = first.environment.get(key), other.environment.get(key)
+        _require_equal(first_path, own, path, theirs, f"environment.{key}")
+    if list(first.by_name) != list(other.by_name):
+        differs = sorted(set(first.by_name) ^ set(other.by_name)) or list(other.by_name)
+        raise InputError(
+            f"{path}: metaops: {', '.join(differs[:3])}: not the MetaOps of {first_path}, in its order",
+            hint="Profile both with the same version of spindle.",
+        )
+    for metaop in other.metaops:
+        same = first.by_name[metaop.name]
+        for key in sorted(set(MetaOpProfile.model_fields) - _OF_DEVICES):
+            where = f"metaops: {metaop.name}.{key}"
+            _require_equal(first_path, getattr(same, key), path, getattr(metaop, key), where)
+
+
+def _require_equal(first_path: Path, own: object, path: Path, other: object, key: str) -> None:
+    if own != other:
+        raise InputError(
+            f"{path}: {key} is {_short(other)}; expected {_short(own)}, as in {first_path}",
+            hint="Make both profiles with the same workload file, options and version of spindle.",
+        )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _merged(metaop: MetaOpProfile, parts: Sequence[tuple[Profile, Device, str]]) -> MetaOpProfile:
+    curve, shares = [], []
+    own = [profile.by_name[metaop.name] for profile, *_ in parts]
+    for (profile, device, name), each in zip(parts, own, strict=True):
+        curve += _named(each.curve, profile, device, name)
+        shares += _named(each.shares, profile, device, name)
+    flops = [each.flops_per_op for each in own if each.flops_per_op is not None]
+    return metaop.model_copy(
+        update={
+            "curve": tuple(curve),
+            "shares": tuple(shares),
+            "fit": None,
+            "memory": _most([each.memory for each in own]),
+            "activation_bytes_per_op": max(each.activation_bytes_per_op for each in own),
+            "flops_per_op": max(flops, default=None),
+        }
+    )
+
+
+def _named(entries: Iterable[OfDevice], profile: Profile, device: Device, name: str) -> list[OfDevice]:
+    """The entries of one device of a profile, which then name it."""
+    own = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
+    return [entry.model_copy(update={"device": name}) for entry in own]
+
+
+def _most(memories: Sequence[Sequence[OpMemory]]) -> tuple[OpMemory, ...]:
+    """For each degree and stretch of ops the most of each number."""
+    found: dict[tuple[int, int], OpMemory] = {}
+    for entry in (entry for memory in memories for entry in memory):
+        key = entry.tp, entry.first_op
+        held = found.get(key)
+        found[key] = entry if held is None else _larger(held, entry)
+    return tuple(found[key] for key in sorted(found))
+
+
+def _larger(one: OpMemory, other: OpMemory) -> OpMemory:
+    pairs = ("kept_bytes", "forward_bytes", "backward_bytes", "first_backward_bytes")
+    update: dict[str, Any] = {key: tuple(map(max, getattr(one, key), getattr(other, key))) for key in pairs}
+    return one.model_copy(update=update | {"joined_bytes": max(one.joined_bytes, other.joined_bytes)})
+
+
+def _slowest(costs: Sequence[ProcessorCosts]) -> ProcessorCosts:
+    tasks = dict.fromkeys(task for each in costs for task in each.load_s)
+    return costs[0].model_copy(
+        update={
+            "message_s": max(each.message_s for each in costs),
+            "s_per_byte": max(each.s_per_byte for each in costs),
+            "load_s": {task: max(each.load_s.get(task, 0.0) for each in costs) for task in tasks},
+        }
+    )

@@ -1,0 +1,82 @@
+"""Profiles of several types of device: which these are, and what a cluster's types see of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spindle_cli.errors import InputError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.profile.machine.devices import cluster_device_name, is_same_device
+from spindle_cli.profile.points import CurvePoint, OfDevice
+from spindle_cli.profile.types import Device, MetaOpProfile, Profile
+
+
+def devices_of(profile: Profile) -> tuple[Device, ...]:
+    """The types of device that a profile has curves of, `device` first."""
+    return profile.devices or (profile.device,)
+
+
+def is_known_as(device: Device, name: str) -> bool:
+    """Whether a cluster file calls a device so."""
+    return device.type == name or is_same_device(device, name)
+
+
+def seen_on(profile: Profile, cluster: Cluster) -> Profile:
+    """The profile as a cluster's types of device see it: of one type alone, its entries, which name none; of
+    several, those of all, which name the types as the cluster does.
+
+    Raises:
+        InputError: it has no curves of one of the types, or no allocation of a MetaOp there.
+    """
+    if not profile.devices and not cluster.is_mixed:
+        return profile
+    source = {name: _known_as(profile, name) for name in cluster.types}
+    metaops = tuple(_seen(metaop, profile, source, cluster) for metaop in profile.metaops)
+    sha256 = profile.sha256()
+    devices = [device.model_copy(update={"type": name}) for name, device in source.items()]
+    if cluster.is_mixed:
+        seen = profile.model_copy(update={"device": devices[0], "devices": tuple(devices)})
+    else:
+        seen = profile.model_copy(update={"device": source[cluster.types[0]], "devices": ()})
+    return seen.with_metaops(metaops).of_file(sha256)
+
+
+def _known_as(profile: Profile, name: str) -> Device:
+    """The profile's device that a cluster file calls so."""
+    devices = devices_of(profile)
+    for device in devices:
+        if is_known_as(device, name):
+            return device
+    have = ", ".join(repr(cluster_device_name(device)) for device in devices)
+    raise InputError(
+        f"the cluster has devices {name!r}, of which the profile has no curves; it has those of {have}",
+        hint=f"Profile on a {name} too, or for it with --estimate, and put both together: "
+        "spindle profile --merge A.json --merge B.json -o BOTH.json",
+    )
+
+
+def _seen(
+    metaop: MetaOpProfile, profile: Profile, source: dict[str, Device], cluster: Cluster
+) -> MetaOpProfile:
+    curve: list[CurvePoint] = []
+    shares = []
+    for name, device in source.items():
+        said = name if cluster.is_mixed else None
+        own = _entries_of(metaop.curve, profile, device, said)
+        if not own:
+            raise InputError(
+                f"metaops: {metaop.name}: no point of its curve is of {device.type!r}, whose devices the "
+                "profile says it is of",
+                hint="Profile it there, and merge again.",
+            )
+        curve += own
+        shares += _entries_of(metaop.shares, profile, device, said)
+    return metaop.model_copy(update={"curve": tuple(curve), "shares": tuple(shares)})
+
+
+def _entries_of(
+    entries: Sequence[OfDevice], profile: Profile, device: Device, said: str | None
+) -> list[OfDevice]:
+    """Of one type of device, which they then call `said`."""
+    own = [entry for entry in entries if (entry.device or profile.device.type) == device.type]
+    return [entry.model_copy(update={"device": said}) for entry in own]

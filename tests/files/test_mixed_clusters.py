@@ -1,0 +1,162 @@
+"""Cluster files of several types of device: their links, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.several_types import cluster_of_types
+from spindle_cli.costs.links import all_reduce_s, per_node
+from spindle_cli.errors import InputError
+from spindle_cli.files.cluster import Cluster, is_cpu
+from spindle_cli.questions.clusters import with_devices, with_one_more
+
+
+def mixed(**changes: Any) -> dict[str, Any]:
+    return {
+        "schema": "spindle.cluster/1",
+        "name": "mixed",
+        "nodes": [
+            {"name": "fast", "count": 2, "devices": 2, "device": "a100-80gb", "memory_gib": 80},
+            {
+                "name": "slow",
+                "devices": 3,
+                "device": "v100-32gb",
+                "memory_gib": 32,
+                "links": {"intra_node": {"latency_us": 10, "bandwidth_gb_per_s": 120}},
+            },
+            {"devices": 1, "device": "h20", "memory_gib": 96},
+        ],
+        "links": {
+            "intra_node": {"latency_us": 1, "bandwidth_gb_per_s": 200},
+            "inter_node": {"latency_us": 20, "bandwidth_gb_per_s": 20},
+            "between": [{"groups": ["slow", "fast"], "latency_us": 30, "bandwidth_gb_per_s": 2}],
+        },
+        **changes,
+    }
+
+
+def read(**changes: Any) -> Cluster:
+    return Cluster.from_data(mixed(**changes), where="c.yaml")
+
+
+def test_devices_have_the_type_of_their_group() -> None:
+    cluster = read()
+    assert cluster.types == ("a100-80gb", "v100-32gb", "h20")
+    assert cluster.type_of == ("a100-80gb",) * 4 + ("v100-32gb",) * 3 + ("h20",)
+    assert cluster.num_of_type == {"a100-80gb": 4, "v100-32gb": 3, "h20": 1}
+    assert cluster.is_mixed
+    assert not cluster_of_types({"cpu": 2}).is_mixed
+    assert not cluster.is_cpu
+    assert cluster.talks_by == "nccl"
+
+
+def test_the_link_of_two_devices_is_that_of_their_groups() -> None:
+    cluster = read()
+    speed = {
+        (a, b): cluster.link(a, b).bandwidth_gb_per_s
+        for a, b in ((0, 1), (1, 2), (3, 4), (4, 3), (4, 6), (4, 7), (0, 7))
+    }
+    assert speed == {
+        (0, 1): 200,
+        (1, 2): 20,
+        (3, 4): 2,
+        (4, 3): 2,
+        (4, 6): 120,
+        (4, 7): 20,
+        (0, 7): 20,
+    }
+
+
+def test_among_nodes_the_slowest_links_count() -> None:
+    cluster = read()
+    links = cluster.links_among([0, 2])
+    assert (links.intra_node.bandwidth_gb_per_s, links.intra_node.latency_us) == (120, 10)
+    assert (links.inter_node.bandwidth_gb_per_s, links.inter_node.latency_us) == (2, 30)
+    assert cluster.links_among([0, 1]).inter_node.bandwidth_gb_per_s == 20
+    assert cluster.links_among([2]).intra_node.bandwidth_gb_per_s == 120
+
+
+def test_a_sum_is_as_slow_as_the_slowest_link_between_its_nodes() -> None:
+    """Over the first devices of a fast and a slow node: a ring of two, each byte crosses once both ways."""
+    cluster = read()
+    assert all_reduce_s(2e9, (0, 4), cluster) == pytest.approx(2 * 30e-6 + 2e9 / 2e9)
+    assert all_reduce_s(2e9, (0, 2), cluster) == pytest.approx(2 * 20e-6 + 2e9 / 20e9)
+    assert per_node((0, 4), cluster) != per_node((0, 2), cluster)
+
+
+def test_one_link_is_for_nodes_of_one_group_that_is_named_twice() -> None:
+    own = {"groups": ["fast", "fast"], "latency_us": 5, "bandwidth_gb_per_s": 50}
+    cluster = read(links=mixed()["links"] | {"between": [own]})
+    assert cluster.link(0, 2).bandwidth_gb_per_s == 50
+    assert cluster.link(0, 4).bandwidth_gb_per_s == 20
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nodes": [*mixed()["nodes"], mixed()["nodes"][0]]}, "two groups are named 'fast'"),
+        (
+            {"nodes": [mixed()["nodes"][0], {"devices": 1, "device": "cpu", "memory_gib": 4}]},
+            "CPUs and GPUs",
+        ),
+        (
+            {
+                "links": mixed()["links"]
+                | {"between": [{"groups": ["fast", "h200"], "latency_us": 1, "bandwidth_gb_per_s": 1}]}
+            },
+            r"links.between\[0\].groups: no group is named 'h200'; .*fast, slow, h20",
+        ),
+        (
+            {"links": mixed()["links"] | {"between": [{**mixed()["links"]["between"][0]}] * 2}},
+            r"links.between\[1\].groups: .* for the second time",
+        ),
+        (
+            {
+                "links": mixed()["links"]
+                | {"between": [{"groups": ["fast"], "latency_us": 1, "bandwidth_gb_per_s": 1}]}
+            },
+            "groups",
+        ),
+    ],
+)
+def test_groups_and_links_that_do_not_fit_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        read(**changes)
+
+
+def test_a_cpu_is_one_by_its_name() -> None:
+    assert is_cpu("cpu")
+    assert is_cpu("cpu-slow")
+    assert not is_cpu("cpuslow")
+    assert cluster_of_types({"cpu": 1, "cpu-slow": 1}).is_cpu
+    assert cluster_of_types({"cpu": 1, "cpu-slow": 1}).talks_by == "gloo"
+    assert read().nodes[1].reserve_bytes > 0
+    assert cluster_of_types({"cpu-slow": 1}).nodes[0].reserve_bytes == 0
+
+
+def test_a_cluster_without_these_keys_says_nothing_of_them() -> None:
+    assert set(cluster_of_types({"cpu": 2}).links.model_dump()) == {"intra_node", "inter_node"}
+    again = Cluster.from_data(read().model_dump(mode="json", by_alias=True), where="again")
+    assert again == read()
+
+
+def test_one_more_device_joins_the_last_node_of_its_type() -> None:
+    larger = with_one_more(read(), "a100-80gb")
+    assert larger.node_sizes == (2, 3, 3, 1)
+    assert larger.type_of == ("a100-80gb",) * 5 + ("v100-32gb",) * 3 + ("h20",)
+    # the node that grew still has the links of its group
+    assert larger.link(2, 5).bandwidth_gb_per_s == larger.link(0, 5).bandwidth_gb_per_s == 2
+    assert with_one_more(read(), "h20").node_sizes == (2, 2, 3, 2)
+
+
+@given(st.integers(1, 12))
+def test_another_number_of_devices_keeps_the_links(num_devices: int) -> None:
+    cluster, other = read(), with_devices(read(), num_devices)
+    assert other.num_devices == num_devices
+    for a in range(min(num_devices, 8)):
+        for b in range(a):
+            assert other.link(a, b) == cluster.link(a, b)

@@ -1,0 +1,252 @@
+"""Plans for several types of device: valid, near the bound, and never slower than the baselines."""
+
+from __future__ import annotations
+
+import pytest
+from random_profiles import Shape, random_profile
+
+from helpers.cut import cuttable
+from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
+from spindle_cli.check.run import check_plan
+from spindle_cli.errors import InputError, NoPlanError
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.file import plan_text
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.bound import mixed_bound
+from spindle_cli.plan.mixed.dispatch import MixedDispatcher, MixedGuide
+from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.types import ON_SEVERAL_TYPES, Plan, Slice, StrategyName
+from spindle_cli.profile.types import Profile
+from spindle_cli.questions.compare import compare
+from spindle_cli.questions.explain import explain
+from spindle_cli.simulate.run import simulate
+
+FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
+
+
+def chain(batch_size: int = 6, slow: float = 2.0) -> Profile:
+    return profile_on_types(metaop_on_types("t/net", 2, {"fast": 1.0, "slow": slow}, batch_size=batch_size))
+
+
+def rows_of(plan: Plan) -> list[tuple[int, ...] | None]:
+    return [piece.rows for piece in plan.slices]
+
+
+def test_a_chain_runs_on_both_types_so_that_they_end_together() -> None:
+    plan = make_plan(chain(), FAST_AND_SLOW)
+    assert [(piece.devices, piece.rows) for piece in plan.slices] == [((0, 1), (0, 4, 6))]
+    assert plan.predicted.compute_s == pytest.approx(8.0)
+    assert plan.schema_ == "spindle.plan/2"
+    assert check_plan(plan, chain()) == ()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rows", "compute_s"),
+    [("sequential", (0, 4, 6), 8.0), ("dp-even", None, 12.0), ("spindle", (0, 4, 6), 8.0)],
+)
+def test_strategies_cut_batches_as_they_say(
+    strategy: StrategyName, rows: tuple[int, ...] | None, compute_s: float
+) -> None:
+    plan = make_plan(chain(), FAST_AND_SLOW, strategy)
+    assert rows_of(plan) == [rows]
+    assert plan.predicted.compute_s == pytest.approx(compute_s)
+
+
+def test_shares_by_published_peaks_are_what_the_data_sheets_say() -> None:
+    """In float32 an H100 does 3.44 times what an A100 does: of 22 samples beyond one each, 17 and 5."""
+    net = metaop_on_types("t/net", 1, {"h100-80gb": 1.0, "a100-80gb": 1.0}, batch_size=24)
+    cluster = cluster_of_types({"h100-80gb": 1, "a100-80gb": 1})
+    plan = make_plan(profile_on_types(net), cluster, "dp-flops")
+    assert rows_of(plan) == [(0, 18, 24)]
+
+
+def test_two_chains_run_beside_each_other_on_the_type_that_each_loses_least_on() -> None:
+    a = metaop_on_types("a/net", 10, {"fast": 1.0, "slow": 1.5}, batch_size=2)
+    b = metaop_on_types("b/net", 10, {"fast": 1.0, "slow": 9.0}, batch_size=2)
+    plan = make_plan(profile_on_types(a, b), FAST_AND_SLOW)
+    slow = {piece.metaop for piece in plan.slices if 1 in piece.devices}
+    assert slow == {"a/net"}
+    assert plan.predicted.compute_s < 1.08 * plan.predicted.lower_bound_s
+
+
+@pytest.mark.parametrize("strategy", ["distmm", "optimus"])
+def test_strategies_for_one_type_say_so(strategy: StrategyName) -> None:
+    with pytest.raises(NoPlanError, match=f"{strategy} plans for devices of one type, .* fast, slow"):
+        make_plan(chain(), FAST_AND_SLOW, strategy)
+    with pytest.raises(NoPlanError, match="dp-even plans for devices of several types"):
+        make_plan(profile_of(metaop_of("t/net", 1, {1: 1.0})), cluster_of(2), "dp-even")
+
+
+def test_peaks_that_are_not_published_cut_no_batch() -> None:
+    with pytest.raises(NoPlanError, match="dp-flops: no peak in float32 is known of fast, slow"):
+        make_plan(chain(), FAST_AND_SLOW, "dp-flops")
+
+
+def test_what_plans_for_several_types_do_not_have_is_refused() -> None:
+    with pytest.raises(NoPlanError, match="micro-batches: 'mixed' has devices of several types"):
+        make_plan(chain(), FAST_AND_SLOW, micro_batches={"t": 2})
+    with pytest.raises(NoPlanError, match="parameters that are shared out: 'mixed'"):
+        make_plan(chain(), FAST_AND_SLOW, sharding={"t/net": Sharding.PARAMETERS})
+    with pytest.raises(NoPlanError, match="activations in host memory: 'mixed'"):
+        links = FAST_AND_SLOW.links.model_copy(update={"host": FAST_AND_SLOW.links.intra_node})
+        make_plan(chain(), FAST_AND_SLOW.with_links(links), offload=True)
+    drifting = chain().model_copy(update={"optimizer_state_sharded": False})
+    with pytest.raises(NoPlanError, match="types round differently") as error:
+        make_plan(drifting, FAST_AND_SLOW)
+    assert "shard_optimizer" in str(error.value.hint)
+    tiny = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=1e-6)
+    with pytest.raises(NoPlanError, match="no plan of whole batches, not with every op recomputed, fits"):
+        make_plan(chain(), tiny)
+
+
+def test_arithmetic_that_a_type_does_not_have_is_refused() -> None:
+    net = metaop_on_types("t/net", 1, {"a100-80gb": 1.0, "v100-32gb": 2.0})
+    profile = profile_on_types(net).model_copy(update={"environment": {"precision": "bfloat16"}})
+    cluster = cluster_of_types({"a100-80gb": 1, "v100-32gb": 1})
+    with pytest.raises(InputError, match="'v100-32gb' has no bfloat16, only float32"):
+        make_plan(profile, cluster)
+    make_plan(profile.model_copy(update={"environment": {"precision": "float32"}}), cluster)
+
+
+@pytest.mark.parametrize(
+    ("shape", "seed", "counts", "slower"),
+    [
+        ("towers", 1, {"fast": 4, "slow": 4}, 2.0),
+        ("wide", 2, {"fast": 3, "slow": 5}, 1.3),
+        ("merging", 3, {"fast": 2, "slow": 4, "older": 2}, 3.7),
+        ("towers", 4, {"slow": 6, "fast": 1}, 1.8),
+    ],
+)
+def test_plans_are_valid_and_never_slower_than_the_baselines(
+    shape: Shape, seed: int, counts: dict[str, int], slower: float
+) -> None:
+    times = {"fast": 1.0, "slow": slower, "older": 1.5 * slower}
+    profile = on_types(random_profile(seed, shape), {kind: times[kind] for kind in counts})
+    cluster = cluster_of_types(counts, devices_per_node=1)
+    plan = make_plan(profile, cluster, effort=0)
+    assert check_plan(plan, profile) == ()
+    predicted = plan.predicted
+    assert predicted.lower_bound_any_s is not None
+    assert predicted.lower_bound_any_s <= predicted.compute_s
+    assert predicted.lower_bound_s <= predicted.compute_s
+    for strategy in ON_SEVERAL_TYPES[1:3]:
+        other = make_plan(profile, cluster, strategy)
+        assert check_plan(other, profile) == ()
+        assert predicted.iteration_s <= other.predicted.iteration_s * (1 + 1e-9)
+
+
+def shared_work() -> Profile:
+    """Three tasks, whose batches any number of devices shares."""
+    seconds = {16: 8.0, 8: 4.2, 4: 2.2, 2: 1.2, 1: 0.7}
+    metaops = [
+        metaop
+        for task, scale in (("a", 1.0), ("b", 0.6), ("c", 0.3))
+        for metaop in (
+            cuttable(f"{task}/see", 12, {n: s * scale for n, s in seconds.items()}),
+            cuttable(f"{task}/net", 8, seconds, inputs=(f"{task}/see",), parameters="net"),
+        )
+    ]
+    return profile_of(*metaops)
+
+
+@pytest.mark.parametrize("slower", [1.5, 2.5])
+def test_plans_compute_little_longer_than_the_bound(slower: float) -> None:
+    profile = on_types(shared_work(), {"fast": 1.0, "slow": slower})
+    plan = make_plan(profile, cluster_of_types({"fast": 8, "slow": 8}))
+    assert plan.predicted.compute_s <= 1.05 * plan.predicted.lower_bound_s
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.03)
+
+
+def test_more_effort_is_never_worse_and_the_same_inputs_give_the_same_plan() -> None:
+    profile, cluster = (
+        on_types(shared_work(), {"fast": 1.0, "slow": 2.0}),
+        cluster_of_types({"fast": 4, "slow": 4}),
+    )
+    shorter, longer = (make_plan(profile, cluster, effort=effort) for effort in (0, 1))
+    assert longer.predicted.iteration_s <= shorter.predicted.iteration_s
+    assert plan_text(make_plan(profile, cluster, effort=0)) == plan_text(shorter)
+
+
+def test_one_type_under_two_names_plans_as_one() -> None:
+    shares_state = shared_work().model_copy(update={"optimizer_state_sharded": True})
+    one = make_plan(shares_state, cluster_of(8, devices_per_node=4, memory_gib=4000))
+    base = cluster_of(8, devices_per_node=4, memory_gib=4000)
+    groups = tuple(
+        base.nodes[0].model_copy(update={"count": 1, "device": device}) for device in ("cpu-a", "cpu-b")
+    )
+    cluster = type(base)(name="two names", nodes=groups, links=base.links)
+    profile = on_types(shared_work(), {"cpu-a": 1.0, "cpu-b": 1.0})
+    two = make_plan(profile, cluster)
+    assert two.slices == one.slices
+    assert two.predicted == one.predicted
+    assert two.cluster == cluster
+    assert check_plan(two, profile) == ()
+
+
+def test_a_merged_profile_plans_a_cluster_of_one_type_as_its_own_profile_does() -> None:
+    profile = on_types(shared_work(), {"cpu": 1.0, "slow": 2.0})
+    own = shared_work().model_copy(update={"optimizer_state_sharded": True})
+    one, other = make_plan(profile, cluster_of(8)), make_plan(own, cluster_of(8))
+    assert (one.slices, one.metaops) == (other.slices, other.metaops)
+    assert check_plan(one, profile) == ()
+
+
+def with_first(plan: Plan, **changes: object) -> Plan:
+    """A plan whose first slice is another."""
+    wave = plan.waves[0]
+    first: Slice = wave.slices[0].model_copy(update=changes)
+    waves = (wave.model_copy(update={"slices": (first, *wave.slices[1:])}), *plan.waves[1:])
+    return plan.model_copy(update={"waves": waves})
+
+
+def test_check_times_each_share_on_its_own_type() -> None:
+    """With the shares turned round the slow device has four samples, which take 8 s an op instead of 4."""
+    plan = make_plan(chain(), FAST_AND_SLOW)
+    turned = with_first(plan, rows=(0, 2, 6))
+    shares = tuple(entry for metaop in chain().metaops for entry in metaop.shares)
+    known = turned.metaops[0].model_copy(update={"shares": shares})
+    rules = {violation.rule for violation in check_plan(turned.model_copy(update={"metaops": (known,)}))}
+    assert rules == {"duration"}
+
+
+def test_check_knows_no_time_of_a_share_on_a_type_that_has_none() -> None:
+    plan = make_plan(chain(), FAST_AND_SLOW)
+    (violation,) = check_plan(with_first(plan, rows=(0, 5, 6)))
+    assert (violation.rule, violation.devices) == ("allocation", (0,))
+    assert "share 0, of 5 samples, tp 1, on a fast" in str(violation)
+
+
+def test_a_dispatch_waits_for_devices_that_are_much_faster() -> None:
+    """b would take 20 times as long on the slow device, which is all that a leaves."""
+    a = metaop_on_types("a/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
+    b = metaop_on_types("b/net", 1, {"fast": 1.0, "slow": 20.0}, batch_size=1)
+    problem = make_mixed_problem(profile_on_types(a, b), FAST_AND_SLOW)
+    dispatcher = MixedDispatcher(problem, mixed_bound(problem))
+    guide = MixedGuide(0.0, 2.0, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    timed, end_s = dispatcher.run(guide)
+    assert end_s == pytest.approx(2.0)
+    assert [(start_s, end_s) for _, start_s, end_s in timed] == [(0.0, 1.0), (1.0, 2.0)]
+    hasty = MixedGuide(0.0, 1e9, (1.0, 1.0), (1.0, 1.0), (1.0, 1.0))
+    assert dispatcher.run(hasty)[1] == pytest.approx(20.0)
+    assert dispatcher.run(hasty, give_up_s=5.0)[1] == float("inf")
+
+
+def test_what_one_more_device_of_each_type_is_worth_is_told() -> None:
+    plan = make_plan(chain(slow=2.0), FAST_AND_SLOW)
+    told = explain(plan, chain(), plan_name="plan.yaml").worth
+    assert told is not None
+    fast, slow = told.of_types
+    assert (fast.device, fast.num_devices, slow.device) == ("fast", 1, "slow")
+    # One type alone would not shorten it at the margin; with another fast device the shares are 2, 3 and 1
+    # samples, 3 s an op, and with another slow one 4, 1 and 1, which take as long as 4 and 2.
+    assert (fast.more.lower_bound_s, fast.more.iteration_s) == pytest.approx((6.0, 6.0), rel=1e-3)
+    assert (slow.more.lower_bound_s, slow.more.iteration_s) == pytest.approx((8.0, 8.0), rel=1e-3)
+    assert told.fewer is not None
+    assert told.fewer.lower_bound_s == pytest.approx(12.0)
+
+
+def test_strategies_for_several_types_are_compared() -> None:
+    made = compare(chain(), FAST_AND_SLOW)
+    assert [each.strategy for each in made.strategies] == list(ON_SEVERAL_TYPES)
+    assert made.strategies[0].iteration_s == min(each.iteration_s or 1e9 for each in made.strategies)

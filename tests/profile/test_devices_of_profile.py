@@ -1,0 +1,172 @@
+"""Profiles of several types of device: what a cluster sees of them, and putting them together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, profile_of
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.errors import InputError
+from spindle_cli.profile.mixed.merging import merge
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.moving import ProcessorCosts
+from spindle_cli.profile.points import OpMemory
+from spindle_cli.profile.types import Device, Profile
+
+FAST, SLOW = "a100-80gb", "v100-32gb"
+
+
+def both() -> Profile:
+    net = metaop_on_types("t/net", 2, {FAST: 1.0, SLOW: 3.0}, batch_size=4)
+    return profile_on_types(net)
+
+
+def of_one(device: str, op_s: float, **more: Any) -> Profile:
+    profile = profile_of(metaop_of("t/net", 2, {1: op_s, 2: op_s / 2}, **more))
+    return profile.model_copy(update={"device": Device(type=device, name=device, memory_bytes=2**35)})
+
+
+def test_a_cluster_of_one_type_sees_its_entries_alone() -> None:
+    seen = seen_on(both(), cluster_of_types({SLOW: 2}))
+    (net,) = seen.metaops
+    assert [point.op_s for point in net.curve] == pytest.approx([12.0, 6.0, 3.0])
+    assert [share.samples for share in net.shares] == [1, 2, 3, 4]
+    assert {entry.device for entry in (*net.curve, *net.shares)} == {None}
+    assert seen.device.type == SLOW
+    assert seen.devices == ()
+    assert seen.sha256() == both().sha256()  # it is of that file
+
+
+def test_a_cluster_of_several_types_sees_all_by_its_own_names() -> None:
+    seen = seen_on(both(), cluster_of_types({"v100": 1, FAST: 1}))
+    (net,) = seen.metaops
+    assert [device.type for device in seen.devices] == ["v100", FAST]
+    assert [point.device for point in net.curve] == ["v100"] * 3 + [FAST] * 3
+    assert seen_on(seen, cluster_of_types({"v100": 1, FAST: 1})).metaops == seen.metaops
+
+
+def test_entries_without_a_device_are_of_the_first() -> None:
+    net = both().metaops[0]
+    curve = tuple(
+        point.model_copy(update={"device": None}) if point.device == FAST else point for point in net.curve
+    )
+    shares = tuple(share for share in net.shares if share.device == SLOW)
+    profile = both().model_copy(
+        update={"metaops": (net.model_copy(update={"curve": curve, "shares": shares}),)}
+    )
+    assert [p.op_s for p in seen_on(profile, cluster_of_types({FAST: 2})).metaops[0].curve] == [4, 2, 1]
+
+
+def test_a_profile_of_one_type_stays_as_it_is() -> None:
+    profile = profile_of(metaop_of("t/net", 2, {1: 1.0}))
+    assert seen_on(profile, cluster_of(2)) is profile
+
+
+def test_a_type_without_curves_is_refused_with_the_way_out() -> None:
+    with pytest.raises(InputError, match=r"'h20', of which the profile has no curves.*'a100-80gb'") as error:
+        seen_on(both(), cluster_of_types({FAST: 1, "h20": 1}))
+    assert "--merge" in str(error.value.hint)
+    net = both().metaops[0]
+    half = net.model_copy(update={"curve": tuple(p for p in net.curve if p.device == FAST)})
+    with pytest.raises(InputError, match=r"t/net: no point of its curve is of 'v100-32gb'"):
+        seen_on(both().model_copy(update={"metaops": (half,)}), cluster_of_types({FAST: 1, SLOW: 1}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"devices": []}, r"an entry for 'v100-32gb'; expected one of .*a100-80gb"),
+        ({"device": {"type": SLOW, "name": SLOW, "memory_bytes": 1}}, "expected `device`, .* first"),
+        ({"devices": [both().devices[0].model_dump()] * 2}, "expected each type once"),
+    ],
+)
+def test_devices_that_do_not_fit_the_entries_are_refused(changes: dict[str, Any], message: str) -> None:
+    data = both().model_dump(mode="json", by_alias=True) | changes
+    with pytest.raises(InputError, match=message):
+        Profile.from_data(data, where="p.json")
+
+
+def test_entries_say_their_device_all_or_none() -> None:
+    data = both().model_dump(mode="json", by_alias=True)
+    data["metaops"][0]["curve"][0]["device"] = None
+    with pytest.raises(InputError, match=r"t/net.curve: entries without a device.*one way for all"):
+        Profile.from_data(data, where="p.json")
+
+
+def test_curves_ascend_for_each_type() -> None:
+    data = both().model_dump(mode="json", by_alias=True)
+    data["metaops"][0]["curve"].reverse()
+    with pytest.raises(InputError, match="each allocation once, of the points for 'v100-32gb'"):
+        Profile.from_data(data, where="p.json")
+
+
+def merged(*profiles: Profile) -> Profile:
+    return merge([(Path(f"{number}.json"), profile) for number, profile in enumerate(profiles)])
+
+
+def test_merging_keeps_every_curve_and_the_most_that_ops_hold() -> None:
+    memory = {"kept_bytes": (0, 10), "forward_bytes": (0, 20), "backward_bytes": (0, 5)}
+    one = OpMemory(**memory, first_backward_bytes=(7, 0))
+    two = OpMemory(**memory | {"kept_bytes": (1, 8)}, first_backward_bytes=(6, 9), joined_bytes=3)
+    fast = of_one(FAST, 1.0, memory=(one,), activation_bytes_per_op=5)
+    slow = of_one(SLOW, 3.0, memory=(two,), activation_bytes_per_op=9)
+    fast = fast.model_copy(
+        update={"optimizer_s_per_byte": 1e-9, "processor": ProcessorCosts(message_s=2, load_s={"t": 1})}
+    )
+    slow = slow.model_copy(update={"optimizer_s_per_byte": 3e-9, "processor": ProcessorCosts(s_per_byte=4)})
+    made = merged(fast, slow)
+    (net,) = made.metaops
+    assert [(point.device, point.op_s) for point in net.curve] == [
+        (FAST, pytest.approx(1.0)),
+        (FAST, pytest.approx(0.5)),
+        (SLOW, pytest.approx(3.0)),
+        (SLOW, pytest.approx(1.5)),
+    ]
+    assert made.device == made.devices[0]
+    assert [device.type for device in made.devices] == [FAST, SLOW]
+    assert net.activation_bytes_per_op == 9
+    (held,) = net.memory
+    assert (held.kept_bytes, held.first_backward_bytes, held.joined_bytes) == ((1, 10), (7, 9), 3)
+    assert made.optimizer_s_per_byte == 3e-9
+    assert made.processor == ProcessorCosts(message_s=2, s_per_byte=4, load_s={"t": 1})
+
+
+def test_a_merged_profile_can_be_merged_again() -> None:
+    three = merged(merged(of_one(FAST, 1.0), of_one(SLOW, 3.0)), of_one("h20", 2.0))
+    assert [device.type for device in three.devices] == [FAST, SLOW, "h20-96gb"]
+    assert seen_on(three, cluster_of_types({"h20": 1})).metaops[0].curve[0].op_s == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (of_one("a100", 2.0), r"1.json: it has curves of 'a100-80gb', which 0.json has too"),
+        (
+            of_one(SLOW, 2.0).model_copy(
+                update={"workload": both().workload.model_copy(update={"fingerprint": "sha256:" + "1" * 64})}
+            ),
+            "1.json: a profile of the workload 'test'",
+        ),
+        (of_one(SLOW, 2.0, param_bytes_per_op=1), r"1.json: metaops: t/net.param_bytes_per_op is 1"),
+        (
+            of_one(SLOW, 2.0).model_copy(update={"optimizer_state_per_param": 0.0}),
+            r"1.json: optimizer_state_per_param is 0.0; expected 2.0, as in 0.json",
+        ),
+        (
+            of_one(SLOW, 2.0).model_copy(update={"environment": {"precision": "float32"}}),
+            r"1.json: environment.precision is 'float32'; expected None",
+        ),
+        (
+            profile_of(metaop_of("t/other", 2, {1: 1.0})).model_copy(
+                update={"device": Device(type=SLOW, name="s", memory_bytes=1)}
+            ),
+            "1.json: metaops: t/net, t/other: not the MetaOps of 0.json",
+        ),
+    ],
+)
+def test_profiles_that_do_not_belong_together_are_refused(other: Profile, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        merged(of_one(FAST, 1.0), other)
