@@ -115,10 +115,10 @@ def test_slices_of_micro_batches_go_by_shares_and_others_by_the_curve() -> None:
     metaop = cuttable("t/a", 1, {8: 2.0, 4: 1.2, 2: 0.7})
     whole = slice_of(metaop, (0, 1), (0, 1), 0.0)
     part = of_micro_batch(metaop, 1, 2, (0, 1, 2, 3), (0, 1))  # 2 samples a device
-    assert times_of(metaop, whole) == pytest.approx((0.4, 0.8, 0.0))
-    assert times_of(metaop, part) == pytest.approx((0.7 / 3, 1.4 / 3, 0.0))
-    assert times_of(metaop.model_copy(update={"curve": ()}), whole) is None
-    assert times_of(metaop.model_copy(update={"shares": ()}), part) is None
+    assert times_of(metaop, whole, cluster_of(4)) == pytest.approx((0.4, 0.8, 0.0))
+    assert times_of(metaop, part, cluster_of(4)) == pytest.approx((0.7 / 3, 1.4 / 3, 0.0))
+    assert times_of(metaop.model_copy(update={"curve": ()}), whole, cluster_of(4)) is None
+    assert times_of(metaop.model_copy(update={"shares": ()}), part, cluster_of(4)) is None
 
 
 def test_memory_within_capacities_is_the_same_and_a_byte_less_is_too_little() -> None:

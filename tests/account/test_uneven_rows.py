@@ -19,6 +19,8 @@ from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.types import MetaOpProfile, OpMemory, ProcessorCosts
 from spindle_cli.units import MIB
 
+FOUR = cluster_of(4)
+
 
 def by_rows(metaop: MetaOpProfile, rows: tuple[int, ...], devices: tuple[int, ...], tp: int = 1) -> Slice:
     """All ops, for a second."""
@@ -77,16 +79,20 @@ def test_a_pass_takes_as_long_as_its_largest_share_wherever_that_is() -> None:
     metaop = cuttable("t/a", 1, {8: 2.0, 4: 1.2})
     for rows in ((0, 6, 8), (0, 2, 8), (0, 1, 7, 8)):
         devices = tuple(range(len(rows) - 1))
-        assert times_of(metaop, by_rows(metaop, rows, devices)) == pytest.approx((1.6 / 3, 3.2 / 3, 0.0))
-    assert times_of(metaop, by_rows(metaop, (0, 3, 6, 8), (0, 1, 2))) is None
+        assert times_of(metaop, by_rows(metaop, rows, devices), FOUR) == pytest.approx(
+            (1.6 / 3, 3.2 / 3, 0.0)
+        )
+    assert times_of(metaop, by_rows(metaop, (0, 3, 6, 8), (0, 1, 2)), FOUR) is None
     split = metaop.model_copy(update={"shares": (*shares_of({6: 0.9}, tp=2),)})
-    assert times_of(split, by_rows(split, (0, 6, 8), (0, 1, 2, 3), tp=2)) == pytest.approx((0.3, 0.6, 0.0))
+    assert times_of(split, by_rows(split, (0, 6, 8), (0, 1, 2, 3), tp=2), FOUR) == pytest.approx(
+        (0.3, 0.6, 0.0)
+    )
 
 
 def test_the_largest_share_is_exactly_the_last_one_known() -> None:
     """49 samples are one share of 49 that is known, though 49 / (49 / 47) is less than 47 in floats."""
     metaop = cuttable("t/a", 1, {49: 2.0}).model_copy(update={"shares": shares_of({47: 1.5})})
-    assert times_of(metaop, by_rows(metaop, (0, 47, 49), (0, 1))) == pytest.approx((0.5, 1.0, 0.0))
+    assert times_of(metaop, by_rows(metaop, (0, 47, 49), (0, 1)), FOUR) == pytest.approx((0.5, 1.0, 0.0))
 
 
 def kept(num_mib: int) -> OpMemory:

@@ -167,7 +167,7 @@ def test_a_profile_with_a_number_that_is_none(files: Path, text: str) -> None:
         ),
         pytest.param(
             lambda d: d["nodes"].append({"devices": 1, "device": "h100", "memory_gib": 80}),
-            "several types",
+            "CPUs and GPUs",
             id="mixed-devices",
         ),
     ],

@@ -24,7 +24,7 @@ def uneven_plan(
     devices = tuple(devices) or tuple(range((len(rows) - 1) * tp))
     whole = slice_of(metaop, (0, metaop.num_ops), (0,), 0.0)
     cut = whole.model_copy(update={"devices": devices, "dp": len(rows) - 1, "tp": tp, "rows": tuple(rows)})
-    op = times_of(metaop, cut)
+    op = times_of(metaop, cut, cluster_of(len(devices)))
     assert op is not None
     forward_s, backward_s = metaop.num_ops * op.forward_s, metaop.num_ops * op.backward_s
     slices = []

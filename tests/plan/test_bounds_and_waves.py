@@ -6,7 +6,7 @@ import pytest
 from random_profiles import SHAPES, Shape, random_profile
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.costs.links import per_node
+from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
@@ -111,7 +111,7 @@ def test_devices_that_sum_together_end_up_on_one_node() -> None:
     problem = make_problem(profile_of(*metaops), gpus())
     scattered = exact_slices(problem, Placed(side_by_side(problem), ((0, 1, 4, 5), (2, 3, 6, 7))))
     arranged = arrange(problem, scattered, 200)
-    assert [per_node(piece.devices, gpus()) for piece in arranged] == [(4,), (4,)]
+    assert [per_node(piece.devices, gpus()) for piece in arranged] == [Spread((4,)), Spread((4,))]
     assert sorted(device for piece in arranged for device in piece.devices) == list(range(8))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spindle_cli.errors import InputError
-from spindle_cli.profile.machine.devices import device_peak, listed_devices
+from spindle_cli.profile.machine.devices import device_peak, listed_devices, require_precision
 from spindle_cli.profile.machine.roofline import Kernel, kernel_s, kernels_s
 
 H200 = device_peak("h200-141gb")
@@ -49,9 +49,17 @@ def test_float32_is_slower_than_bfloat16() -> None:
 
 def test_every_listed_device_has_peaks_and_others_are_refused_with_the_list() -> None:
     for name in listed_devices():
-        assert device_peak(name).flops_per_s["bfloat16"] > 0
+        assert device_peak(name).flops_per_s["float32"] > 0
+        assert ("bfloat16" in device_peak(name).flops_per_s) == (name[:4] not in ("v100", "p100"))
     with pytest.raises(InputError, match=r"'tpu'.*a800-80gb"):
         device_peak("tpu")
+
+
+def test_arithmetic_that_a_listed_device_does_not_have_is_refused() -> None:
+    require_precision(["h100", "v100", "unlisted"], "float32")
+    require_precision(["h100", "unlisted"], "bfloat16")
+    with pytest.raises(InputError, match="'v100-32gb' has no bfloat16, only float32"):
+        require_precision(["h100", "v100-32gb"], "bfloat16")
 
 
 def test_a_shallow_product_spends_its_time_on_starting_tiles() -> None:

@@ -47,7 +47,10 @@ def profile(
     length_percentile: PercentileOption = 100.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure or estimate a workload's scaling curves, or put together those of several types of device."""
+    """Measure or estimate a workload's scaling curves.
+
+    Or put together those of several types of device, with --merge.
+    """
     from spindle_cli.cli.profile_summary import curve_table, summarise
     from spindle_cli.errors import UsageError
     from spindle_cli.files.cluster import Cluster, is_cpu
