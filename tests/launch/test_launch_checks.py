@@ -14,6 +14,7 @@ import pytest
 
 from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
+from helpers.several_types import cluster_of_types
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.launch.checks import chunked_otherwise, compiled_otherwise, sampled_otherwise
@@ -200,6 +201,23 @@ def test_devices_at_hand_are_compared_with_the_plans(monkeypatch: pytest.MonkeyP
     by_gloo = gpus.model_copy(update={"cluster": gpus.cluster.model_copy(update={"backend": "gloo"})})
     with pytest.raises(InputError, match=r"GPUs \(h100\) and `backend: gloo`"):
         missing_devices(by_gloo, 1)
+
+
+def test_gpus_are_of_the_types_that_the_plan_has_on_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = two_towers()[1]
+    cluster = cluster_of_types({"h100-80gb": 2, "a100-80gb": 2})
+    mixed = plan.model_copy(update={"cluster": cluster})
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA A100-SXM4-80GB")
+    assert missing_devices(mixed, 2, node_rank=1) == ()
+    message = r"device 0 of the plan, GPU 0 of this node \(rank 0\), is a 'h100-80gb'; found 'NVIDIA A100"
+    with pytest.raises(InputError, match=message):
+        missing_devices(mixed, 2, node_rank=0)
+    monkeypatch.setattr(
+        "torch.cuda.get_device_name", lambda gpu: f"NVIDIA {('A100-SXM4-80GB', 'H100 80GB HBM3')[gpu]}"
+    )
+    with pytest.raises(InputError, match=r"device 3 of the plan, GPU 1 of this node \(rank 1\)"):
+        missing_devices(mixed, 2, node_rank=1)
 
 
 def test_layers_compiled_otherwise_than_measured_are_said() -> None:

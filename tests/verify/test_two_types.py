@@ -1,0 +1,108 @@
+"""Two types of CPU, from two profiles to a verified run; and what `spindle profile --merge` refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from helpers.cli import run_spindle
+from spindle_cli.plan.file import read_plan
+
+TINY = str(Path(__file__).parent.parent / "profile" / "tiny_workload.py") + ":build"
+CLUSTER = {
+    "schema": "spindle.cluster/1",
+    "name": "two types",
+    "nodes": [
+        {"devices": 1, "device": "cpu-new", "memory_gib": 4},
+        {"devices": 1, "device": "cpu-old", "memory_gib": 4},
+    ],
+    "links": {
+        "intra_node": {"latency_us": 50, "bandwidth_gb_per_s": 1},
+        "inter_node": {"latency_us": 50, "bandwidth_gb_per_s": 1},
+    },
+}
+
+
+def timed(profile: dict[str, Any], device: str, sample_s: float) -> dict[str, Any]:
+    """A profile as of CPUs on which every sample of an op takes so many seconds a pass."""
+    for metaop in profile["metaops"]:
+        for entry in (*metaop["curve"], *metaop["shares"]):
+            samples = entry["samples"] if "samples" in entry else metaop["batch_size"] / entry["dp"]
+            entry["forward_s"] = entry["backward_s"] = samples * sample_s
+    return profile | {"device": profile["device"] | {"type": device}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two profiles, whose times are made up, and the cluster."""
+    folder = tmp_path_factory.mktemp("types")
+    (folder / "cluster.yaml").write_text(yaml.safe_dump(CLUSTER))
+    arguments = ("--cluster", folder / "cluster.yaml", "--device", "cpu-new", "--time-limit", 0.02)
+    made = run_spindle("profile", TINY, "-o", folder / "new.json", *arguments, "--accept-noise")
+    assert made.code == 0, made.err
+    profile = json.loads((folder / "new.json").read_text())
+    assert profile["device"]["type"] == "cpu-new"
+    for name, sample_s in (("new", 0.01), ("old", 0.025)):
+        made_up = timed(profile, f"cpu-{name}", sample_s)
+        (folder / f"{name}.json").write_text(json.dumps(made_up))
+    return folder
+
+
+@pytest.mark.processes
+def test_a_plan_for_two_types_trains_the_same_model(folder: Path) -> None:
+    merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
+    assert run_spindle("profile", *merged, "-o", folder / "both.json").code == 0
+    plan = ("plan", folder / "both.json", "--cluster", folder / "cluster.yaml", "--strategy", "sequential")
+    ended = run_spindle(*plan, "-o", folder / "plan.yaml")
+    assert ended.code == 0, ended.err
+    rows = {piece.rows for piece in read_plan(folder / "plan.yaml").slices if piece.dp == 2}
+    assert rows == {(0, 6, 8), (0, 12, 16)}  # 6 samples on the new one take 0.06 s, 2 on the old one 0.05
+    ended = run_spindle("check", folder / "plan.yaml", "--profile", folder / "both.json")
+    assert ended.code == 0, ended.out
+    verified = run_spindle("verify", folder / "plan.yaml", "--dtype", "float64", "--steps", 2)
+    assert verified.code == 0, verified.out + verified.err
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("--merge", "new.json"), 2, "--merge: one profile; expected two or more"),
+        (("--merge", "new.json", "--merge", "new.json"), 3, "it has curves of 'cpu-new', which"),
+        (("--merge", "new.json", "--merge", "none.json"), 3, "none.json: no such file"),
+        (("--merge", "new.json", "--merge", "cluster.yaml"), 3, "cluster.yaml"),
+        (("--merge", "new.json", "--merge", "old.json", "--estimate"), 2, "nothing is profiled"),
+        ((TINY, "--merge", "new.json", "--merge", "old.json"), 2, "nothing is profiled"),
+        ((), 2, "a WORKLOAD to profile is missing"),
+        ((TINY, "--cluster", "cluster.yaml"), 2, "CPUs of several types: cpu-new, cpu-old"),
+        ((TINY, "--cluster", "cluster.yaml", "--device", "cpu-odd"), 2, "the cluster has cpu-new, cpu-old"),
+        ((TINY, "--device", "h100"), 2, "--device but for CPUs, belong to --estimate"),
+    ],
+)
+def test_what_cannot_be_put_together_is_said_and_nothing_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    ended = run_spindle("profile", *arguments, "-o", "out.json")
+    assert ended.code == code
+    assert message in " ".join(ended.err.split())
+    assert not (folder / "out.json").exists()
+
+
+@pytest.mark.processes
+def test_a_merge_is_not_written_over_what_it_reads(folder: Path) -> None:
+    own = (folder / "new.json").read_bytes()
+    merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
+    assert run_spindle("profile", *merged, "-o", folder / "new.json").code == 2
+    assert (folder / "new.json").read_bytes() == own
+
+
+@pytest.mark.processes
+def test_a_type_without_curves_is_told(folder: Path) -> None:
+    ended = run_spindle("plan", folder / "new.json", "--cluster", folder / "cluster.yaml", "-o", folder / "n")
+    assert ended.code == 3
+    assert "devices 'cpu-old', of which the profile has no curves" in ended.err
