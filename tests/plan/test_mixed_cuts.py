@@ -49,6 +49,10 @@ def test_shares_are_in_proportion_to_speed_in_whole_samples(
     assert Cutter(times_of({"fast": 1.0, "slow": 3.0})).cut(counts) == cut
 
 
+def test_the_slowest_device_has_a_sample_however_long_it_takes() -> None:
+    assert Cutter(times_of({"fast": 1.0, "slow": 100.0})).cut((1, 1)) == (7, 1)
+
+
 def test_no_cut_has_empty_shares_or_sizes_that_are_not_known() -> None:
     cutter = Cutter(times_of({"fast": 1.0, "slow": 3.0}, batch_size=4))
     assert cutter.cut((3, 2)) is None
