@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from helpers.examples import examples
 from helpers.several_types import cluster_of_types, metaop_on_types
 from spindle_cli.errors import NoPlanError
-from spindle_cli.plan.mixed.allocations import allocations, point_of_cut
+from spindle_cli.plan.mixed.allocations import allocations, groups_of_type, point_of_cut, recomputing
 from spindle_cli.plan.mixed.baselines import in_proportion
 from spindle_cli.plan.mixed.cuts import Cutter, offsets
 from spindle_cli.plan.mixed.pricing import Pricing
@@ -222,3 +223,41 @@ def test_of_three_types_the_price_is_never_above_that_of_a_cut(
         for cut in all_cuts(5, len(kinds)) if kinds else ():
             op_s = max(sample_s[kind] * size for kind, size in zip(kinds, cut, strict=True))
             assert column.cost(prices, 0.5) <= cost(op_s, counts, prices, 0.5) * (1 + 1e-9)
+
+
+def test_times_are_bounded_from_both_sides_where_a_larger_share_is_faster() -> None:
+    net = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 1.0}, batch_size=3)
+    seconds = {1: 3.0, 2: 2.0, 3: 5.0}
+    shares = tuple(
+        share.model_copy(update={"forward_s": 0.0, "backward_s": seconds[share.samples]})
+        for share in net.shares
+    )
+    (times,) = share_times(net.model_copy(update={"shares": shares}), TWO)
+    assert times.of_types[0].at_most_s[1:].tolist() == [3.0, 3.0, 5.0]
+    assert times.of_types[0].at_least_s[1:].tolist() == [2.0, 2.0, 5.0]
+    assert Cutter(times).cut((1, 1)) == (1, 2)  # 3 s
+
+
+def test_recomputing_runs_forward_once_more() -> None:
+    net = metaop_on_types("t/net", 1, {"fast": 3.0, "slow": 6.0}, batch_size=2)
+    (times,) = share_times(net, TWO, recompute=True)
+    assert times.of_types[0].op_s[1:].tolist() == pytest.approx([4.0, 8.0])  # 1 + 2 s a sample, and 1 again
+    again = recomputing(allocations(net, TWO)[-1])
+    assert (again.forward_s, again.backward_s, again.op_s) == pytest.approx((1.0, 3.0, 4.0))
+    assert again.recompute
+
+
+def test_groups_are_of_whole_nodes() -> None:
+    """Two nodes of three devices have room for one group of two each."""
+    cluster = cluster_of_types({"fast": 6, "slow": 3}, devices_per_node=3)
+    assert [groups_of_type(cluster, "fast", tp) for tp in (1, 2, 3, 4)] == [6, 2, 2, 0]
+    assert groups_of_type(cluster, "slow", 2) == 1
+
+
+def test_a_group_is_priced_by_all_of_its_devices() -> None:
+    """Two devices that hold a share together take 4 s for all samples: 8 device-seconds."""
+    times = times_of({"fast": 0.5, "slow": 5.0})
+    column = Pricing(replace(times, tp=2), [1, 1]).cheapest((1.0, 1.0), 0.0)
+    assert column == (pytest.approx(4.0), (2.0, 0.0))
+    assert column is not None
+    assert column.cost((1.0, 1.0), 0.5) == pytest.approx(4.0 * 2.5)

@@ -100,6 +100,29 @@ def test_what_plans_for_several_types_do_not_have_is_refused() -> None:
         make_plan(chain(), tiny)
 
 
+def test_where_memory_is_short_no_more_is_recomputed_than_fits() -> None:
+    """Eight ops keep 64 MiB each for the batch: on both devices each keeps 256 MiB; part is recomputed
+    where there is room for half.
+    """
+    net = metaop_on_types(
+        "t/net", 8, {"fast": 1.0, "slow": 1.0 + 1e-9}, batch_size=2, activation_bytes_per_op=2**26
+    )
+    profile = profile_on_types(net)
+    roomy = make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=3.0))
+    reserve = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=3.0).nodes[0].reserve_bytes
+    assert not any(piece.recompute for piece in roomy.slices)
+    needed = max(roomy.predicted.peak_memory_bytes)
+    # the reserve is a tenth of so little memory: what is left is too little by a quarter of the activations
+    gib = (needed - reserve - 2**26) / 0.9 / 2**30
+    tight = make_plan(profile, cluster_of_types({"fast": 1, "slow": 1}, memory_gib=gib))
+    recomputed = sum(piece.num_ops for piece in tight.slices if piece.recompute)
+    assert 0 < recomputed < 8
+    assert any(f"Memory: {recomputed} ops are recomputed" in note for note in tight.notes)
+    assert check_plan(tight, profile) == ()
+    assert tight.predicted.compute_s > roomy.predicted.compute_s
+    assert tight.predicted.lower_bound_s == pytest.approx(roomy.predicted.lower_bound_s)
+
+
 def test_arithmetic_that_a_type_does_not_have_is_refused() -> None:
     net = metaop_on_types("t/net", 1, {"a100-80gb": 1.0, "v100-32gb": 2.0})
     profile = profile_on_types(net).model_copy(update={"environment": {"precision": "bfloat16"}})
