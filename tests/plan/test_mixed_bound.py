@@ -74,3 +74,25 @@ def test_of_equal_types_the_bound_is_that_of_one_type() -> None:
     bound = mixed_bound(make_mixed_problem(profile, cluster_of_types({"one": 2, "other": 2})))
     assert bound.lower_bound_s == pytest.approx(one.lower_bound_s, rel=2e-3)
     assert bound.lower_bound_s <= one.lower_bound_s * (1 + 1e-9)
+    assert 2 * sum(bound.device_value_s.values()) == pytest.approx(4 * one.device_value_s, rel=2e-2)
+
+
+def test_work_of_a_tensor_parallel_group_is_that_of_all_its_devices() -> None:
+    """Halves of an op take 6 of 10 s: 12 device-seconds against 10, but 6 s for the chain."""
+    net = metaop_on_types("t/net", 1, {"fast": 1.25, "slow": 1.25})
+    halves = tuple(
+        share.model_copy(
+            update={"tp": 2, "forward_s": share.forward_s * 0.6, "backward_s": share.backward_s * 0.6}
+        )
+        for share in net.shares
+        if share.samples == 8
+    )
+    whole = tuple(share for share in net.shares if share.samples == 8)
+    split = net.model_copy(
+        update={"shares": (*whole, *halves), "curve": tuple(p for p in net.curve if p.dp == 1)}
+    )
+    cluster = cluster_of_types({"fast": 2, "slow": 2})
+    assert mixed_lower_bound_any_s(make_mixed_problem(profile_on_types(split), cluster)) == pytest.approx(6.0)
+    several = [split.model_copy(update={"name": f"{n}/net", "task": str(n)}) for n in range(8)]
+    problem = make_mixed_problem(profile_on_types(*several), cluster)
+    assert mixed_lower_bound_any_s(problem) == pytest.approx(8 * 10 / 4)

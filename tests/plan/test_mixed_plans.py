@@ -10,6 +10,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError
+from spindle_cli.files.links import Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text
 from spindle_cli.plan.make import make_plan
@@ -51,6 +52,12 @@ def test_strategies_cut_batches_as_they_say(
     plan = make_plan(chain(), FAST_AND_SLOW, strategy)
     assert rows_of(plan) == [rows]
     assert plan.predicted.compute_s == pytest.approx(compute_s)
+
+
+def test_a_batch_of_fewer_samples_than_devices_leaves_some_out() -> None:
+    net = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 1.0 + 1e-9}, batch_size=3)
+    plan = make_plan(profile_on_types(net), cluster_of_types({"fast": 2, "slow": 2}), "dp-even")
+    assert [(piece.devices, piece.rows) for piece in plan.slices] == [((0, 2, 3), None)]
 
 
 def test_shares_by_published_peaks_are_what_the_data_sheets_say() -> None:
@@ -198,7 +205,9 @@ def test_one_type_under_two_names_plans_as_one() -> None:
     groups = tuple(
         base.nodes[0].model_copy(update={"count": 1, "device": device}) for device in ("cpu-a", "cpu-b")
     )
-    cluster = type(base)(name="two names", nodes=groups, links=base.links)
+    between = [{"groups": ("cpu-a", "cpu-b"), "latency_us": 20, "bandwidth_gb_per_s": 1}]  # what it is anyway
+    links = Links.model_validate({**base.links.model_dump(), "between": between})
+    cluster = type(base)(name="two names", nodes=groups, links=links)
     profile = on_types(shared_work(), {"cpu-a": 1.0, "cpu-b": 1.0})
     two = make_plan(profile, cluster)
     assert two.slices == one.slices
