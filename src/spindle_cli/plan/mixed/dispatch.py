@@ -10,7 +10,7 @@ several at once where one is taken or too slow.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.listing import Job, Timed
+from spindle_cli.plan.search.listing import Timed
 
 # Widening may cost this many times as much per op: the devices would be idle otherwise.
 WIDEN_COST = 1.5
@@ -50,14 +50,20 @@ class MixedGuide:
 
 
 class MixedDispatcher:
-    """Dispatches one problem."""
+    """Dispatches one problem.
+
+    Attributes:
+        counts: of each node, devices of each type for each of its points.
+        points_s: of each node, seconds of an op on each of its points.
+        devices: of each type, how many there are.
+    """
 
     def __init__(self, problem: Problem, bound: MixedBound) -> None:
         self.problem = problem
         self.bound = bound
-        self._counts = [np.array([point.counts for point in node.points]) for node in problem.nodes]
-        self._op_s = [np.array([point.op_s for point in node.points]) for node in problem.nodes]
-        self._all = np.array([problem.cluster.num_of_type[kind] for kind in problem.cluster.types])
+        self.counts = [np.array([point.counts for point in node.points]) for node in problem.nodes]
+        self.points_s = [np.array([point.op_s for point in node.points]) for node in problem.nodes]
+        self.devices = np.array([problem.cluster.num_of_type[kind] for kind in problem.cluster.types])
         mean = float(np.mean(bound.prices)) or 1.0
         self._prices = np.maximum(np.array(bound.prices), LEAST_PRICE * mean)
 
@@ -68,7 +74,7 @@ class MixedDispatcher:
     def costs(self, guide: MixedGuide) -> list[np.ndarray]:
         """Of each node's allocations, what one op on it is worth."""
         prices = self._prices * np.array(guide.prices)
-        return [(counts @ prices) * op_s for counts, op_s in zip(self._counts, self._op_s, strict=True)]
+        return [(counts @ prices) * op_s for counts, op_s in zip(self.counts, self.points_s, strict=True)]
 
 
 class _Run:
@@ -85,7 +91,7 @@ class _Run:
         self.missing = [len(node.inputs) for node in nodes]
         self.ready = [node.index for node in nodes if not node.inputs]
         self.num_jobs = [0] * len(nodes)
-        self.free = of._all.copy()
+        self.free = of.devices.copy()
         self.running: list[tuple[float, int, int]] = []  # heap of (end, node, point)
         self.now_s = 0.0
         self.done: list[Timed] = []
@@ -120,7 +126,7 @@ class _Run:
             found = self._choose(node, wanted_s, waits=bool(self.running or granted))
             if found is not None:
                 granted.append((node, *found))
-                self.free -= self.of._counts[node][found[0]]
+                self.free -= self.of.counts[node][found[0]]
             if not self.free.any():
                 break
         next_s = self.running[0][0] if self.running else None
@@ -129,8 +135,8 @@ class _Run:
 
     def _choose(self, node: int, wanted_s: float, *, waits: bool) -> tuple[int, bool] | None:
         """The point to take, and whether it is fast enough."""
-        op_s = self.of._op_s[node]
-        has_room = (self.of._counts[node] <= self.free).all(axis=1)
+        op_s = self.of.points_s[node]
+        has_room = (self.of.counts[node] <= self.free).all(axis=1)
         if not has_room.any():
             return None
         enough = has_room & (op_s <= wanted_s)
@@ -146,7 +152,7 @@ class _Run:
         """With devices that would stay idle, where they cost little."""
         if not self.free.any():
             return node, point, is_enough
-        counts, op_s = self.of._counts[node], self.of._op_s[node]
+        counts, op_s = self.of.counts[node], self.of.points_s[node]
         room = self.free + counts[point]
         wider = (counts <= room).all(axis=1) & (op_s < op_s[point])
         wider &= self.cost[node] <= WIDEN_COST * self.cost[node][point]
@@ -158,7 +164,7 @@ class _Run:
 
     def _run(self, node: int, point: int, until_s: float | None) -> None:
         """Start a job: all ops that are left, or as many as end by `until_s`, when devices come free."""
-        op_s, left = float(self.of._op_s[node][point]), self.left[node]
+        op_s, left = float(self.of.points_s[node][point]), self.left[node]
         share = self.guide.shares.get((node, self.num_jobs[node]), 1.0)
         ops = ceil(share * left - 1e-9)
         if until_s is not None:
@@ -178,7 +184,7 @@ class _Run:
         at_once_s = self.now_s * (1 + 1e-12)
         while self.running and self.running[0][0] <= at_once_s:
             _, node, point = heapq.heappop(self.running)
-            self.free = self.free + self.of._counts[node][point]
+            self.free = self.free + self.of.counts[node][point]
             if self.left[node]:
                 self.ready.append(node)
                 continue
@@ -187,8 +193,3 @@ class _Run:
                 if not self.missing[consumer]:
                     self.ready.append(consumer)
         return self.now_s
-
-
-def jobs_of(timed: Sequence[Timed]) -> list[Job]:
-    """Without their times."""
-    return [job for job, _, _ in timed]
