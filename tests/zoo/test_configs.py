@@ -14,6 +14,7 @@ from spindle_cli.workload.file import WorkloadFile
 CONFIGS = Path(__file__).parents[2] / "configs"
 WORKLOADS = sorted((CONFIGS / "workloads").glob("*.yaml"))
 CLUSTERS = sorted((CONFIGS / "clusters").glob("*.yaml"))
+MIXED = [path for path in CLUSTERS if Cluster.read(path).is_mixed]
 
 
 @pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
@@ -30,7 +31,17 @@ def test_every_workload_of_the_paper_has_a_file_at_both_sizes() -> None:
     assert names == ours | paper | {f"{name}-laptop" for name in paper}
 
 
-@pytest.mark.parametrize("path", CLUSTERS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MIXED, ids=lambda path: path.stem)
+def test_clusters_of_several_types_have_as_many_of_each_as_their_name_says(path: Path) -> None:
+    cluster = Cluster.read(path)
+    words = path.stem.split("-")
+    assert cluster.name == path.stem
+    assert [kind.partition("-")[0] for kind in cluster.types] == words[::2]
+    assert list(cluster.num_of_type.values()) == [int(count) for count in words[1::2]]
+    assert set(cluster.node_sizes) == {8}
+
+
+@pytest.mark.parametrize("path", [p for p in CLUSTERS if p not in MIXED], ids=lambda path: path.stem)
 def test_clusters_have_as_many_devices_as_their_name_says(path: Path) -> None:
     cluster = Cluster.read(path)
     family, _, shape = path.stem.partition("-")

@@ -19,6 +19,7 @@ def read_profile_and_cluster(
         InputError: one of them is missing or malformed, or they are of different types of devices and
             nobody has said to assume otherwise.
     """
+    from spindle_cli.errors import InputError
     from spindle_cli.files.cluster import Cluster
     from spindle_cli.plan.same_device import require_same_device
     from spindle_cli.profile.metagraph import require_equal_batches
@@ -26,6 +27,9 @@ def read_profile_and_cluster(
 
     read, goal = Profile.read(profile), Cluster.read(cluster)
     require_equal_batches(read.metaops, profile)
-    if not assume_same_device:
-        require_same_device(read, goal)
+    if not assume_same_device or goal.is_mixed or read.devices:
+        try:
+            require_same_device(read, goal)
+        except InputError as error:
+            raise InputError(f"{profile}: {error.message}", hint=error.hint) from None
     return read, goal

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from spindle_cli.costs.peaks import arithmetic_of
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster, is_cpu
-from spindle_cli.profile.machine.devices import cluster_device_name
+from spindle_cli.profile.machine.devices import cluster_device_name, require_precision
 from spindle_cli.profile.mixed.seen import devices_of, is_known_as, seen_on
 from spindle_cli.profile.types import Profile
 
@@ -16,10 +17,10 @@ def is_of_devices(profile: Profile, cluster: Cluster) -> bool:
 
 
 def require_same_device(profile: Profile, cluster: Cluster) -> None:
-    """Refuse a profile of one type of device for a cluster of another.
+    """Refuse a profile of one type of device for a cluster of another, or of arithmetic that a type lacks.
 
     Raises:
-        InputError: they differ.
+        InputError: they differ, or one lacks it.
     """
     if not is_of_devices(profile, cluster) and (cluster.is_mixed or profile.devices):
         seen_on(profile, cluster)  # says which type is missing
@@ -30,6 +31,9 @@ def require_same_device(profile: Profile, cluster: Cluster) -> None:
             hint="Profile on such a device, or for it with --estimate; with --assume-same-device the times "
             "are taken as they are.",
         )
+    arithmetic = arithmetic_of(profile.environment)
+    if arithmetic is not None:
+        require_precision(cluster.types, arithmetic)
 
 
 def assumption(profile: Profile, cluster: Cluster) -> str | None:

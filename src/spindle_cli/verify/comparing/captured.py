@@ -17,6 +17,9 @@ from spindle_cli.files.joining import joined
 from spindle_cli.files.parsing import shown
 from spindle_cli.files.request import CaptureStage, capture_path
 
+# Characters of what the reader of a damaged file says, which may quote all of it.
+MOST_SHOWN = 200
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -105,7 +108,9 @@ def _open(capture_dir: Path, stage: CaptureStage, workers: int, stack: ExitStack
         try:
             files[rank] = stack.enter_context(safe_open(path, framework="pt"))
         except (OSError, SafetensorError) as error:
-            raise RunFailedError(f"{path}: not what rank {rank} has written: {error}") from error
+            raise RunFailedError(
+                f"{path}: not what rank {rank} has written: {str(error)[:MOST_SHOWN]}"
+            ) from error
         for key in files[rank].keys():  # noqa: SIM118 - a safetensors file is not a mapping
             name, fragment = parse_key(key)
             known = fragments.setdefault(name, {})
