@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp
 from random import Random
 
 from spindle_cli.plan.bound.bound import Bound
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.dispatch import Dispatcher, Guide, Nudge
+from spindle_cli.plan.search.draws import scaled_at_random
 from spindle_cli.plan.search.listing import Job, turned_round
 
 GRID_SLACK = (0.0, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2)
@@ -98,20 +98,14 @@ def _vary(guide: Guide, random: Random) -> Guide:
     """Change one number of the guide."""
     kind = random.random()
     if kind < 0.5:
-        return replace(guide, stretch=_scaled(guide.stretch, 0.25, random))
+        return replace(guide, stretch=scaled_at_random(guide.stretch, 0.25, random))
     if kind < 0.8:
-        return replace(guide, urgency=_scaled(guide.urgency, 0.4, random))
+        return replace(guide, urgency=scaled_at_random(guide.urgency, 0.4, random))
     if kind < 0.95:
         return replace(guide, slack=abs(guide.slack + random.gauss(0, 0.02)))
     if kind < 0.97:
         return replace(guide, widen=not guide.widen)
     return replace(guide, least_fit=random.choice(GRID_LEAST_FIT))
-
-
-def _scaled(values: Sequence[float], spread: float, random: Random) -> tuple[float, ...]:
-    """One of the values multiplied by a log-normal factor."""
-    place = random.randrange(len(values))
-    return (*values[:place], values[place] * exp(random.gauss(0, spread)), *values[place + 1 :])
 
 
 def _nudge(guide: Guide, jobs: Sequence[Job], random: Random) -> Guide:

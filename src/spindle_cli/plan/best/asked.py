@@ -1,0 +1,45 @@
+"""What a plan is asked to be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.plan.types import StrategyName
+
+DEFAULT_EFFORT = 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks of a plan.
+
+    Attributes:
+        strategy: how the devices are shared out.
+        effort: 0 or more; more of it searches longer and never gives a worse plan.
+        micro_batches: into how many each task's batch is cut, 1 where nothing is said; None: as many as
+            memory asks for.
+        sharding: by key of parameters, what the devices that hold them share out, optimizer state where
+            nothing is said; None: as memory asks for.
+        equal_shares: of whole batches take no number of devices that does not divide them.
+        offload: whether activations may be moved to host memory where devices are short of their own; None:
+            where the cluster says how fast they get there.
+    """
+
+    strategy: StrategyName = "spindle"
+    effort: int = DEFAULT_EFFORT
+    micro_batches: Mapping[str, int] | None = None
+    sharding: ShardingOf | None = None
+    equal_shares: bool = False
+    offload: bool | None = None
+
+    @property
+    def shares_out_more(self) -> bool:
+        """Whether any parameters are to be shared out beyond their optimizer state."""
+        return gives_up_memory(self.sharding or {})
+
+
+def gives_up_memory(sharding: ShardingOf) -> bool:
+    """Whether gradients or parameters are shared out, for which memory alone is a reason."""
+    return any(level.is_by_pass for level in sharding.values())

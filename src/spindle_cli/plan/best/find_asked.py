@@ -1,0 +1,83 @@
+"""The best plan of those that are asked for: also of micro-batches, with parameters shared out and with
+activations in host memory, where memory is short.
+"""
+
+from __future__ import annotations
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.asked import Asked, gives_up_memory
+from spindle_cli.plan.best.find import Found, find, find_in, find_on_any_number, in_best_micro_batches
+from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.no_fit import no_fit, way_out_by_sharding
+from spindle_cli.profile.types import Profile
+
+
+def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found:
+    """The best plan of a step that runs all tasks.
+
+    Raises:
+        NoPlanError: a MetaOp has no valid allocation, or nothing that is asked for fits.
+        BelowBoundError: a bug of the planner.
+    """
+    found = _with_room(profile, cluster.without_host_link(), asked)
+    may_move = asked.offload is not False and cluster.links.host is not None
+    if may_move and (found is None or found.is_short):
+        moved = _with_room(profile, cluster, asked)
+        if found is None or (moved is not None and moved.best.rank() < found.best.rank()):
+            found = moved
+    if found is None:
+        raise _no_plan(profile, cluster, asked)
+    return found
+
+
+def _with_room(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
+    """The best plan; where memory is short also of those that cut batches and share out parameters. To host
+    memory activations are moved where the cluster says how fast they get there.
+    """
+    strategy, effort = asked.strategy, asked.effort
+    shared_out = profile.sharded(asked.sharding or {})
+    found = _in_memory(shared_out, cluster, asked)
+    if (found is not None and not found.is_short) or profile.task_sets:
+        return found
+    may_share = asked.sharding is None or asked.shares_out_more
+    quick = None
+    if may_share:
+        quick = quick_sharding(profile, cluster, strategy, asked.micro_batches, asked.sharding)
+    if asked.micro_batches is None:
+        found = in_best_micro_batches(shared_out, cluster, strategy, effort, found, quick)
+    if quick is not None and (found is None or found.is_short):
+        found = in_best_sharding(quick, strategy, effort, found, is_asked=asked.sharding is not None)
+    return found
+
+
+def _in_memory(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
+    """The best plan of whole batches, or of the micro-batches asked for, with what the profile says that
+    devices share out.
+    """
+    if asked.micro_batches is not None:
+        cut = in_micro_batches(profile, asked.micro_batches, cluster)
+        return find_in(cut, asked.strategy, asked.effort)
+    # What is shared out runs on all devices in any case.
+    search = find if asked.equal_shares or gives_up_memory(profile.sharding) else find_on_any_number
+    return search(profile, cluster, asked.strategy, asked.effort)
+
+
+def _no_plan(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlanError:
+    said: list[str] = []
+    if asked.micro_batches:
+        counts = asked.micro_batches.items()
+        said.append("these micro-batches: " + ", ".join(f"{task} in {count}" for task, count in counts))
+    if asked.sharding:
+        levels = asked.sharding.items()
+        said.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in levels))
+    if not said:
+        return no_fit(profile, cluster)
+    way_out = way_out_by_sharding(profile, cluster) if asked.sharding else None
+    return NoPlanError(
+        f"no plan fits {cluster.name!r} with {' and '.join(said)}",
+        hint=f"It would fit with {way_out}."
+        if way_out is not None
+        else "Plan without --micro-batches and --shard: what memory asks for is found, or what is missing.",
+    )

@@ -1,0 +1,71 @@
+"""The plan file of the best plan that was found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host_memory
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.assemble import make_plan_file
+from spindle_cli.plan.best.find import Found, require_above
+from spindle_cli.plan.same_device import assumption
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.types import Plan, Predicted, StrategyName
+from spindle_cli.profile.types import Profile
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Seconds that no schedule is shorter than: of whole batches, and of batches cut in any way."""
+
+    lower_s: float
+    any_s: float
+
+
+def plan_of(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found, bounds: Bounds) -> Plan:
+    """The plan file of what was found.
+
+    Args:
+        strategy: that was asked for.
+
+    Raises:
+        BelowBoundError: a bug of the planner.
+    """
+    require_above(bounds.any_s, found.best)
+    slices = found.best.slices if found.cut is None else found.cut.folded(found.best.slices)
+    counts = None if found.cut is None else found.cut.counts
+    predicted = _predicted(found.best, cluster, bounds)
+    notes = _notes(profile, cluster, strategy, found)
+    return make_plan_file(profile, cluster, strategy, slices, predicted, notes, counts, found.sharding)
+
+
+def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Found) -> tuple[str, ...]:
+    notes = [assumption(profile, cluster), found.note]
+    if found.best.strategy != strategy:
+        notes.append(f"No better plan was found than {found.best.strategy}'s, so this is it.")
+    return tuple(note for note in notes if note is not None)
+
+
+def _predicted(best: Judged, cluster: Cluster, bounds: Bounds) -> Predicted:
+    prediction = best.prediction
+    return Predicted(
+        iteration_s=prediction.iteration_s,
+        compute_s=prediction.compute_s,
+        lower_bound_s=bounds.lower_s,
+        lower_bound_any_s=bounds.any_s,
+        peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
+        host_memory_bytes=_host_memory(best.memory, cluster),
+        memory_formula=MEMORY_FORMULA,
+        transfer_s=prediction.transfer_s,
+        processor_s=prediction.processor_s,
+        gradient_sum_s=prediction.gradient_sum_s,
+        optimizer_s=prediction.optimizer_s,
+        held_up_s=prediction.held_up_s,
+    )
+
+
+def _host_memory(memory: Sequence[DeviceMemory], cluster: Cluster) -> tuple[int, ...]:
+    """Of each node; nothing where no activations are moved there."""
+    found = host_memory(memory, cluster)
+    return found if any(found) else ()
