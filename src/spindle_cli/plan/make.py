@@ -29,6 +29,7 @@ from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
 from spindle_cli.plan.mixed.bound import mixed_bound
 from spindle_cli.plan.mixed.find import find_in_memory, require_possible
 from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName
@@ -125,6 +126,8 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
         )
     bound = lower_bound(make_problem(profile, cluster))
     found = find_asked(profile, cluster, asked)
+    if found is None:
+        raise no_plan_as_asked(profile, cluster, asked)
     bounds = Bounds(bound.lower_bound_s, lower_bound_any_s(profile, cluster.num_devices))
     return plan_of(profile, cluster, asked.strategy, found, bounds)
 

@@ -9,6 +9,7 @@ from spindle_cli.account.device_memory import DeviceMemory
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS
@@ -30,6 +31,26 @@ class Change:
     words: str
     profile: Profile
     cluster: Cluster
+
+
+def no_plan_as_asked(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlanError:
+    """What to raise where nothing that is asked for fits, with the way out."""
+    said: list[str] = []
+    if asked.micro_batches:
+        counts = asked.micro_batches.items()
+        said.append("these micro-batches: " + ", ".join(f"{task} in {count}" for task, count in counts))
+    if asked.sharding:
+        levels = asked.sharding.items()
+        said.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in levels))
+    if not said:
+        return no_fit(profile, cluster)
+    way_out = way_out_by_sharding(profile, cluster) if asked.sharding else None
+    return NoPlanError(
+        f"no plan fits {cluster.name!r} with {' and '.join(said)}",
+        hint=f"It would fit with {way_out}."
+        if way_out is not None
+        else "Plan without --micro-batches and --shard: what memory asks for is found, or what is missing.",
+    )
 
 
 def no_fit(profile: Profile, cluster: Cluster) -> NoPlanError:

@@ -4,21 +4,19 @@ activations in host memory, where memory is short.
 
 from __future__ import annotations
 
-from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
 from spindle_cli.plan.best.find import Found, find, find_in, find_on_any_number, in_best_micro_batches
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
 from spindle_cli.plan.best.micro_batches import in_micro_batches
-from spindle_cli.plan.no_fit import no_fit, way_out_by_sharding
 from spindle_cli.profile.types import Profile
 
 
-def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found:
-    """The best plan of a step that runs all tasks.
+def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None:
+    """The best plan of a step that runs all tasks; None: nothing that is asked for fits.
 
     Raises:
-        NoPlanError: a MetaOp has no valid allocation, or nothing that is asked for fits.
+        NoPlanError: a MetaOp has no valid allocation, or a task cannot be cut so.
         BelowBoundError: a bug of the planner.
     """
     found = _with_room(profile, cluster.without_host_link(), asked)
@@ -27,8 +25,6 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found:
         moved = _with_room(profile, cluster, asked)
         if found is None or (moved is not None and moved.best.rank() < found.best.rank()):
             found = moved
-    if found is None:
-        raise _no_plan(profile, cluster, asked)
     return found
 
 
@@ -62,22 +58,3 @@ def _in_memory(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     # What is shared out runs on all devices in any case.
     search = find if asked.equal_shares or gives_up_memory(profile.sharding) else find_on_any_number
     return search(profile, cluster, asked.strategy, asked.effort)
-
-
-def _no_plan(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlanError:
-    said: list[str] = []
-    if asked.micro_batches:
-        counts = asked.micro_batches.items()
-        said.append("these micro-batches: " + ", ".join(f"{task} in {count}" for task, count in counts))
-    if asked.sharding:
-        levels = asked.sharding.items()
-        said.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in levels))
-    if not said:
-        return no_fit(profile, cluster)
-    way_out = way_out_by_sharding(profile, cluster) if asked.sharding else None
-    return NoPlanError(
-        f"no plan fits {cluster.name!r} with {' and '.join(said)}",
-        hint=f"It would fit with {way_out}."
-        if way_out is not None
-        else "Plan without --micro-batches and --shard: what memory asks for is found, or what is missing.",
-    )
