@@ -68,7 +68,7 @@ def line(workload: str, name: str, count: int, folder: Path) -> str:
 def roomy(cluster: Cluster) -> Cluster:
     """The cluster with devices that hold any of these workloads whole."""
     nodes = tuple(group.model_copy(update={"memory_gib": MEMORY_GIB}) for group in cluster.nodes)
-    return Cluster(name=cluster.name, nodes=nodes, links=cluster.links, backend=cluster.backend)
+    return cluster.changed(nodes=nodes)
 
 
 def parameter_bytes(profile: Profile) -> int:

@@ -55,7 +55,7 @@ MAY_IMPORT = {
     "init": {"workload", "profile"},
     "verify": {"launch", "runtime", "workload", "check", "process"},
     "simulate": {"program", "costs", "account"},
-    "questions": {"plan"},
+    "questions": {"plan", "costs"},
     "calibrate": {"plan", "costs", "account"},
     "report": {"plan", "check", "simulate", "costs", "account"},  # it shows what each of them says
     "watch": {"report", "launch", "plan"},

@@ -6,6 +6,7 @@ GB is 10**9 bytes and GiB is 2**30 bytes, always.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 KIB = 2**10
 MIB = 2**20
@@ -13,6 +14,8 @@ GIB = 2**30
 GB = 10**9
 US = 1e-6
 MS = 1e-3
+HOUR_S = 3600
+J_PER_KWH = 3.6e6
 
 
 def format_seconds(seconds: float) -> str:
@@ -45,6 +48,26 @@ def format_bytes(count: float) -> str:
         if count >= size:
             return f"{count / size:.3g} {unit}" if count < 1000 * size else f"{count / size:.0f} {unit}"
     return f"{count:.0f} B"
+
+
+def format_joules(joules: float) -> str:
+    """Energy for people: '512 mJ', '1.5 J', '3.2 kJ', '7.4 MJ'."""
+    return _with_prefix(joules, (("M", 1e6), ("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6)), "J")
+
+
+def format_grams(grams: float) -> str:
+    """A weight for people: '12 mg', '1.5 g', '3.2 kg'."""
+    return _with_prefix(grams, (("k", 1e3), ("", 1.0), ("m", 1e-3), ("u", 1e-6)), "g")
+
+
+def _with_prefix(value: float, prefixes: Sequence[tuple[str, float]], unit: str) -> str:
+    """Three digits, and all before the dot, by the largest prefix (they descend) that leaves at least 1."""
+    if value == 0:
+        return f"0 {unit}"
+    # What rounds to 1000 of a unit is 1 of the next.
+    prefix, size = next((each for each in prefixes if value >= each[1] * 0.9995), prefixes[-1])
+    scaled = value / size
+    return f"{scaled:.3g} {prefix}{unit}" if scaled < 999.5 else f"{scaled:,.0f} {prefix}{unit}"
 
 
 def parse_bytes(text: str) -> int | None:

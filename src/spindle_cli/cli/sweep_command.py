@@ -35,7 +35,8 @@ def sweep(
         typer.Option(
             "--price",
             min=0,
-            help="Price of a device for an hour; adds each iteration's cost.",
+            max=1e9,  # as in cluster files
+            help="Price of a device for an hour; adds each iteration's cost. By default the cluster file's.",
             show_default=False,
         ),
     ] = None,
@@ -57,6 +58,7 @@ def sweep(
     per device before it.
     """
     from spindle_cli.questions.edit import edited
+    from spindle_cli.questions.spending import unknown
     from spindle_cli.questions.sweep import default_counts, parse_counts, sweep_table
     from spindle_cli.questions.sweep import sweep as ask
 
@@ -64,3 +66,5 @@ def sweep(
     counts = default_counts(goal) if devices is None else parse_counts(devices)
     result = ask(edited(read, without or [], batch or []), goal, counts, strategy, price)
     output.report(as_json, result, sweep_table(result))
+    for note in unknown(goal, price):
+        output.note(note)

@@ -1,4 +1,5 @@
-"""Published peaks of arithmetic: what estimates start from, and a run's share of the peak is taken of.
+"""Published peaks of arithmetic: what estimates start from, and a run's share of the peak is taken of; and
+board power, for what an iteration draws.
 
 Sources: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32), V100 SXM2
 and P100 SXM2, which have no bfloat16. A800 and H800 are the same chips with fewer NVLinks; of the H20, which
@@ -26,6 +27,20 @@ PEAK_FLOPS_PER_S: dict[str, dict[Arithmetic, float]] = {
     "p100": {"float32": 10.6e12},
 }
 
+# Board power (TDP) of the SXM modules, in watts, by the same names (NVIDIA data sheets; H20 as reported). Of
+# cards for PCIe only the P100's is listed.
+BOARD_WATTS: dict[str, float] = {
+    "a100": 400.0,
+    "a800": 400.0,
+    "h100": 700.0,
+    "h800": 700.0,
+    "h200": 700.0,
+    "h20": 400.0,
+    "v100": 300.0,
+    "p100": 300.0,
+}
+PCIE_BOARD_WATTS: dict[str, float] = {"p100": 250.0}
+
 
 def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:
     """Of a cluster file's device type; None where none is published, as for a CPU.
@@ -34,6 +49,15 @@ def peak_flops_per_s(device: str, arithmetic: Arithmetic) -> float | None:
     """
     chip = device.lower().partition("-")[0]
     return PEAK_FLOPS_PER_S.get(chip, {}).get(arithmetic)
+
+
+def board_watts(device: str) -> float | None:
+    """Of a cluster file's device type; None where none is listed, as for a CPU.
+
+    'a100-80gb' is an 'a100' on an SXM module; 'p100-pcie-16gb' is a card.
+    """
+    chip, *rest = device.lower().split("-")
+    return (PCIE_BOARD_WATTS if "pcie" in rest else BOARD_WATTS).get(chip)
 
 
 def arithmetic_of(environment: Mapping[str, Any]) -> Arithmetic | None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import cached_property
 from itertools import accumulate, combinations
-from typing import Annotated, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,9 @@ from spindle_cli.units import GIB
 # More ranks than torchrun has been seen with; planning keeps a few numbers for each.
 MAX_DEVICES = 2**16
 MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
+MAX_PRICE = 1e9  # of a device for an hour, in whatever currency: more than any, so that sums stay finite
+MAX_WATTS = 1e6  # of a device: more than any
+MAX_CO2_GRAMS_PER_KWH = 1e6  # more than any way to make electricity
 
 Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
 
@@ -43,6 +46,9 @@ class NodeGroup(Model):
     the `host` link says; by default one per device, where there are fewer neighbours share one.
     `reserve_gib`: of each device's memory, what no tensor of a plan gets; by default `DEFAULT_RESERVE_GIB`
     for GPUs, or a tenth of a smaller one's memory, and nothing for CPUs.
+    `price_per_device_hour`: of one device, in any currency, one for all groups.
+    `watts_per_device`: what a device draws while it works; by default the board power that is published for
+    its type (`costs/peaks.py`). `idle_watts_per_device`: what it draws while it waits; by default as much.
     """
 
     count: Annotated[int, Field(ge=1), A_NUMBER] = 1
@@ -55,6 +61,25 @@ class NodeGroup(Model):
     reserve_gib: Annotated[float, Field(ge=0), A_NUMBER] | None = None
     host_memory_gib: Annotated[float, Field(gt=0, le=MAX_MEMORY_GIB), A_NUMBER] | None = None
     host_links: Annotated[int, Field(ge=1), A_NUMBER] | None = None
+    price_per_device_hour: Annotated[float, Field(ge=0, le=MAX_PRICE), A_NUMBER] | None = None
+    watts_per_device: Annotated[float, Field(gt=0, le=MAX_WATTS), A_NUMBER] | None = None
+    idle_watts_per_device: Annotated[float, Field(ge=0, le=MAX_WATTS), A_NUMBER] | None = None
+
+    @model_validator(mode="after")
+    def _idles_below_its_watts(self) -> NodeGroup:
+        if self.idle_watts_per_device is None:
+            return self
+        if self.watts_per_device is None:
+            raise ValueError(
+                f"idle_watts_per_device: {self.idle_watts_per_device:g} without watts_per_device; "
+                "expected both, measured in the same way"
+            )
+        if self.idle_watts_per_device > self.watts_per_device:
+            raise ValueError(
+                f"idle_watts_per_device: {self.idle_watts_per_device:g}; expected at most "
+                f"watts_per_device, {self.watts_per_device:g}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _leaves_memory(self) -> NodeGroup:
@@ -93,6 +118,7 @@ class Cluster(Artifact):
     """Devices 0..N-1, numbered node by node as torchrun numbers ranks.
 
     `backend`: of torch.distributed; by default gloo between CPUs and NCCL between GPUs.
+    `co2_grams_per_kwh`: of the electricity that the devices draw.
     """
 
     KIND: ClassVar[str] = "cluster"
@@ -102,6 +128,7 @@ class Cluster(Artifact):
     nodes: Annotated[tuple[NodeGroup, ...], Field(min_length=1)]
     links: Links
     backend: Backend | None = None
+    co2_grams_per_kwh: Annotated[float, Field(ge=0, le=MAX_CO2_GRAMS_PER_KWH), A_NUMBER] | None = None
 
     @model_validator(mode="after")
     def _cpus_or_gpus(self) -> Cluster:
@@ -171,11 +198,10 @@ class Cluster(Artifact):
     def as_if_all(self, device: str) -> Cluster:
         """As many nodes, all with devices of one type, those that have them first."""
         nodes = sorted(self.nodes, key=lambda group: group.device != device)
-        return Cluster(
+        return self.changed(
             name=f"{self.name}, {device}",
             nodes=tuple(group.model_copy(update={"device": device}) for group in nodes),
             links=self.links.model_copy(update={"between": ()}),
-            backend=self.backend,
         )
 
     @cached_property
@@ -259,8 +285,16 @@ class Cluster(Artifact):
         return self.with_links(self.links.model_copy(update={"host": None}))
 
     def with_links(self, links: Links) -> Cluster:
-        """The same nodes with other links; a copy with an update would keep what the old ones led to."""
-        return Cluster(name=self.name, nodes=self.nodes, links=links, backend=self.backend)
+        """The same nodes with other links."""
+        return self.changed(links=links)
+
+    def changed(self, **own: Any) -> Cluster:
+        """The same but for some keys, checked anew; a copy with an update would keep what old ones led to.
+
+        Raises:
+            pydantic.ValidationError: the keys do not go together.
+        """
+        return Cluster(**{**{name: getattr(self, name) for name in self.model_fields_set}, **own})
 
     def num_groups(self, size: int) -> int:
         """How many groups of `size` devices of one node there are side by side."""

@@ -250,7 +250,7 @@ def _with_memory_gib(cluster: Cluster, memory_gib: float) -> Cluster:
 
 
 def _with_nodes(cluster: Cluster, nodes: tuple[NodeGroup, ...]) -> Cluster:
-    return Cluster(name=cluster.name, nodes=nodes, links=cluster.links, backend=cluster.backend)
+    return cluster.changed(nodes=nodes)
 
 
 def _with_metaops(profile: Profile, metaops: tuple[MetaOpProfile, ...]) -> Profile:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from spindle_cli.errors import UsageError
-from spindle_cli.files.cluster import Cluster, Links, NodeGroup
+from spindle_cli.files.cluster import MAX_DEVICES, Cluster, Links, NodeGroup
 
 
 def with_devices(cluster: Cluster, num_devices: int) -> Cluster:
     """The first `num_devices` devices of a cluster; more than it has are added to its last node.
 
     Raises:
-        UsageError: fewer than one device.
+        UsageError: fewer than one device, or more than can be planned for.
     """
-    if num_devices < 1:
-        raise UsageError(f"a cluster of {num_devices} devices was asked for; expected at least 1")
+    if not 1 <= num_devices <= MAX_DEVICES:
+        raise UsageError(f"a cluster of {num_devices} devices was asked for; expected 1 to {MAX_DEVICES}")
     groups: list[NodeGroup] = []
     links, left = cluster.links, num_devices
     for group in cluster.nodes:
@@ -33,12 +33,10 @@ def with_devices(cluster: Cluster, num_devices: int) -> Cluster:
         groups.append(part)
     labels = {group.label for group in groups}
     between = tuple(link for link in links.between if labels.issuperset(link.groups))
-    # A copy with update would keep the cached number of devices of the original.
-    return Cluster(
+    return cluster.changed(
         name=f"{cluster.name}, {num_devices} devices",
         nodes=tuple(groups),
         links=links.model_copy(update={"between": between}),
-        backend=cluster.backend,
     )
 
 
@@ -49,11 +47,10 @@ def with_one_more(cluster: Cluster, device: str) -> Cluster:
     larger = group.model_copy(update={"devices": group.devices + 1})
     larger, links = _parted(larger, cluster.links, is_new=group.count > 1)
     rest = (group.model_copy(update={"count": group.count - 1}),) if group.count > 1 else ()
-    return Cluster(
+    return cluster.changed(
         name=f"{cluster.name}, one more {device}",
         nodes=(*cluster.nodes[:place], *rest, larger, *cluster.nodes[place + 1 :]),
         links=links,
-        backend=cluster.backend,
     )
 
 

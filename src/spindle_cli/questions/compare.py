@@ -10,17 +10,18 @@ from rich import box
 from rich.table import Table
 
 from spindle_cli.errors import NoPlanError
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan, StrategyName, strategies_on
 from spindle_cli.profile.types import Profile, TaskShare
+from spindle_cli.questions.spending import Spending, known_figures, spending_of
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
-class StrategyOutcome(Model):
-    """One strategy's prediction (`Plan.of_steps`); where nothing fits, `failure` says why and the figures are
-    absent.
+class StrategyOutcome(Spending):
+    """One strategy's prediction (`Plan.of_steps`), and what an iteration takes; where nothing fits, `failure`
+    says why and the figures are absent.
 
     `over_bound`: compute_s over lower_bound_s, less 1. `speedup`: sequential's iteration over this one's.
     """
@@ -103,6 +104,7 @@ def outcome_of(plan: Plan, sequential: Plan | None) -> StrategyOutcome:
         peak_memory_bytes=max(predicted.peak_memory_bytes),
         num_slices=len(plan.every_slice),
         notes=plan.notes,
+        **dict(spending_of(plan)),
     )
 
 
@@ -131,6 +133,22 @@ def comparison_table(comparison: Comparison) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in comparison.strategies:
         table.add_row(row.strategy, *_cells(row))
+    return table
+
+
+def spending_table(comparison: Comparison) -> Table | None:
+    """What an iteration takes, a row for each strategy; None where nothing is known of it. It is a table of
+    its own, since the other is as wide as a terminal.
+    """
+    figures = known_figures(comparison.strategies)
+    if not figures:
+        return None
+    table = Table(title="of an iteration", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("strategy", no_wrap=True)
+    for figure in figures:
+        table.add_column(figure.title, justify="right", no_wrap=True)
+    for row in comparison.strategies:
+        table.add_row(row.strategy, *(figure.cell(row) for figure in figures))
     return table
 
 

@@ -11,31 +11,33 @@ from rich import box
 from rich.table import Table
 
 from spindle_cli.errors import NoPlanError, UsageError
-from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.questions.clusters import with_devices
 from spindle_cli.questions.compare import of_sets
+from spindle_cli.questions.spending import COST, Spending, known_figures, spending_of
 from spindle_cli.units import format_bytes, format_seconds
 
 # A step to more devices is worth it while each added one brings this part of what those before brought.
 KNEE_EFFICIENCY = 0.5
 
 
-class SweepPoint(Model):
-    """A plan's prediction on some number of devices.
+class SweepPoint(Spending):
+    """A plan's prediction on some number of devices, and what an iteration takes of them.
 
-    `device_s`: device-seconds of an iteration; `cost`: their price, if one is given. `efficiency`: speed per
-    device over that of the smallest number of devices that has a plan. `failure`: why there is none.
+    `of_types`: how many of each type, where the cluster has several. `device_s`: device-seconds of an
+    iteration. `efficiency`: speed per device over that of the smallest number of devices that has a plan.
+    `failure`: why there is none.
     """
 
     num_devices: int
+    of_types: dict[str, int] = Field(default_factory=dict)
     iteration_s: float | None = None
     lower_bound_s: float | None = None
     device_s: float | None = None
-    cost: float | None = None
     efficiency: float | None = None
     peak_memory_bytes: int | None = None
     failure: str | None = None
@@ -44,6 +46,7 @@ class SweepPoint(Model):
 class Sweep(Artifact):
     """The document of `spindle sweep --json`.
 
+    `price_per_device_hour`: of every device, where it was given instead of the prices of the cluster file.
     `task_sets`: where not every step runs all tasks, those that seconds are the mean of, by their shares.
     `knee`: the last number of devices up to which each added device brings at least half the speed per device
     before it.
@@ -93,29 +96,16 @@ def sweep(
     """Plan for each number of devices; those beyond the cluster's are added to its last node.
 
     Args:
-        price_per_device_hour: in any currency; each point's `cost` is then that of an iteration, in the same.
+        price_per_device_hour: in any currency, instead of the prices that the cluster has.
 
     Raises:
+        UsageError: more devices than a cluster of several types has: it is not clear of which type.
         NoPlanError: there is a plan for none of them.
     """
-    points: list[SweepPoint] = []
-    for count in sorted(set(counts)):
-        try:
-            predicted = make_plan(profile, with_devices(cluster, count), strategy).of_steps
-        except NoPlanError as error:  # too few devices are part of the answer
-            points.append(SweepPoint(num_devices=count, failure=error.message))
-            continue
-        device_s = count * predicted.iteration_s
-        points.append(
-            SweepPoint(
-                num_devices=count,
-                iteration_s=predicted.iteration_s,
-                lower_bound_s=predicted.lower_bound_s,
-                device_s=device_s,
-                cost=None if price_per_device_hour is None else device_s / 3600 * price_per_device_hour,
-                peak_memory_bytes=max(predicted.peak_memory_bytes),
-            )
-        )
+    _require_clear(cluster, counts)
+    points = [
+        _point(profile, cluster, count, strategy, price_per_device_hour) for count in sorted(set(counts))
+    ]
     planned = [(point.num_devices, point.iteration_s) for point in points if point.iteration_s is not None]
     if not planned:
         raise NoPlanError(
@@ -138,6 +128,36 @@ def sweep(
     )
 
 
+def _require_clear(cluster: Cluster, counts: Sequence[int]) -> None:
+    if cluster.is_mixed and max(counts) > cluster.num_devices:
+        raise UsageError(
+            f"--devices {max(counts)}: {cluster.name!r} has {cluster.num_devices} devices, of several types "
+            f"({', '.join(cluster.types)}), and it is not clear of which the others are",
+            hint=f"Add to a type: --add {cluster.types[-1]}=N; or ask for at most {cluster.num_devices}.",
+        )
+
+
+def _point(
+    profile: Profile, cluster: Cluster, count: int, strategy: StrategyName, price: float | None
+) -> SweepPoint:
+    part = with_devices(cluster, count)
+    of_types = dict(part.num_of_type) if cluster.is_mixed else {}
+    try:
+        plan = make_plan(profile, part, strategy)
+    except NoPlanError as error:  # too few devices are part of the answer
+        return SweepPoint(num_devices=count, of_types=of_types, failure=error.message)
+    predicted = plan.of_steps
+    return SweepPoint(
+        num_devices=count,
+        of_types=of_types,
+        iteration_s=predicted.iteration_s,
+        lower_bound_s=predicted.lower_bound_s,
+        device_s=count * predicted.iteration_s,
+        peak_memory_bytes=max(predicted.peak_memory_bytes),
+        **dict(spending_of(plan, price)),
+    )
+
+
 def find_knee(planned: Sequence[tuple[int, float]]) -> int:
     """The last number of devices before a step stops being worth it.
 
@@ -153,7 +173,12 @@ def find_knee(planned: Sequence[tuple[int, float]]) -> int:
 
 
 def sweep_table(result: Sweep) -> Table:
-    """A row for each number of devices; the knee is marked."""
+    """A row for each number of devices; the knee is marked. What is known of energy, and which devices they
+    are of several types, are columns of their own.
+    """
+    figures = (COST, *(figure for figure in known_figures(result.points) if figure is not COST))
+    is_mixed = any(point.of_types for point in result.points)
+    names = ("iteration", "lower bound", "device time", *(each.title for each in figures), "efficiency")
     table = Table(
         title=f"{result.workload} on {result.cluster}, strategy {result.strategy}"
         + of_sets(result.task_sets),
@@ -161,29 +186,25 @@ def sweep_table(result: Sweep) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    for name in (
-        "devices",
-        "iteration",
-        "lower bound",
-        "device time",
-        "cost",
-        "efficiency",
-        "peak memory",
-        "",
-    ):
-        table.add_column(name, justify="left" if not name else "right", no_wrap=True)
+    for name in ("devices", *(["of types"] if is_mixed else []), *names, "peak memory", ""):
+        table.add_column(name, justify="right" if name and name != "of types" else "left", no_wrap=True)
     for point in result.points:
+        devices = (str(point.num_devices), *([_types_of(point)] if is_mixed else []))
         if point.iteration_s is None:
-            table.add_row(str(point.num_devices), "no plan", "", "", "", "", "", point.failure or "")
+            table.add_row(*devices, "no plan", *("" for _ in names), point.failure or "")
             continue
         table.add_row(
-            str(point.num_devices),
+            *devices,
             format_seconds(point.iteration_s),
             format_seconds(point.lower_bound_s or 0.0),
             format_seconds(point.device_s or 0.0),
-            "" if point.cost is None else f"{point.cost:.4g}",
+            *(figure.cell(point) for figure in figures),
             f"{point.efficiency or 0.0:.0%}",
             format_bytes(point.peak_memory_bytes or 0),
             "<- knee" if point.num_devices == result.knee else "",
         )
     return table
+
+
+def _types_of(point: SweepPoint) -> str:
+    return ", ".join(f"{count} {device}" for device, count in point.of_types.items())

@@ -38,7 +38,7 @@ def as_one_type(cluster: Cluster) -> Cluster:
     for place, group in enumerate(cluster.nodes):
         if group.name is None and labels[group.label] == 1:
             nodes[place] = nodes[place].model_copy(update={"name": group.device})
-    return Cluster(name=cluster.name, nodes=tuple(nodes), links=cluster.links, backend=cluster.backend)
+    return cluster.changed(nodes=tuple(nodes))
 
 
 def with_types(plan: Plan, profile: Profile, cluster: Cluster) -> Plan:
