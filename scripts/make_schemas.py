@@ -25,6 +25,7 @@ from spindle_cli.launch.watching.run_report import RunReport
 from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
+from spindle_cli.questions.additions import Additions
 from spindle_cli.questions.compare import Comparison
 from spindle_cli.questions.diff import Difference
 from spindle_cli.questions.explain import Explanation
@@ -55,6 +56,7 @@ ARTIFACTS: tuple[type[Artifact], ...] = (
     RankReport,
     Comparison,
     Sweep,
+    Additions,
     Difference,
     Explanation,
     SimulationReport,

@@ -81,6 +81,14 @@ def parse_bytes(text: str) -> int | None:
     return count if count >= 1 else None
 
 
+def parse_counts(text: str) -> tuple[int, ...] | None:
+    """Positive whole numbers below 10^9 with commas between: '8, 16'; None where any is none."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch(r"0*[1-9][0-9]{0,8}", part) for part in parts):
+        return None
+    return tuple(map(int, parts))
+
+
 def counted(count: int, noun: str) -> str:
     """A number of things: '1 device', '1,024 devices'."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

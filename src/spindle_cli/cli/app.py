@@ -42,7 +42,7 @@ COMMANDS: dict[str, str] = {
     "check": "Check a plan without the planner's code.",
     "show": "Draw a plan's schedule, or one rank's program.",
     "compare": "Compare all strategies on a profile and a cluster.",
-    "sweep": "Plan for several numbers of devices, and mark the knee.",
+    "sweep": "Plan for several numbers of devices, or with more of one type.",
     "diff": "Show what changed between two plans.",
     "explain": "Explain what binds a plan, and what one more device is worth.",
     "simulate": "Predict a plan's timeline without devices.",

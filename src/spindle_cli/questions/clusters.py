@@ -54,6 +54,16 @@ def with_one_more(cluster: Cluster, device: str) -> Cluster:
     )
 
 
+def with_more_nodes(cluster: Cluster, place: int, num_nodes: int) -> Cluster:
+    """With more nodes of the group at `place` in the cluster file; devices of later groups move up."""
+    group = cluster.nodes[place]
+    larger = group.model_copy(update={"count": group.count + num_nodes})
+    return cluster.changed(
+        name=f"{cluster.name}, {num_nodes * group.devices} more {group.label}",
+        nodes=(*cluster.nodes[:place], larger, *cluster.nodes[place + 1 :]),
+    )
+
+
 def _parted(group: NodeGroup, links: Links, *, is_new: bool) -> tuple[NodeGroup, Links]:
     """A node of a group as a group of its own, with the links that the group has.
 

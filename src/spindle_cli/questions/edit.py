@@ -18,7 +18,7 @@ def edited(profile: Profile, without: Sequence[str], batches: Sequence[str]) -> 
         profile = without_task(profile, task)
     for text in batches:
         task, _, size = text.rpartition("=")
-        if not (task and size.isdigit()):
+        if not (task and size.isdecimal()):
             raise UsageError(f"--batch {text}: expected TASK=SIZE, for example --batch image_text=64")
         profile = with_batch_size(profile, task, int(size))
     return profile

@@ -43,9 +43,11 @@ class Figure:
     cell: Callable[[Spending], str]
 
 
+PRICE = Figure("price/h", lambda row: "" if row.price_per_hour is None else f"{row.price_per_hour:.4g}")
 COST = Figure("cost", lambda row: "" if row.cost is None else f"{row.cost:.4g}")
 ENERGY = Figure("energy", lambda row: "" if row.energy_j is None else format_joules(row.energy_j))
 CO2 = Figure("CO2", lambda row: "" if row.co2_g is None else format_grams(row.co2_g))
+FIGURES = (COST, ENERGY, CO2)  # of an iteration
 
 
 def spending_of(plan: Plan, price_per_device_hour: float | None = None) -> Spending:
@@ -117,9 +119,9 @@ def _idle_s(plan: Plan) -> list[float]:
     return [max(0.0, seconds) for seconds in left_s]
 
 
-def known_figures(rows: Sequence[Spending]) -> tuple[Figure, ...]:
+def known_figures(rows: Sequence[Spending], among: Sequence[Figure] = FIGURES) -> tuple[Figure, ...]:
     """The columns that some row has anything for."""
-    return tuple(figure for figure in (COST, ENERGY, CO2) if any(map(figure.cell, rows)))
+    return tuple(figure for figure in among if any(map(figure.cell, rows)))
 
 
 def unknown(

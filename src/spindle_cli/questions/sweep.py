@@ -10,37 +10,31 @@ from pydantic import Field
 from rich import box
 from rich.table import Table
 
+from spindle_cli import units
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.artifact import Artifact
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile, TaskShare
 from spindle_cli.questions.clusters import with_devices
 from spindle_cli.questions.compare import of_sets
-from spindle_cli.questions.spending import COST, Spending, known_figures, spending_of
+from spindle_cli.questions.on_cluster import OnCluster, on_cluster
+from spindle_cli.questions.spending import COST, known_figures
 from spindle_cli.units import format_bytes, format_seconds
 
 # A step to more devices is worth it while each added one brings this part of what those before brought.
 KNEE_EFFICIENCY = 0.5
 
 
-class SweepPoint(Spending):
+class SweepPoint(OnCluster):
     """A plan's prediction on some number of devices, and what an iteration takes of them.
 
-    `of_types`: how many of each type, where the cluster has several. `device_s`: device-seconds of an
-    iteration. `efficiency`: speed per device over that of the smallest number of devices that has a plan.
-    `failure`: why there is none.
+    `of_types`: where the cluster has several types. `device_s`: device-seconds of an iteration. `efficiency`:
+    speed per device over that of the smallest number of devices that has a plan.
     """
 
-    num_devices: int
-    of_types: dict[str, int] = Field(default_factory=dict)
-    iteration_s: float | None = None
-    lower_bound_s: float | None = None
     device_s: float | None = None
     efficiency: float | None = None
-    peak_memory_bytes: int | None = None
-    failure: str | None = None
 
 
 class Sweep(Artifact):
@@ -78,12 +72,12 @@ def parse_counts(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: not a list of positive whole numbers.
     """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    counts = units.parse_counts(text)
+    if counts is None:
         raise UsageError(
             f"--devices {text}: expected positive whole numbers with commas between, for example 8,16,32"
         )
-    return tuple(int(part) for part in parts)
+    return counts
 
 
 def sweep(
@@ -140,22 +134,9 @@ def _require_clear(cluster: Cluster, counts: Sequence[int]) -> None:
 def _point(
     profile: Profile, cluster: Cluster, count: int, strategy: StrategyName, price: float | None
 ) -> SweepPoint:
-    part = with_devices(cluster, count)
-    of_types = dict(part.num_of_type) if cluster.is_mixed else {}
-    try:
-        plan = make_plan(profile, part, strategy)
-    except NoPlanError as error:  # too few devices are part of the answer
-        return SweepPoint(num_devices=count, of_types=of_types, failure=error.message)
-    predicted = plan.of_steps
-    return SweepPoint(
-        num_devices=count,
-        of_types=of_types,
-        iteration_s=predicted.iteration_s,
-        lower_bound_s=predicted.lower_bound_s,
-        device_s=count * predicted.iteration_s,
-        peak_memory_bytes=max(predicted.peak_memory_bytes),
-        **dict(spending_of(plan, price)),
-    )
+    found = on_cluster(profile, with_devices(cluster, count), strategy, price, tell_types=cluster.is_mixed)
+    device_s = None if found.iteration_s is None else count * found.iteration_s
+    return SweepPoint(**dict(found), device_s=device_s)
 
 
 def find_knee(planned: Sequence[tuple[int, float]]) -> int:
@@ -185,6 +166,7 @@ def sweep_table(result: Sweep) -> Table:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
     for name in ("devices", *(["of types"] if is_mixed else []), *names, "peak memory", ""):
         table.add_column(name, justify="right" if name and name != "of types" else "left", no_wrap=True)
