@@ -214,15 +214,15 @@ def test_what_is_recomputed_runs_while_its_parameters_are_there() -> None:
     assert backward == (6 + 2 + 2 * state, 0.0)
 
 
-def test_frozen_parameters_and_those_stepped_whole_stay_whole() -> None:
+def test_what_is_stepped_whole_stays_whole_and_what_is_frozen_has_neither_gradients_nor_state() -> None:
     """Of 2 x 4 MiB a quarter is frozen; of the 3 that are trained a third is stepped whole, 2 are shared."""
     kept = OptimizerBytes(state_per_param=2.0, whole_share=1 / 3)
     net = net_of("a/m", 2, param_bytes_per_op=4 * MIB, trainable_fraction=0.75, optimizer=kept)
     found = need(sharded(PARAMETERS, net), [on(net, 2)], nccl(2))
-    assert found.parameter_bytes == 2 * (1 + 1 + 1) * MIB
+    assert found.parameter_bytes == 2 * (0.5 + 1 + 1) * MIB
     # backward of the first op: two gradients of 2
     assert found.gradient_bytes == pytest.approx(2 * (1 + 1) * MIB + 2 * 2 * MIB, abs=1)
-    assert gathered(sharded(PARAMETERS, net), [on(net, 2)], nccl(2)) == pytest.approx(4)
+    assert gathered(sharded(PARAMETERS, net), [on(net, 2)], nccl(2)) == pytest.approx(2 * (2 + 1))
     assert found.optimizer_bytes == 2 * 3 * MIB
     assert found.updated_bytes == 2 * (1 + 1) * MIB
 

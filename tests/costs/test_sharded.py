@@ -29,12 +29,14 @@ def moved(
     level: Sharding = PARAMETERS,
     devices: tuple[int, ...] = (0, 1),
     tp: int = 1,
+    *,
+    is_reached: bool = True,
     **profile: Any,
 ) -> Moved | None:
     whole = profile_of(metaop).model_copy(update=profile).sharded({"task/net": level})
     at = slice_of(metaop, ops, devices, 0.0)
     piece = at.model_copy(update={"tp": tp, "dp": len(devices) // tp})
-    return moved_in_passes(piece, metaop, cluster_of(4, devices_per_node=2), whole)
+    return moved_in_passes(piece, metaop, cluster_of(4, devices_per_node=2), whole, is_reached=is_reached)
 
 
 def test_each_op_gathers_and_scatters_its_own_parameters() -> None:
@@ -64,13 +66,40 @@ def test_nothing_moves_where_nothing_is_shared_out_or_one_device_holds_it() -> N
     assert moved_in_passes(slice_of(net_of(1), (0, 1), (0, 1), 0.0), net_of(1), cluster_of(2), whole) is None
 
 
-def test_what_is_not_trained_or_stepped_whole_is_not_gathered() -> None:
-    """A quarter is frozen; of the rest a third is stepped whole: half a MiB is gathered."""
+def test_what_is_stepped_whole_is_not_gathered_and_what_is_frozen_by_itself_but_never_scattered() -> None:
+    """A quarter is frozen; of the rest a third is stepped whole: half a MiB is gathered, and a quarter."""
     kept = OptimizerBytes(state_per_param=2.0, whole_share=1 / 3)
     found = moved(net_of(1, trainable_fraction=0.75, optimizer=kept), (0, 1))
     assert found is not None
-    assert found.forward == pytest.approx((10e-6 + MIB / 4 / 5e9,))
+    assert found.forward == found.backward == pytest.approx((2 * 10e-6 + (MIB / 4 + MIB / 8) / 5e9,))
     assert found.scatters == pytest.approx((10e-6 + 0.75 * MIB / 2 / 5e9,))
+
+
+def test_what_is_all_frozen_is_gathered_once_a_pass_to_which_gradients_come() -> None:
+    frozen = moved(net_of(2, trainable_fraction=0.0), (0, 2))
+    assert frozen is not None
+    assert frozen.forward == frozen.backward == pytest.approx((MIB_S, MIB_S))
+    assert frozen.scatters == (0.0, 0.0)
+    unreached = moved(net_of(2, trainable_fraction=0.0), (0, 2), is_reached=False)
+    assert unreached is not None
+    assert unreached.forward == pytest.approx((MIB_S, MIB_S))
+    assert unreached.backward == unreached.scatters == (0.0, 0.0)
+
+
+def test_gradients_come_behind_what_trains() -> None:
+    """A frozen encoder, a frozen trunk behind an adapter that trains: the encoder's pass back is empty."""
+    encoder = metaop_of("t/encoder", 2, {1: 1.0, 2: 1.0}, trainable_fraction=0.0)
+    adapter = metaop_of("t/adapter", 1, {1: 1.0, 2: 1.0}, inputs=("t/encoder",))
+    trunk = metaop_of("t/trunk", 2, {1: 1.0, 2: 1.0}, inputs=("t/adapter",), trainable_fraction=0.0)
+    keys = dict.fromkeys(("t/encoder", "t/trunk"), PARAMETERS)
+    profile = profile_of(encoder, adapter, trunk).sharded(keys)
+    beyond = BeyondCurve(profile.by_name, cluster_of(4, devices_per_node=2), profile)
+
+    def longer(metaop: MetaOpProfile) -> tuple[float, float]:
+        return beyond.op_s(slice_of(metaop, (0, 2), (0, 1), 0.0), metaop, 1.0, 1.0)
+
+    assert longer(encoder) == (pytest.approx(MIB_S / 2), 0.0)
+    assert longer(trunk) == pytest.approx((MIB_S / 2, MIB_S / 2))
 
 
 def test_a_block_of_several_ops_moves_once_a_pass() -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.program.types import COMPUTES, RECEIVES, Action, Kind, Program, Transfer
-from spindle_cli.runtime.communication.strict_backend import SERIAL, STRICT, OperationQueue, StrictGroup
+from spindle_cli.runtime.backends.strict_backend import SERIAL, STRICT, OperationQueue, StrictGroup
 
 Backend = str  # "gloo", or one of the strict ones
 

@@ -141,8 +141,9 @@ def test_a_block_takes_its_parameters_gradients_and_state(
         # A quarter is frozen. Of the rest: parameters and gradients whole, half of twice as much of state.
         (Sharding.OPTIMIZER, 0.0, 0.25 + 0.75 * (1 + 1 + 1), 0.0),
         (Sharding.GRADIENTS, 0.0, 0.25 + 0.75 * (1 + 0.5 + 1), 2 * 0.75 * 0.5),
-        (Sharding.PARAMETERS, 0.0, 0.25 + 0.75 * (0.5 + 0.5 + 1), 2 * 0.75 * (0.5 + 0.5)),
-        (Sharding.PARAMETERS, 0.5, 0.25 + 0.75 * (0.75 + 0.75 + 1), 2 * 0.75 * (0.25 + 0.25)),
+        # Of what is frozen half, too, and the other half while it is used.
+        (Sharding.PARAMETERS, 0.0, 0.125 + 0.75 * (0.5 + 0.5 + 1), 2 * (0.75 * (0.5 + 0.5) + 0.125)),
+        (Sharding.PARAMETERS, 0.5, 0.125 + 0.75 * (0.75 + 0.75 + 1), 2 * (0.75 * (0.25 + 0.25) + 0.125)),
     ],
 )
 def test_of_a_shared_out_block_a_device_has_its_range_and_two_ops_whole(

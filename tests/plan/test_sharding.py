@@ -238,19 +238,20 @@ def test_what_is_gathered_counts_when_tensor_parallelism_is_chosen() -> None:
 
 
 def test_what_is_tried() -> None:
-    """Heaviest first; not what one device alone can run, nor what is not trained."""
+    """Heaviest first; not what one device alone can run, and of what is not trained no gradients."""
     large, small = net_of("a/large", 3), net_of("a/small", 1)
     frozen = net_of("a/frozen", 9, trainable_fraction=0.0)
     narrow = net_of("a/narrow", 9).model_copy(update={"curve": large.curve[:1]})
     profile = shared(small, large, frozen, narrow)
     assert shardings_to_try(profile, cluster_of(2)) == [
-        {"a/large": PARAMETERS},
-        {"a/small": PARAMETERS, "a/large": PARAMETERS},
+        {"a/frozen": PARAMETERS},
+        {"a/small": PARAMETERS, "a/large": PARAMETERS, "a/frozen": PARAMETERS},
         {"a/small": GRADIENTS, "a/large": GRADIENTS},
     ]
     assert shardings_to_try(shared(large), cluster_of(2)) == [{"a/large": PARAMETERS}, {"a/large": GRADIENTS}]
     assert shardings_to_try(profile, cluster_of(1)) == []
-    assert shardings_to_try(shared(narrow, frozen), cluster_of(2)) == []
+    assert shardings_to_try(shared(narrow, frozen), cluster_of(2)) == [{"a/frozen": PARAMETERS}]
+    assert shardings_to_try(shared(narrow), cluster_of(2)) == []
     assert shardings_to_try(profile_of(large), cluster_of(2)) == []
 
 
@@ -260,10 +261,13 @@ def test_what_cannot_be_shared_out_is_refused() -> None:
     profile = shared(net_of(), narrow, net_of("a/frozen", trainable_fraction=0.0))
     with pytest.raises(NoPlanError, match=r"'a/narrow': a/narrow has no allocation on all 2 devices"):
         make_plan(profile, cluster, sharding={"a/narrow": PARAMETERS})
-    for key in ("a/frozen", "nothing"):
-        with pytest.raises(UsageError, match=f"'{key}': the profile has no such parameters") as refused:
-            make_plan(profile, cluster, sharding={key: PARAMETERS})
-        assert "It has a/narrow, t/net." in str(refused.value.hint)
+    with pytest.raises(UsageError, match="'nothing': the profile has no such parameters") as refused:
+        make_plan(profile, cluster, sharding={"nothing": PARAMETERS})
+    assert refused.value.hint == "It has a/frozen, a/narrow, t/net."
+    for level in (Sharding.NONE, Sharding.OPTIMIZER, GRADIENTS):
+        with pytest.raises(UsageError, match=f"found {level}, but none of these .* trained") as refused:
+            make_plan(profile, cluster, sharding={"a/frozen": level})
+        assert "a/frozen=parameters" in str(refused.value.hint)
     with pytest.raises(NoPlanError, match="do not let devices share optimizer state"):
         make_plan(profile_of(net_of()), cluster, sharding={"t/net": GRADIENTS})
     one_degree = net_of().model_copy(update={"parameters": "p"})

@@ -21,6 +21,7 @@ from spindle_cli.program.text import format_action, parse_action
 from spindle_cli.program.types import Action, Kind, Program, StepSettings
 from spindle_cli.simulate.run import simulate
 from spindle_cli.simulate.types import Activity
+from spindle_cli.units import MIB
 
 SETTINGS = StepSettings(sharded=True, clips=True)
 
@@ -81,6 +82,81 @@ def test_each_op_that_is_shared_out_has_a_group_of_its_own(program: Program) -> 
     assert (second.first_ops, second.last_ops, second.sharding) == ((1,), (1,), Sharding.PARAMETERS)
     assert (head.first_ops, head.last_ops, head.sharding) == ((0,), (0,), Sharding.GRADIENTS)
     assert (other.last_ops, other.sharding) == ((), Sharding.OPTIMIZER)
+
+
+def with_frozen(plan: Plan, share: float, *names: str) -> Plan:
+    """Of these MetaOps only a share of the parameters is trained."""
+    metaops = tuple(
+        each.model_copy(update={"trainable_fraction": share}) if each.name in names else each
+        for each in plan.metaops
+    )
+    return Plan(**{**{name: getattr(plan, name) for name in plan.model_fields_set}, "metaops": metaops})
+
+
+def test_what_is_not_trained_has_groups_of_its_own_where_it_is_shared_out() -> None:
+    """Of 1 MiB a quarter is trained."""
+    plan = with_frozen(two_nets({**ALL, "head": Sharding.GRADIENTS}), 0.25, "a/net", "a/head")
+    groups = {group.blocks[0]: group for group in link(plan, settings=SETTINGS).groups}
+    assert groups.keys() == {*(("net", op) for op in (0, 1)), *(("net (frozen)", op) for op in (0, 1))} | {
+        ("head", 0),
+        ("other", 0),
+    }
+    trained, frozen = groups["net", 1], groups["net (frozen)", 1]
+    assert (trained.parameter_bytes, trained.is_trained) == (MIB // 4, True)
+    assert (frozen.parameter_bytes, frozen.num_bytes, frozen.is_trained) == (3 * MIB // 4, 0, False)
+    assert (frozen.devices, frozen.first_ops, frozen.last_ops) == ((0, 1), (1,), (1,))
+    assert frozen.sharding is Sharding.PARAMETERS
+
+
+def test_a_pass_back_to_which_no_gradients_come_gathers_nothing() -> None:
+    """The net is frozen: nothing before or in it trains. With a head of it frozen, too, its task trains
+    nothing, and neither flags nor gathers are behind the step.
+    """
+    plan = with_frozen(two_nets({"net": Sharding.PARAMETERS}), 0.0, "a/net")
+    program = link(plan, settings=SETTINGS)
+    prove(program)
+    assert program.reached == (False, True, True)
+    (shards,) = [each for each in program.communicators if each.purpose is Purpose.SHARDS]
+    assert texts(program, 0)[:2] == [f"F 0 by {shards.index}", "F 1"]
+    assert "B 0" in texts(program, 0)
+    nothing = link(with_frozen(plan, 0.0, "a/net", "a/head"), settings=SETTINGS)
+    prove(nothing)
+    assert nothing.reached == (False, False, True)
+    assert [text for text in texts(nothing, 0) if not text.startswith(("F ", "B "))] == [
+        "LOSSES on 0",
+        "NORM on 0",
+        "STEP",
+    ]
+    assert [each.ranks for each in nothing.communicators if each.purpose is Purpose.SUMS] == [(1, 2)]
+
+
+def test_a_frozen_net_behind_one_that_trains_is_gathered_for_both_passes() -> None:
+    plan = with_frozen(two_nets({"net": Sharding.PARAMETERS, "head": Sharding.PARAMETERS}), 0.0, "a/head")
+    program = link(plan, settings=SETTINGS)
+    prove(program)
+    assert program.reached == (True, True, True)
+    (shards,) = [each for each in program.communicators if each.purpose is Purpose.SHARDS]
+    assert {f"F 1 by {shards.index}", f"B 1 by {shards.index}"} <= set(texts(program, 0))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_the_proof_finds_gathers_in_a_pass_back_without_gradients_and_their_lack_in_one_with(
+    is_there: bool,
+) -> None:
+    share = 0.0 if is_there else 1.0
+    program = link(with_frozen(two_nets({"net": Sharding.PARAMETERS}), share, "a/net"), settings=SETTINGS)
+    (shards,) = [each for each in program.communicators if each.purpose is Purpose.SHARDS]
+    changed = {
+        device: tuple(
+            replace(action, shards=(shards.index,) if is_there else ())
+            if (action.kind, action.piece) == (Kind.BACKWARD, 0)
+            else action
+            for action in actions
+        )
+        for device, actions in program.actions.items()
+    }
+    with pytest.raises(ProgramError, match="expected what its parameters are gathered over"):
+        prove(replace(program, actions=changed))
 
 
 def test_a_block_that_several_ops_use_is_there_from_the_first_to_the_last() -> None:

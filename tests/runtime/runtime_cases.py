@@ -168,7 +168,7 @@ GONE_ON_ELSEWHERE = (
     Case("gone-on-whole", SCATTERED, args=FROZEN, train=WHOLE_STATE, goes_on_with=SAVED.name),
     Case("gone-on-on-one", (2,), args=FROZEN, train=ADAMW, goes_on_with=SAVED.name),
     Case("gone-on-in-pieces", (1, 0), args=FROZEN, train=ADAMW, goes_on_with=SAVED_WHOLE.name),
-    Case("gone-on-not-shared-out", SCATTERED, train=ADAMW, goes_on_with=SAVED_SHARED_OUT.name),
+    Case("gone-on-not-shared-out", SCATTERED, args=FROZEN, train=ADAMW, goes_on_with=SAVED_SHARED_OUT.name),
     Case(
         "gone-on-shared-out",
         ON_SOME,

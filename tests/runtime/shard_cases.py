@@ -23,6 +23,7 @@ ON_SOME: tuple[Placement, ...] = (
     ("caption/project", (0, 1), (1, 2)),
     ("classify/fuse", (0, 1), (3, 0, 1, 2)),
 )
+FROZEN_TOWER = {"frozen_tower": True}
 CLIPPED = {**SGD, "optimizer_args": {"momentum": 0.9}, "clip_norm": 0.5}
 SHARED_OUT = (
     Case(
@@ -39,7 +40,7 @@ SHARED_OUT = (
     Case(
         "kept-shared-out",
         ON_SOME,
-        args={"reduction": "sum"},
+        args={"reduction": "sum", **FROZEN_TOWER},
         train={**CLIPPED, "accumulate": 2},
         recompute=("pairs/vision", "classify/mix"),
         micro_batches={"classify": 2},
@@ -64,6 +65,7 @@ STATE_WHOLE = Case(
 SAVED = Case(
     "saved-shared-out",
     ON_SOME,
+    args=FROZEN_TOWER,
     train=ADAMW,
     steps=2,
     checkpoint_every=1,
@@ -82,6 +84,7 @@ SPLIT = Case(
         ("right/layers", (1, 2), (0, 1), 2),
     ),
     "split_toys",
+    args={"frozen": True},
     train={**CLIPPED, "accumulate": 2},
     recompute=("right/tower",),
     offload=True,

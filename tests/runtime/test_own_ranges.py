@@ -112,10 +112,13 @@ def test_ranges_are_those_that_buckets_of_the_runs_numbers_give(tmp_path: Path) 
                     assert model.own[key].part.elements == owned.get(key, (0, 0))
 
 
-def test_what_every_rank_steps_whole_is_there_whole(tmp_path: Path) -> None:
+def test_what_every_rank_steps_whole_is_there_whole_and_what_none_does_is_not(tmp_path: Path) -> None:
     _, ranks = models(WHOLE_STATE, tmp_path)
-    assert not any(model.own for model in ranks)
-    assert all(leaf.untyped_storage().nbytes() for model in ranks for leaf in model.parameters.values())
+    frozen = {"pairs.text.embed.weight"}  # on the last two
+    assert [set(model.own) for model in ranks] == [set(), set(), frozen, frozen]
+    for model in ranks:
+        for name, leaf in model.parameters.items():
+            assert bool(leaf.untyped_storage().nbytes()) == (name not in model.own)
 
 
 def test_ranges_are_taken_from_files_of_initial_values(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication import pass_bucket
 from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.flat_bucket import FrozenBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.memory.gather_memory import GatherMemory
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, Use, Uses, uses_in
@@ -35,7 +36,7 @@ def test_all_ranks_gather_smaller_groups_first_and_equal_ones_by_their_numbers(
 ) -> None:
     """In whichever order a rank comes upon them."""
     pieces = (SimpleNamespace(devices=(0, 1, 2, 3), ops=(0, 1)),)
-    program = SimpleNamespace(groups=groups, slices=pieces)
+    program = SimpleNamespace(groups=groups, slices=pieces, reached=(True,))
     pool = SimpleNamespace(in_passes=lambda _, index: (index,))
     found = {rank: uses_in(program, rank, pool, 0)[0] for rank in range(4)}  # type: ignore[arg-type]
     assert {rank: list(uses.from_op(0)) for rank, uses in found.items()} == {
@@ -50,10 +51,20 @@ class Noted:
     """A bucket that notes what is asked of it."""
 
     def __init__(
-        self, name: str, events: list[str], *, is_fetched: bool = True, is_kept: bool = False
+        self,
+        name: str,
+        events: list[str],
+        *,
+        is_fetched: bool = True,
+        is_kept: bool = False,
+        is_trained: bool = True,
     ) -> None:
         self.is_fetched, self.is_kept = is_fetched, is_kept
-        self._name, self._events = name, events
+        self._name, self._events, self._is_trained = name, events, is_trained
+
+    @property
+    def __class__(self) -> type:  # what isinstance() looks at
+        return PassBucket if self._is_trained else FrozenBucket
 
     def __getattr__(self, what: str):
         return lambda: self._events.append(f"{what} {self._name}")
@@ -113,6 +124,33 @@ def test_what_is_kept_stays_from_the_forward_pass_to_the_end_of_the_backward_pas
         "start_scatter a",
         "finish_scatter a",
     ]
+
+
+def test_what_is_frozen_is_fetched_for_both_passes_and_has_no_gradients() -> None:
+    events: list[str] = []
+    a, b = Noted("a", events, is_trained=False), Noted("b", events, is_trained=False, is_kept=True)
+    uses = Uses([Use(a, 0, 0), Use(b, 0, 1)], (0, 2))
+    ForwardWalk(uses, keeps=True).through()
+    expected = ["start_fetch a", "start_keeping b", "finish_fetch a", "finish_fetch b", "give_up a"]
+    assert events == expected
+    events.clear()
+    back = BackwardWalk(uses)
+    back.begin()
+    back.end()
+    assert events == ["start_fetch a", "finish_fetch a", "give_up a", "end_keeping b"]
+
+
+def test_where_no_gradients_come_nothing_is_fetched_backward_nor_kept_for_it() -> None:
+    events: list[str] = []
+    a = Noted("a", events, is_trained=False, is_kept=True)
+    uses = Uses([Use(a, 0, 1, is_reached=False)], (0, 2))
+    ForwardWalk(uses, keeps=True).through()
+    assert events == ["start_fetch a", "finish_fetch a", "give_up a"]
+    back = BackwardWalk(uses)
+    back.begin()
+    back.reach(0)
+    back.end()
+    assert events[3:] == []
 
 
 def test_in_an_evaluation_nothing_is_kept() -> None:

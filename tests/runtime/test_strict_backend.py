@@ -29,7 +29,7 @@ from spindle_cli.process.worker_session import is_lost_peer
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program, StepSettings
-from spindle_cli.runtime.communication.strict_backend import SERIAL, STRICT, OperationQueue
+from spindle_cli.runtime.backends.strict_backend import SERIAL, STRICT, OperationQueue
 
 SHORT_S = 0.5
 # All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes.

@@ -43,7 +43,7 @@ def collectives_of_step(
     if sharded:
         blocks: dict[tuple[int, ...], int] = {}
         for group in summed:
-            if group.sharding is Sharding.NONE:
+            if group.sharding is Sharding.NONE or not group.is_trained:
                 continue
             blocks[group.devices] = blocks.get(group.devices, 0) + len(group.blocks)
         found += [

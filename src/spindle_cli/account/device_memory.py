@@ -21,7 +21,7 @@ from spindle_cli.profile.types import MetaOp
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
 # neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
 # came and went.
-MEMORY_FORMULA = 5
+MEMORY_FORMULA = 6
 
 
 def device_memory(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from operator import attrgetter
 from typing import NamedTuple
 
-from spindle_cli.account.holdings import blocks_of
+from spindle_cli.account.holdings import BlockUse, blocks_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import Spread, per_node, spread_all_reduce_s
 from spindle_cli.costs.memory import SliceShape
@@ -24,10 +24,13 @@ _LARGE_SUM_BYTES = GIB
 
 # Ends the key of what tensor parallelism leaves whole.
 WHOLE = " (whole)"
+# Ends the key of what is not trained.
+FROZEN = " (frozen)"
 
 
 class ParameterBlock(NamedTuple):
-    """Trained parameters that are always used together: a key, a block of it, and their bytes, unsplit.
+    """Parameters that are always used together: a key, a block of it, and their bytes, unsplit. Trained ones,
+    or others where devices share these out.
 
     `split`: whether tensor parallelism gives each device of a group its part of them; else all hold them
     whole. `sharding`: what the devices that hold them share out, the same wherever the block is used.
@@ -38,37 +41,40 @@ class ParameterBlock(NamedTuple):
     num_bytes: int
     split: bool = True
     sharding: Sharding = Sharding.OPTIMIZER
+    is_trained: bool = True
 
 
-# (MetaOp name, index of the op in it) -> the trained parameters that the op uses, neighbouring glue included.
+# (MetaOp name, index of the op in it) -> the parameters that the op uses and trains, or that are shared out,
+# neighbouring glue included.
 ParameterUses = Mapping[tuple[str, int], Sequence[ParameterBlock]]
 
 
 def planned_parameters(
     metaops: Iterable[MetaOp], sharding: ShardingOf
 ) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
-    """Which parameters each op trains, as far as a profile or a plan knows: a block an op, and one of what
-    tensor parallelism leaves whole, its glue's parameters included.
+    """Which parameters each op trains, and which others are shared out, as far as a profile or a plan knows:
+    a block an op, and one of what tensor parallelism leaves whole, its glue's parameters included.
 
     A runtime that knows the parameters themselves gives `link` its own.
     """
-    uses: dict[tuple[str, int], tuple[ParameterBlock, ...]] = {}
-    for metaop in metaops:
-        for op in range(metaop.num_ops):
-            uses[metaop.name, op] = tuple(
-                ParameterBlock(
-                    key if is_split else f"{key}{WHOLE}",
-                    block,
-                    num_bytes,
-                    is_split,
-                    sharding.get(key, Sharding.OPTIMIZER),
-                )
-                for (key, block, is_split), trained in (
-                    (use.block, use.trained_bytes) for use in blocks_of(metaop, op)
-                )
-                if (num_bytes := round(trained))
-            )
-    return uses
+    return {
+        (metaop.name, op): tuple(
+            block for use in blocks_of(metaop, op) for block in _planned_blocks(use, sharding)
+        )
+        for metaop in metaops
+        for op in range(metaop.num_ops)
+    }
+
+
+def _planned_blocks(use: BlockUse, sharding: ShardingOf) -> Iterator[ParameterBlock]:
+    """Of a block what is trained, and what is not, where the latter is shared out."""
+    key, number, is_split = use.block
+    level = sharding.get(key, Sharding.OPTIMIZER)
+    name = key if is_split else f"{key}{WHOLE}"
+    if num_bytes := round(use.trained_bytes):
+        yield ParameterBlock(name, number, num_bytes, is_split, level)
+    if level.is_fetched and (num_bytes := round(use.frozen_bytes)):
+        yield ParameterBlock(f"{name}{FROZEN}", number, num_bytes, is_split, level, is_trained=False)
 
 
 def parameter_groups(
@@ -84,7 +90,8 @@ def parameter_groups(
     Groups come in the order in which they are complete: in the backward pass of the first slice, in `order`,
     that uses them, from its last op to its first. What is complete one after the other on the same devices is
     summed together until it is worth a sum (`sum_bytes`); but what is summed in each pass, op by op. What is
-    to be shared out stays whole where some of its devices do not run all of its slices.
+    to be shared out stays whole where some of its devices do not run all of its slices; of what is not
+    trained there is no group then.
 
     Args:
         order: of all slices, the last one that runs backward first.
@@ -95,7 +102,7 @@ def parameter_groups(
     position = {index: place for place, index in enumerate(order)}
     holders = _Holders(slices, cluster)
     parts: list[_Part] = []
-    for (users, sharding, last_ops), names in _used_alike(slices, order, uses).items():
+    for (users, sharding, last_ops, is_trained), names in _used_alike(slices, order, uses).items():
         first, first_op, _ = users[0]
         num_bytes = sum(names.values())
         first_ops = {index: op for index, op, _ in users}
@@ -104,8 +111,11 @@ def parameter_groups(
             when = (-position[first], -first_op)
             plans = _plans_of(first_ops, run_in)
             may = not sharding.is_by_pass or _can_share_out(fragment, users, slices)
+            if not (may or is_trained):
+                continue
             shared_out = (sharding, dict(last_ops)) if may else _ALONE
-            parts.append(_Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out))
+            part = _Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out, is_trained)
+            parts.append(part)
     parts.sort(key=_when)
     width = gradient_bytes_per_param
     return tuple(part.group(index, width) for index, part in enumerate(_join_small(parts, width)))
@@ -143,9 +153,9 @@ def _worth_a_sum(spread: Spread, cluster: Cluster) -> int:
 
 # A slice that uses some parameters: its index, the first of its ops that does, whether it has parts of them.
 _User = tuple[int, int, bool]
-# Who uses some parameters, what is shared out of them, and where they are summed in each pass also the last
-# op of each slice that uses them.
-_Alike = tuple[tuple[_User, ...], Sharding, tuple[tuple[int, int], ...]]
+# Who uses some parameters, what is shared out of them, where they are gathered or summed in each pass also
+# the last op of each slice that uses them, and whether they are trained.
+_Alike = tuple[tuple[_User, ...], Sharding, tuple[tuple[int, int], ...], bool]
 _ALONE: tuple[Sharding, dict[int, int]] = (Sharding.OPTIMIZER, {})  # not shared out pass by pass
 
 
@@ -156,12 +166,15 @@ def _used_alike(
     size: dict[tuple[str, int], int] = {}
     users: dict[tuple[str, int], dict[int, _User]] = {}
     by_pass: dict[tuple[str, int], tuple[Sharding, dict[int, int]]] = {}
+    frozen: set[tuple[str, int]] = set()
     for index in order:
         piece = slices[index]
         for op in range(*piece.ops):
-            for key, number, num_bytes, is_split, sharding in uses[piece.metaop, op]:
+            for key, number, num_bytes, is_split, sharding, is_trained in uses[piece.metaop, op]:
                 name = (key, number)
                 of_block = users.get(name)
+                if not is_trained:
+                    frozen.add(name)
                 if sharding.is_by_pass:
                     by_pass.setdefault(name, (sharding, {}))[1][index] = op
                 elif sharding is Sharding.NONE:
@@ -179,7 +192,7 @@ def _used_alike(
     alike: dict[_Alike, dict[tuple[str, int], int]] = {}
     for name, by_slice in users.items():
         sharding, last_ops = by_pass.get(name, _ALONE)
-        how = (tuple(by_slice.values()), sharding, tuple(last_ops.items()))
+        how = (tuple(by_slice.values()), sharding, tuple(last_ops.items()), name not in frozen)
         alike.setdefault(how, {})[name] = size[name]
     return alike
 
@@ -207,7 +220,7 @@ class _Part:
         num_bytes: of its parameters.
         first_ops: of each slice that adds to it, the first op that does.
         plans: that add to it, where there are several.
-        sharding, last_ops: see `ParameterGroup`; last ops by slice.
+        sharding, last_ops, is_trained: see `ParameterGroup`; last ops by slice.
     """
 
     when: tuple[int, int]
@@ -218,6 +231,7 @@ class _Part:
     plans: frozenset[int]
     sharding: Sharding = Sharding.OPTIMIZER
     last_ops: dict[int, int] = field(default_factory=dict)
+    is_trained: bool = True
 
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
@@ -234,13 +248,14 @@ class _Part:
             index=index,
             devices=self.fragment.devices,
             blocks=tuple(self.blocks),
-            num_bytes=round(width * self.num_bytes),
+            num_bytes=round(width * self.num_bytes) if self.is_trained else 0,
             parameter_bytes=self.num_bytes,
             slices=slices,
             first_ops=tuple(self.first_ops[slice_] for slice_ in slices),
             fragment=(self.fragment.index, self.fragment.count),
             last_ops=tuple(self.last_ops[slice_] for slice_ in slices) if self.last_ops else (),
             sharding=self.sharding,
+            is_trained=self.is_trained,
         )
 
 

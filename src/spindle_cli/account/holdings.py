@@ -22,6 +22,11 @@ class BlockUse(NamedTuple):
     num_bytes: float
     trained_bytes: float
 
+    @property
+    def frozen_bytes(self) -> float:
+        """Those that are not trained."""
+        return self.num_bytes - self.trained_bytes
+
 
 def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
     """The blocks of an op that have any bytes."""
@@ -121,7 +126,7 @@ class Held:
 
     @property
     def is_by_pass(self) -> bool:
-        """Whether its gradients are summed in each backward pass, each device keeping a range."""
+        """Whether several devices keep a range of it each, so that passes gather or sum it."""
         return self.sharding.is_by_pass and self.summed > 0
 
     @property
@@ -130,22 +135,30 @@ class Held:
         return self.share * self.trained_bytes * (1 - self._whole) if self.is_by_pass else 0.0
 
     @property
-    def gathered_bytes(self) -> float:
-        """Bytes that are gathered while ops use them."""
-        return self.scattered_bytes if self.sharding.is_fetched else 0.0
+    def gathered_lots(self) -> tuple[float, ...]:
+        """Bytes that are gathered while ops use them, in lots: those that are trained, and the others."""
+        if not (self.is_by_pass and self.sharding.is_fetched):
+            return ()
+        lots = self.scattered_bytes, self.share * self.frozen_bytes
+        return tuple(num_bytes for num_bytes in lots if num_bytes)
+
+    @property
+    def frozen_bytes(self) -> float:
+        """Bytes of the whole block that are not trained."""
+        return self.num_bytes - self.trained_bytes
 
     @property
     def kept_bytes(self) -> float:
-        """Of these, those that stay from a slice's forward pass to its backward pass."""
-        return self.gathered_bytes if self.sharding is Sharding.KEPT else 0.0
+        """Of what is gathered, that which stays from a slice's forward pass to its backward pass."""
+        return sum(self.gathered_lots) if self.sharding is Sharding.KEPT else 0.0
 
     @property
     def lasting_bytes(self) -> float:
         """Bytes of parameters that are there all the time: of what is gathered, the device's own range."""
-        if not self.gathered_bytes:
+        if not self.gathered_lots:
             return self.share * self.num_bytes
-        others = (self.share - self.owned) * self.trained_bytes * (1 - self._whole)
-        return self.share * self.num_bytes - others
+        ranged = self.trained_bytes * (1 - self._whole) + self.frozen_bytes
+        return self.share * self.num_bytes - (self.share - self.owned) * ranged
 
     @property
     def lasting_gradient_bytes(self) -> float:

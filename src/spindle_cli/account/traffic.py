@@ -111,7 +111,7 @@ def find_meetings(
     ends = {device for pair in pairs for device in pair}
     exchanging = [tuple(sorted(ends))] if ends else []
     groups = tuple(groups)
-    summing = {group.devices for group in groups if len(group.devices) > 1} - {everyone}
+    summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
     sharing = {group.devices for group in groups if group.sharding.is_by_pass}
     inside = {
         (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)

@@ -97,7 +97,7 @@ class Edge:
 @dataclass(frozen=True)
 class ParameterGroup:
     """Parameters held by the same set of devices, whose gradients become complete together and are summed in
-    one go.
+    one go; or parameters that are not trained, which these devices share out and gather together.
 
     Several groups may have the same devices (they share one communicator): what is complete earlier is summed
     while backward still runs. `index` is also the order in which every device starts its sums. A group of one
@@ -107,7 +107,7 @@ class ParameterGroup:
         index: position among the plan's groups.
         devices: ascending.
         blocks: (parameters key, block) pairs.
-        num_bytes: of the gradients that each device brings to the sum.
+        num_bytes: of the gradients that each device brings to the sum; 0 where nothing is trained.
         parameter_bytes: of the parameters themselves, which a gather hands on.
         slices: indices of the slices whose backward adds to these gradients, ascending.
         first_ops: of each of `slices`, the first op that uses these parameters: with its backward the
@@ -118,6 +118,7 @@ class ParameterGroup:
         last_ops: of each of `slices`, the last op that uses these parameters.
         sharding: what the devices share out of them. Where that is more than optimizer state, all of `slices`
             run on all of `devices`: the gradients are summed inside of each backward pass.
+        is_trained: whether there are any gradients.
     """
 
     index: int
@@ -130,6 +131,7 @@ class ParameterGroup:
     fragment: tuple[int, int]
     last_ops: tuple[int, ...] = ()
     sharding: Sharding = Sharding.OPTIMIZER
+    is_trained: bool = True
 
 
 class Collective(StrEnum):

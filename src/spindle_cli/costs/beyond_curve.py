@@ -5,10 +5,12 @@ shares of their batch (`batch_sums.py`), and for what devices share out of param
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 
 from spindle_cli.costs.batch_sums import Summing, sums_beyond_curve_s
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.sharded import Moved, SharedOut, moved_in_passes
+from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp
 
@@ -42,9 +44,16 @@ class BeyondCurve:
         longer = moved.longer_s(forward_s + forward_more_s, backward_s + backward_more_s)
         return forward_more_s + longer[0] / num_ops, backward_more_s + longer[1] / num_ops
 
+    @cached_property
+    def _reached(self) -> dict[str, bool]:
+        return reached_by_gradients(self._by_name.values())
+
     def _of(self, piece: SliceShape) -> Moved | None:
         key = piece.metaop, piece.ops, piece.tp, piece.devices
         if key not in self._moved:
             of_slice = self._by_name[piece.metaop]
-            self._moved[key] = moved_in_passes(piece, of_slice, self._cluster, self._step)
+            is_reached = self._reached[piece.metaop]
+            self._moved[key] = moved_in_passes(
+                piece, of_slice, self._cluster, self._step, is_reached=is_reached
+            )
         return self._moved[key]

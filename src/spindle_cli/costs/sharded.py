@@ -9,8 +9,9 @@ run,
     pass = g_1 + sum over i of max(c_i, g_(i+1) + s_(i-1)) + s_n       (g_(n+1) = s_0 = 0)
 
 and forward passes have no scatters. What belongs to several ops of a slice is gathered for the first that
-runs, and scattered behind the last. What is kept from a slice's forward pass to its backward pass is gathered
-forward alone; if another slice has it already, not even that, which is not seen here.
+runs, and scattered behind the last. What is not trained is gathered by itself, and never scattered; where no
+gradient comes to a slice, it is gathered forward alone. So is what is kept from a slice's forward pass to its
+backward pass; if another slice has it already, not even that, which is not seen here.
 """
 
 from __future__ import annotations
@@ -71,10 +72,15 @@ def _longer_s(compute_s: float, gathers: Sequence[float], scatters: Sequence[flo
     return gathers[0] + held_up + scatters[-1]
 
 
-def moved_in_passes(piece: SliceShape, metaop: MetaOp, cluster: Cluster, step: SharedOut) -> Moved | None:
+def moved_in_passes(
+    piece: SliceShape, metaop: MetaOp, cluster: Cluster, step: SharedOut, *, is_reached: bool = True
+) -> Moved | None:
     """What a slice, which runs on all devices that hold its parameters, gathers and scatters; None: nothing.
 
     What tensor parallelism splits is shared out by the devices with the same part of it, the rest by all.
+
+    Args:
+        is_reached: whether gradients come to its MetaOp (`reached_by_gradients`).
     """
     level = level_of(metaop, step.sharding)
     if not level.is_by_pass or len(piece.devices) == 1:
@@ -90,14 +96,15 @@ def moved_in_passes(piece: SliceShape, metaop: MetaOp, cluster: Cluster, step: S
                 largest = max(known.num_bytes, num_bytes / (piece.tp if is_split else 1))
                 used[number, is_split] = _Use(known.first, op - first, largest)
     seconds = _Seconds(piece, cluster)
-    shared = metaop.trainable_fraction * (1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0))
+    trained = metaop.trainable_fraction
+    gathered = trained * (1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0)), 1 - trained
     forward, backward, scatters = ([0.0] * (last - first) for _ in range(3))
     for (_, is_split), use in used.items():
-        if level.is_fetched:
-            gather_s = seconds.of(shared * use.num_bytes, is_split=is_split)
+        for share in gathered if level.is_fetched else ():
+            gather_s = seconds.of(share * use.num_bytes, is_split=is_split)
             forward[use.first] += gather_s
-            backward[use.last] += gather_s if level is Sharding.PARAMETERS else 0.0
-        width = step.gradient_bytes_per_param * metaop.trainable_fraction
+            backward[use.last] += gather_s if is_reached and level is Sharding.PARAMETERS else 0.0
+        width = step.gradient_bytes_per_param * trained
         scatters[use.first] += seconds.of(width * use.num_bytes, is_split=is_split)
     return Moved(tuple(forward), tuple(backward), tuple(scatters))
 
@@ -124,6 +131,8 @@ class _Seconds:
 
     def of(self, num_bytes: float, *, is_split: bool) -> float:
         """As long as the slowest part takes."""
+        if not num_bytes:
+            return 0.0
         key = num_bytes, is_split
         if key not in self._known:
             spreads = self._spreads[is_split]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from spindle_cli.plan.types import PlanMetaOp
 from spindle_cli.profile.metagraph import topological_order
@@ -25,7 +25,7 @@ def flops_by_pass(metaops: Sequence[PlanMetaOp]) -> dict[str, tuple[float, float
     Of frozen parameters, and where neither an op nor what comes before it trains anything, there is none.
     """
     found: dict[str, tuple[float, float]] = {}
-    reached = _reached(metaops)
+    reached = reached_by_gradients(metaops)
     for metaop in metaops:
         forward = metaop.flops_per_op
         if forward is None:
@@ -41,7 +41,7 @@ def _backward_products(metaop: MetaOp, *, is_reached: bool) -> float:
     return 1.0 + (metaop.trainable_fraction if _has_parameters(metaop) else 1.0)
 
 
-def _reached(metaops: Sequence[MetaOp]) -> dict[str, bool]:
+def reached_by_gradients(metaops: Collection[MetaOp]) -> dict[str, bool]:
     """Whether gradients come to each MetaOp: it, or one before it, trains something."""
     by_name = {metaop.name: metaop for metaop in metaops}
     found: dict[str, bool] = {}

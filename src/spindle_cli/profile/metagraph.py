@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -80,7 +80,7 @@ def require_equal_batches(metaops: Sequence[BatchedNode], where: Path) -> None:
                 )
 
 
-def topological_order(metaops: Sequence[GraphNode]) -> tuple[str, ...]:
+def topological_order(metaops: Collection[GraphNode]) -> tuple[str, ...]:
     """Names of the MetaOps, producers first, otherwise in the given order.
 
     Raises:

@@ -60,8 +60,8 @@ class Post(NamedTuple):
 class DeviceDraft:
     """A device's program in the making: `write` merges its passes with its posts.
 
-    `groups`: those that it shares with others. `completing`: the first op of each of its slices that
-    completes a group with it.
+    `groups`: those that it shares with others. `is_reached`: by slice, whether gradients come to it.
+    `completing`: the first op of each of its slices that completes a group with it.
     """
 
     device: int
@@ -71,6 +71,7 @@ class DeviceDraft:
     clock: PassClock
     directory: Directory
     groups: Sequence[ParameterGroup]
+    is_reached: Sequence[bool]
     posts: list[Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
 
@@ -107,7 +108,7 @@ class DeviceDraft:
         over each set of devices its flags, where these have a range each.
         """
         last: dict[int, Post] = {}
-        for group in self.groups:
+        for group in (group for group in self.groups if group.is_trained):
             completion = Completion.of(group, self.clock)
             communicator = self.directory.of_sum(group.devices)
             time = sum_time(group, self.clock, num_devices)
@@ -150,7 +151,7 @@ class DeviceDraft:
         shards = {
             self.directory.of_shards(group.devices)
             for group in self._by_pass.get(index, ())
-            if kind is Kind.BACKWARD or group.sharding.is_fetched
+            if (self.is_reached[index] if kind is Kind.BACKWARD else group.sharding.is_fetched)
         }
         return Action(kind, piece=index, communicator=communicator, shards=tuple(sorted(shards)))
 

@@ -27,6 +27,7 @@ from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.device_draft import Completion, DeviceDraft, sum_time
+from spindle_cli.program.reached import reached_slices
 from spindle_cli.program.transfers import TimedTransfer, plan_transfers
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings
 
@@ -129,6 +130,7 @@ class _Moving:
         if plan.joint is not None:
             groups = groups_of_member(plan.joint, groups, plan.member)
         groups = _in_order(groups, self.clock, plan.cluster.num_devices)
+        reached = reached_slices(len(plan.slices), groups, self.edges)
         drafts = {
             device: DeviceDraft(
                 device,
@@ -138,6 +140,7 @@ class _Moving:
                 self.clock,
                 directory,
                 [group for group in groups if device in group.devices and len(group.devices) > 1],
+                reached,
             )
             for device, own in self.computes.items()
         }

@@ -14,6 +14,7 @@ from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.types import Edge, ParameterGroup, Pass, Purpose, Together
 from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.program.reached import reached_slices
 
 
 class Kind(StrEnum):
@@ -140,6 +141,11 @@ class Program:
     communicators: tuple[Communicator, ...]
     settings: StepSettings
     actions: dict[int, tuple[Action, ...]]
+
+    @cached_property
+    def reached(self) -> tuple[bool, ...]:
+        """Of each slice, whether gradients come to it."""
+        return reached_slices(len(self.slices), self.groups, self.edges)
 
     @cached_property
     def collectives(self) -> tuple[Together, ...]:

@@ -152,12 +152,12 @@ def require_runnable(plan: Plan, request: RunRequest, world_size: int) -> None:
 
 
 def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> GradientPool:
-    """Lay out a rank's trained parameters."""
+    """Lay out a rank's parameters."""
     widen_gradients(model.trained.values(), model.train)
     cuts = model.cuts
     return GradientPool(
         cuts.of_leaves(model.sums),
-        model.trained,
+        model.parameters,
         communicators,
         rank,
         stepped_whole=frozenset(stepped_whole(model)),
@@ -176,7 +176,7 @@ def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> T
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
     optimizers = Optimizers.of(model.train, model.groups, owned_ranges)
-    return TrainState(model, owned_ranges, masters, optimizers, device, pool.fetched)
+    return TrainState(model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:

@@ -13,8 +13,8 @@ from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.process.allocator import give_back_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment, set_unless_chosen
-from spindle_cli.runtime.communication.nccl import nccl_settings
-from spindle_cli.runtime.communication.strict_backend import STRICT_BACKENDS, register_strict_backends
+from spindle_cli.runtime.backends.nccl import nccl_settings
+from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, register_strict_backends
 
 
 def settle_process(request: RunRequest) -> None:

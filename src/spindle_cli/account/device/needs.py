@@ -222,12 +222,16 @@ class Account:
             for position, of_op in enumerate(part.uses):
                 for use in of_op:
                     there = held[kind_of[use.block]]
-                    if there.gathered_bytes and not there.kept_bytes:
+                    if there.gathered_lots and not there.kept_bytes:
                         known = found.get(use.block, Span(part.piece, position, position))
                         found[use.block] = known._replace(last=position)
             for block, span in found.items():
                 spans.setdefault(block, []).append(span)
-        lots = [Lot(held[kind_of[block]].gathered_bytes, tuple(sorted(own))) for block, own in spans.items()]
+        lots = [
+            Lot(num_bytes, tuple(sorted(own)))
+            for block, own in spans.items()
+            for num_bytes in held[kind_of[block]].gathered_lots
+        ]
         return places_of(lots).num_bytes
 
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[int, Held]:

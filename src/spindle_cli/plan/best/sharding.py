@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
+from operator import add
+from typing import NamedTuple
 
 from spindle_cli.costs.memory import op_param_bytes, parameter_block
 from spindle_cli.costs.sharded import moved_in_passes
+from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
@@ -16,7 +19,7 @@ from spindle_cli.plan.search.memory_fallback import heaviest
 from spindle_cli.plan.slices import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
-# Of all trained parameters, what is tried to share out alone, from the components that hold most.
+# Of all parameters, what is tried to share out alone, from the components that hold most.
 HEAVIEST_SHARE = 0.6
 
 
@@ -29,19 +32,18 @@ def shardings_to_try(profile: Profile, cluster: Cluster) -> list[dict[str, Shard
     """What may help where memory is short: the parameters of the heaviest components, those of all, and the
     gradients of all.
 
-    Of those that train anything and can run on all devices; none where the train settings do not let devices
-    share optimizer state.
+    Of those that can run on all devices; none where the train settings do not let devices share optimizer
+    state.
     """
     if not profile.optimizer_state_sharded or cluster.num_devices == 1:
         return []
     possible = [key for key, metaops in _users(profile).items() if _degrees(metaops, cluster)]
-    trained_bytes = {key: size for key, size in _trained_bytes(profile).items() if key in possible}
-    all_keys = list(trained_bytes)
-    largest = heaviest(trained_bytes, HEAVIEST_SHARE)
+    sizes = {key: size for key, size in _sizes(profile).items() if key in possible}
+    largest = heaviest({key: size.num_bytes for key, size in sizes.items()}, HEAVIEST_SHARE)
     found = [
-        {key: Sharding.PARAMETERS for key in all_keys if key in largest},
-        dict.fromkeys(all_keys, Sharding.PARAMETERS),
-        dict.fromkeys(all_keys, Sharding.GRADIENTS),
+        {key: Sharding.PARAMETERS for key in sizes if key in largest},
+        dict.fromkeys(sizes, Sharding.PARAMETERS),
+        {key: Sharding.GRADIENTS for key, size in sizes.items() if size.trained_bytes},
     ]
     return [each for number, each in enumerate(found) if each and each not in found[:number]]
 
@@ -81,18 +83,26 @@ def _users(profile: Profile) -> dict[str, list[MetaOpProfile]]:
     return users
 
 
-def _trained_bytes(profile: Profile) -> dict[str, int]:
-    """By key, of those that have any."""
-    blocks: dict[tuple[str, int], int] = {}
+class _Size(NamedTuple):
+    """Of parameters."""
+
+    num_bytes: int
+    trained_bytes: int
+
+
+def _sizes(profile: Profile) -> dict[str, _Size]:
+    """By key, of those that have any bytes."""
+    blocks: dict[tuple[str, int], _Size] = {}
     for metaop in profile.metaops:
         for op in range(metaop.num_ops):
-            block = parameter_block(metaop, op)
-            trained = ceil(op_param_bytes(metaop, op) * metaop.trainable_fraction)
-            blocks[block] = max(blocks.get(block, 0), trained)
-    found: dict[str, int] = {}
-    for (key, _), num_bytes in blocks.items():
-        if num_bytes:
-            found[key] = found.get(key, 0) + num_bytes
+            block, num_bytes = parameter_block(metaop, op), op_param_bytes(metaop, op)
+            own = _Size(num_bytes, ceil(num_bytes * metaop.trainable_fraction))
+            known = blocks.get(block, own)
+            blocks[block] = _Size(*map(max, own, known))
+    found: dict[str, _Size] = {}
+    for (key, _), size in blocks.items():
+        if size.num_bytes:
+            found[key] = _Size(*map(add, size, found.get(key, (0, 0))))
     return found
 
 
@@ -121,7 +131,8 @@ def _seconds(metaop: MetaOpProfile, point: CurvePoint, cluster: Cluster, profile
         start_s=0.0,
         end_s=0.0,
     )
-    moved = moved_in_passes(whole, metaop, cluster, profile)
+    is_reached = reached_by_gradients(profile.metaops)[metaop.name]
+    moved = moved_in_passes(whole, metaop, cluster, profile, is_reached=is_reached)
     longer_s = sum(moved.longer_s(point.forward_s, point.backward_s)) if moved is not None else 0.0
     return metaop.num_ops * (point.forward_s + point.backward_s) + longer_s
 
@@ -177,15 +188,21 @@ def require_sound(profile: Profile, sharding: Mapping[str, Sharding]) -> None:
     """What is asked for can be said of this workload.
 
     Raises:
-        UsageError: no MetaOp trains such parameters.
+        UsageError: no MetaOp has such parameters, or trains such as have gradients to share out.
         NoPlanError: its train settings do not let devices share anything, or its steps run some tasks only.
     """
-    known = _trained_bytes(profile)
-    for key in sorted(sharding.keys() - known.keys()):
-        raise UsageError(
-            f"sharding of {key!r}: the profile has no such parameters that are trained",
-            hint=f"It has {', '.join(sorted(known)) or 'none'}.",
-        )
+    known = _sizes(profile)
+    for key, level in sorted(sharding.items()):
+        if key not in known:
+            raise UsageError(
+                f"sharding of {key!r}: the profile has no such parameters",
+                hint=f"It has {', '.join(sorted(known)) or 'none'}.",
+            )
+        if not (level.is_fetched or known[key].trained_bytes):
+            raise UsageError(
+                f"sharding of {key!r}: found {level}, but none of these parameters are trained",
+                hint=f"Share out the parameters themselves: {key}={Sharding.PARAMETERS}.",
+            )
     if all(level is Sharding.OPTIMIZER for level in sharding.values()):
         return
     if not profile.optimizer_state_sharded and any(level.is_by_pass for level in sharding.values()):

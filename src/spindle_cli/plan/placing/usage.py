@@ -61,14 +61,13 @@ class Footprint:
         kept = optimizer_bytes(metaop, problem.profile)
         per_param = kept.state_per_param / owners + kept.whole_state_per_param
         wide = problem.profile.gradient_bytes_per_param
-        # Of trained parameters, what devices share out, and hold whole only while an op or two use it.
-        shared = 1 - kept.whole_share if level.is_by_pass else 0.0
-        gathered = shared if level is Sharding.PARAMETERS else 0.0
-        state = 1 + metaop.trainable_fraction * (
-            wide + per_param - (1 - 1 / owners) * (wide * shared + gathered)
-        )
+        # Of all parameters, what devices share out, and hold whole only while an op or two use it.
+        trained = metaop.trainable_fraction
+        shared = trained * (1 - kept.whole_share) if level.is_by_pass else 0.0
+        gathered = shared + 1 - trained if level is Sharding.PARAMETERS else 0.0
+        whole = (1 - 1 / owners) * (wide * shared + gathered)
+        state = 1 + trained * (wide + per_param) - whole
         held = [held_param_bytes(metaop, op, point.tp) for op in range(piece.first, piece.last)]
-        whole = metaop.trainable_fraction * (wide * shared + gathered) * (1 - 1 / owners)
         self.passing += 2 * whole * max(held)
         self.blocks = tuple(
             ((*parameter_block(metaop, op), point.tp), num_bytes * state)

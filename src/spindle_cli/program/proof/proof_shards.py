@@ -11,8 +11,8 @@ from spindle_cli.program.types import Kind, Program
 
 def check_shards(program: Program) -> None:
     """Every pass that uses what is shared out has the communicators for it, and no others: a forward pass of
-    parameters, a backward pass of gradients too. All devices of such a group run each of its slices, so that
-    they gather and sum at the same op.
+    parameters, a backward pass to which gradients come of gradients too. All devices of such a group run each
+    of its slices, so that they gather and sum at the same op.
 
     Raises:
         ProgramError: naming the first that does not fit.
@@ -29,11 +29,13 @@ def check_shards(program: Program) -> None:
     if not shared_out:
         _check_none(program)
         return
+    backward = _with_gradients(program)
     for device, actions in program.actions.items():
         used_in: dict[tuple[Kind, int | None], set[tuple[int, ...]]] = {}
         for group in (group for group in shared_out if device in group.devices):
             for piece in group.slices:
-                used_in.setdefault((Kind.BACKWARD, piece), set()).add(group.devices)
+                if piece in backward:
+                    used_in.setdefault((Kind.BACKWARD, piece), set()).add(group.devices)
                 if group.sharding.is_fetched:
                     used_in.setdefault((Kind.FORWARD, piece), set()).add(group.devices)
         for step, action in enumerate(actions):
@@ -49,6 +51,18 @@ def check_shards(program: Program) -> None:
                 raise fault(program, message, (device, step))
 
 
+def _with_gradients(program: Program) -> set[int]:
+    """The slices that train something, and all that take what these make, from slice to slice."""
+    found: set[int] = set()
+    coming = [piece for group in program.groups if group.is_trained for piece in group.slices]
+    while coming:
+        piece = coming.pop()
+        if piece not in found:
+            found.add(piece)
+            coming += [edge.consumer for edge in program.edges if edge.producer == piece]
+    return found
+
+
 def _check_none(program: Program) -> None:
     for device, actions in program.actions.items():
         for step, action in enumerate(actions):
@@ -62,7 +76,7 @@ def last_passes(program: Program, device: int) -> dict[int, int]:
     """
     slices: dict[tuple[int, ...], set[int]] = {}
     for group in program.groups:
-        if group.sharding.is_by_pass and device in group.devices:
+        if group.sharding.is_by_pass and group.is_trained and device in group.devices:
             slices.setdefault(group.devices, set()).update(group.slices)
     if not slices:
         return {}

@@ -1,5 +1,5 @@
 """The gradient pool: parameters held by several ranks share flat buckets, which are summed as soon as they
-are complete.
+are complete. What is shared out of those that are not trained is here too, gathered as they are.
 
 By default each rank of a group owns an equal range of every bucket (ZeRO-1, Rajbhandari et al. 2020): the sum
 gives it that range of the gradients, it keeps optimizer state for that alone, and hands on the new values of
@@ -24,6 +24,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
@@ -34,7 +35,8 @@ from spindle_cli.workload.initial.own import OwnValues
 RangedBucket = ShardedBucket | PassBucket
 # Those that are summed between passes, or in one that completes them.
 SummedBucket = Bucket | ShardedBucket
-AnyBucket = SummedBucket | PassBucket
+TrainedBucket = SummedBucket | PassBucket
+AnyBucket = TrainedBucket | FrozenBucket
 
 
 class GradientPool:
@@ -47,7 +49,7 @@ class GradientPool:
     def __init__(
         self,
         groups: tuple[ParameterGroup, ...],
-        trained: Mapping[str, nn.Parameter],
+        parameters: Mapping[str, nn.Parameter],
         communicators: Communicators,
         rank: int,
         *,
@@ -55,15 +57,20 @@ class GradientPool:
         parts: Sequence[Sequence[ParameterGroup]] | None = None,
         own: MutableMapping[str, OwnValues] | None = None,
     ) -> None:
-        """`trained`: this rank's trained parameters by canonical name, which is also the groups' key for
-        them. `stepped_whole`: those that every rank with them steps; of the others each steps its range.
-        `parts`: the groups of each program that steps may run, which are some of all; None: one with all.
-        `own`: of parameters without memory, what this rank has; the pool takes it away.
+        """`parameters`: this rank's by canonical name, which is also the groups' key for them.
+        `stepped_whole`: those that every rank with them steps; of the others each steps its range. `parts`:
+        the groups of each program that steps may run, which are some of all; None: one with all. `own`: of
+        parameters without memory, what this rank has; the pool takes it away.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
+        trained = {name: each for name, each in parameters.items() if each.requires_grad}
+        own = {} if own is None else own
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
         for group in groups:
             if rank not in group.devices or len(group.devices) < 2:
+                continue
+            if not group.is_trained:
+                self._buckets[group.index] = _frozen(parameters, group, communicators, rank, own)
                 continue
             members = Members.of(group.devices, rank, communicators.summing(group.devices))
             names = [name for name, _ in group.blocks]
@@ -71,12 +78,12 @@ class GradientPool:
                 name for name in names if name not in stepped_whole and group.sharding is not Sharding.NONE
             ]
             sharded = [
-                _ranged(parameters, group, members, communicators, {} if own is None else own)
-                for parameters in _by_dtype({name: trained[name] for name in in_ranges})
+                _ranged(alike, group, members, communicators, own)
+                for alike in _by_dtype({name: trained[name] for name in in_ranges})
             ]
             whole = [
-                Bucket(parameters, members)
-                for parameters in _by_dtype({name: trained[name] for name in names if name not in in_ranges})
+                Bucket(alike, members)
+                for alike in _by_dtype({name: trained[name] for name in names if name not in in_ranges})
             ]
             self._buckets[group.index] = (*sharded, *whole)
             if sharded:
@@ -193,9 +200,10 @@ class GradientPool:
     def fetched(self) -> dict[str, tuple[OwnedRange, ...]]:
         """By name, what this rank has of the parameters that are whole in passes alone."""
         found: dict[str, tuple[OwnedRange, ...]] = {}
-        for bucket in self._pass_buckets():
-            for key in bucket.keys if bucket.is_fetched else ():
-                found[key] = tuple(owned for owned in bucket.owned_ranges if owned.name == key)
+        for bucket in self._fetched_buckets():
+            found |= dict.fromkeys(bucket.keys, ())
+            for owned in bucket.own_ranges:
+                found[owned.name] = (*found[owned.name], owned)
         return found
 
     @contextmanager
@@ -205,8 +213,8 @@ class GradientPool:
         """
         taken = [
             bucket
-            for bucket in self._pass_buckets()
-            if bucket.is_fetched and (names is None or not set(names).isdisjoint(bucket.keys))
+            for bucket in self._fetched_buckets()
+            if names is None or not set(names).isdisjoint(bucket.keys)
         ]
         for bucket in taken:
             bucket.start_fetch()
@@ -217,17 +225,18 @@ class GradientPool:
             for bucket in taken:
                 bucket.give_up()
 
-    def in_passes(self, part: int, group: int) -> tuple[PassBucket, ...]:
+    def in_passes(self, part: int, group: int) -> tuple[PassBucket | FrozenBucket, ...]:
         """The buckets of a program's group that passes gather or sum themselves."""
         buckets = self._parts[part].buckets.get(group, ())
-        return tuple(bucket for bucket in buckets if isinstance(bucket, PassBucket))
+        return tuple(bucket for bucket in buckets if isinstance(bucket, PassBucket | FrozenBucket))
 
-    def _pass_buckets(self) -> Iterator[PassBucket]:
-        return (bucket for bucket in self._all() if isinstance(bucket, PassBucket))
-
-    def _all(self) -> Iterator[AnyBucket]:
+    def _fetched_buckets(self) -> Iterator[FlatBucket]:
         for buckets in self._buckets.values():
-            yield from buckets
+            yield from (each for each in buckets if isinstance(each, FlatBucket) and each.is_fetched)
+
+    def _all(self) -> Iterator[TrainedBucket]:
+        for buckets in self._buckets.values():
+            yield from (bucket for bucket in buckets if not isinstance(bucket, FrozenBucket))
 
     def _start_waiting(self) -> None:
         """Start what waits, in order: all ranks start the same sums in the same order, so that whichever is
@@ -274,7 +283,12 @@ class _Part:
             sharded = [bucket for bucket in buckets if isinstance(bucket, RangedBucket)]
             for user in zip(group.slices, group.first_ops, strict=True):
                 self.users.setdefault(user, []).extend(sharded)
-        self.summed = frozenset(bucket for found in self.buckets.values() for bucket in found)
+        self.summed = frozenset(
+            bucket
+            for found in self.buckets.values()
+            for bucket in found
+            if not isinstance(bucket, FrozenBucket)
+        )
 
 
 def _ranged(
@@ -290,23 +304,37 @@ def _ranged(
     return PassBucket(parameters, inside, group.sharding, members.communicator, own)
 
 
+def _frozen(
+    parameters: Mapping[str, nn.Parameter],
+    group: ParameterGroup,
+    communicators: Communicators,
+    rank: int,
+    own: MutableMapping[str, OwnValues],
+) -> tuple[FrozenBucket, ...]:
+    members = Members.of(group.devices, rank, communicators.sharing(group.devices))
+    return tuple(
+        FrozenBucket(alike, members, group.sharding, own)
+        for alike in _by_dtype({name: parameters[name] for name, _ in group.blocks})
+    )
+
+
 def lay_out(
     groups: Iterable[ParameterGroup], buckets: Mapping[int, Sequence[AnyBucket]]
 ) -> GatherMemory | None:
     """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group."""
-    lots: dict[PassBucket, Lot] = {}
+    lots: dict[FlatBucket, Lot] = {}
     for group in groups:
         spans = tuple(map(Span, group.slices, group.first_ops, group.last_ops))
         for bucket in buckets.get(group.index, ()):
-            if isinstance(bucket, PassBucket) and bucket.is_fetched and not bucket.is_kept:
+            if isinstance(bucket, FlatBucket) and bucket.is_fetched and not bucket.is_kept:
                 size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)
                 lots[bucket] = Lot(size, tuple(sorted(spans)))
     if not lots:
         return None
     places = places_of(tuple(lots.values()))
     memory = GatherMemory(round(places.num_bytes), next(iter(lots)).parameters[0].device)
-    for bucket, begin in zip(lots, places.offsets, strict=True):
-        bucket.gather_into(memory, round(begin))
+    for placed, begin in zip(lots, places.offsets, strict=True):
+        placed.gather_into(memory, round(begin))
     return memory
 
 

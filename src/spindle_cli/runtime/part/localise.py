@@ -232,7 +232,7 @@ def _proven_programs(
     shared_out: ShardingOf,
 ) -> Programs:
     settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
-    uses = trained_parameters(graph, table, splits.split_names(plan), shared_out)
+    uses = parameters_of_ops(graph, table, splits.split_names(plan), shared_out)
     programs = link_sets(plan, uses, settings)
     for program in programs.all:
         prove(program)
@@ -299,8 +299,9 @@ def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
 def sharding_of(
     plan: Plan, graph: WorkloadGraph, table: ParameterTable, groups: OptimizerGroups
 ) -> dict[str, Sharding]:
-    """By canonical name, what devices share out of each trained parameter beyond its optimizer state: of one
-    with several keys, the least; nothing of what its optimizer steps whole.
+    """By canonical name, what devices share out of each parameter beyond its optimizer state: of one with
+    several keys, the least; nothing of what its optimizer steps whole, and of what is not trained the
+    parameters alone.
     """
     degrees: dict[str, set[Sharding]] = {}
     for metaop in graph.metaops:
@@ -310,20 +311,22 @@ def sharding_of(
             for dotted in graph.tasks[metaop.task].ops[index].parameters:
                 degrees.setdefault(table.names[metaop.task, dotted], set()).add(sharding)
     return {
-        name: next(degree for degree in Sharding if degree in found)
+        name: least
         for name, found in degrees.items()
-        if table.is_trainable(name) and groups.choice_of(name).treats_elements_alone
+        if (least := next(degree for degree in Sharding if degree in found)).is_fetched
+        or table.is_trainable(name)
+        if not table.is_trainable(name) or groups.choice_of(name).treats_elements_alone
     }
 
 
-def trained_parameters(
+def parameters_of_ops(
     graph: WorkloadGraph,
     table: ParameterTable,
     split: Mapping[tuple[str, int], Collection[str]],
     sharding: ShardingOf,
 ) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
-    """The trained parameters of every op of every MetaOp; each parameter is a block of its own, keyed by its
-    name.
+    """The parameters of every op of every MetaOp that are trained or shared out; each is a block of its own,
+    keyed by its name.
 
     Args:
         split: (MetaOp, op of it) -> dotted names of the parameters that tensor parallelism splits.
@@ -337,9 +340,10 @@ def trained_parameters(
                 table.num_bytes(name),
                 dotted in split.get((metaop.name, position), ()),
                 sharding.get(name, Sharding.OPTIMIZER),
+                is_trained=table.is_trainable(name),
             )
             for dotted in graph.tasks[metaop.task].ops[index].parameters
-            if table.is_trainable(name := table.names[metaop.task, dotted])
+            if table.is_trainable(name := table.names[metaop.task, dotted]) or name in sharding
         )
         for metaop in graph.metaops
         for position, index in enumerate(metaop.ops)

@@ -91,7 +91,7 @@ class Checkpoints:
         if self._frozen is None:
             request, state = self._request, self._state
             own_step = self._began if request.resume else 0
-            self._frozen = find_frozen(request.run_dir, own_step, state.model, state.device)
+            self._frozen = find_frozen(request.run_dir, own_step, state.model, state.device, state.whole)
         # Its import takes most of a second, which a run that saves nothing need not wait for.
         from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 

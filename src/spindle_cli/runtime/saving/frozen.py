@@ -14,7 +14,7 @@ from spindle_cli.checkpoint.index import FROZEN_FILE, Checkpoint, FrozenFile, Sa
 from spindle_cli.checkpoint.names import model_key
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
 from spindle_cli.runtime.part.localise import LocalModel
-from spindle_cli.runtime.saving.save import save_tensors
+from spindle_cli.runtime.saving.save import Whole, save_tensors
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,14 @@ def frozen_names(model: LocalModel) -> list[str]:
     return [name for name in model.cuts.by_name if table.users[name] and not table.is_trainable(name)]
 
 
-def find_frozen(run_dir: Path, began: int, model: LocalModel, device: torch.device) -> FrozenWeights:
+def find_frozen(
+    run_dir: Path, began: int, model: LocalModel, device: torch.device, whole: Whole
+) -> FrozenWeights:
     """The file of the checkpoint that the run has gone on from, or else a new one. Collective.
 
     Args:
         began: the step of that checkpoint; 0: there is none of this run.
+        whole: makes those whole that are shared out.
 
     Returns:
         On rank 0, what its checkpoints say of it; elsewhere nothing.
@@ -62,7 +65,7 @@ def find_frozen(run_dir: Path, began: int, model: LocalModel, device: torch.devi
     path = run_dir / CHECKPOINTS_DIR / Path(FROZEN_FILE).name
     held = {key: value for key, value in model.parameters.items() if not value.requires_grad}
     digest = hashlib.sha256()
-    specs = save_tensors(path, names, held, device, model_key, digest)
+    specs = save_tensors(path, names, held, device, model_key, digest, whole)
     if dist.get_rank() != 0:
         return FrozenWeights(None, {})
     tensors = {

@@ -18,6 +18,7 @@ from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
+from spindle_cli.runtime.saving.save import Whole
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -26,7 +27,8 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 @dataclass(frozen=True)
 class TrainState:
     """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizers` step; with
-    `masters` it is those. `fetched`: by leaf, what this rank has of what is whole in passes alone.
+    `masters` it is those. `fetched`: by leaf, what this rank has of what is whole in passes alone; `whole`
+    makes it so, of all ranks together.
     """
 
     model: LocalModel
@@ -35,6 +37,7 @@ class TrainState:
     optimizers: Optimizers
     device: torch.device
     fetched: Mapping[str, tuple[OwnedRange, ...]]
+    whole: Whole
 
 
 @dataclass(frozen=True)

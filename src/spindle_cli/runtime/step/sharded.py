@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from spindle_cli.operators.sequence.exchange import Shared
 from spindle_cli.program.types import Program
+from spindle_cli.runtime.communication.flat_bucket import FrozenBucket
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 
@@ -20,34 +21,45 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+AnyBucket = PassBucket | FrozenBucket
+
+
 @dataclass(frozen=True)
 class Use:
-    """A bucket that a slice uses from its op `first` to its op `last`."""
+    """A bucket that a slice uses from its op `first` to its op `last`; `is_reached`: in its backward pass
+    too, as gradients come to the slice.
+    """
 
-    bucket: PassBucket
+    bucket: AnyBucket
     first: int
     last: int
+    is_reached: bool = True
 
 
 class Uses:
-    """All that a slice, of ops [first, last), uses of what is shared out; the same order on all devices."""
+    """All that a slice, of ops [first, last), uses of what is shared out; the same order on all devices.
+
+    `is_reached`: its backward pass uses it too.
+    """
 
     def __init__(self, uses: Iterable[Use], ops: tuple[int, int]) -> None:
         self.first_op, self.behind = ops
-        self._by_first: dict[int, list[PassBucket]] = {}
-        self._by_last: dict[int, list[PassBucket]] = {}
+        self._by_first: dict[int, list[AnyBucket]] = {}
+        self._by_last: dict[int, list[AnyBucket]] = {}
+        self.is_reached = False
         for use in uses:
             self._by_first.setdefault(use.first, []).append(use.bucket)
             self._by_last.setdefault(use.last, []).append(use.bucket)
+            self.is_reached |= use.is_reached
 
     def __bool__(self) -> bool:
         return bool(self._by_first)
 
-    def from_op(self, op: int) -> Sequence[PassBucket]:
+    def from_op(self, op: int) -> Sequence[AnyBucket]:
         """The buckets that an op is the first to use."""
         return self._by_first.get(op, ())
 
-    def until_op(self, op: int) -> Sequence[PassBucket]:
+    def until_op(self, op: int) -> Sequence[AnyBucket]:
         """The buckets that an op is the last to use."""
         return self._by_last.get(op, ())
 
@@ -64,7 +76,7 @@ def uses_in(program: Program, rank: int, pool: GradientPool, part: int) -> dict[
     for group in sorted(own, key=lambda group: (len(group.devices), group.index)):
         for bucket in pool.in_passes(part, group.index):
             for piece, first, last in zip(group.slices, group.first_ops, group.last_ops, strict=True):
-                found[piece].append(Use(bucket, first, last))
+                found[piece].append(Use(bucket, first, last, program.reached[piece]))
     return {index: Uses(uses, program.slices[index].ops) for index, uses in found.items()}
 
 
@@ -74,7 +86,7 @@ class ForwardWalk:
     def __init__(self, uses: Uses, *, keeps: bool = False) -> None:
         """`keeps`: a backward pass will follow, for which what is to be kept stays there."""
         self._uses = uses
-        self._keeps = keeps
+        self._keeps = keeps and uses.is_reached
 
     def enter(self, op: int) -> None:
         """Have what an op uses there, and what the next one does on its way."""
@@ -116,7 +128,7 @@ class BackwardWalk:
         """Come to an op as soon as its backward pass begins: when the gradient of any of its outputs is
         complete. Autograd runs what was made later first, so all later ops are through then.
         """
-        if not self._uses:
+        if not self._uses.is_reached:
             return
         for value in outputs:
             tensor = value.tensor if isinstance(value, Shared) else value
@@ -124,7 +136,9 @@ class BackwardWalk:
                 tensor.register_hook(lambda _: self.reach(op))  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
-        """The pass begins, with its last op."""
+        """The pass begins, with its last op; without gradients there is nothing to go through."""
+        if not self._uses.is_reached:
+            return
         _start_all(self._uses.until_op(self._uses.behind - 1))
         self._enter(self._uses.behind - 1)
 
@@ -138,6 +152,8 @@ class BackwardWalk:
 
     def end(self) -> None:
         """The pass is through, and so are its sums."""
+        if not self._uses.is_reached:
+            return
         self.reach(self._uses.first_op)
         self._leave(self._uses.first_op)
         self._at = None
@@ -148,7 +164,8 @@ class BackwardWalk:
         for bucket in self._uses.until_op(op):
             if bucket.is_fetched and not bucket.is_kept:
                 bucket.finish_fetch()
-            bucket.open_gradients()
+            if isinstance(bucket, PassBucket):
+                bucket.open_gradients()
         _start_all(self._uses.until_op(op - 1))
 
     def _leave(self, op: int) -> None:
@@ -157,9 +174,10 @@ class BackwardWalk:
                 bucket.end_keeping()
             elif bucket.is_fetched:
                 bucket.give_up()
-            self._finish_sum()
-            bucket.start_scatter()
-            self._summed = bucket
+            if isinstance(bucket, PassBucket):
+                self._finish_sum()
+                bucket.start_scatter()
+                self._summed = bucket
 
     def _finish_sum(self) -> None:
         if self._summed is not None:
@@ -167,11 +185,11 @@ class BackwardWalk:
             self._summed = None
 
 
-def _fetched(buckets: Iterable[PassBucket]) -> Iterator[PassBucket]:
+def _fetched(buckets: Iterable[AnyBucket]) -> Iterator[AnyBucket]:
     return (bucket for bucket in buckets if bucket.is_fetched)
 
 
-def _start_all(buckets: Iterable[PassBucket]) -> None:
+def _start_all(buckets: Iterable[AnyBucket]) -> None:
     for bucket in _fetched(buckets):
         if not bucket.is_kept:
             bucket.start_fetch()

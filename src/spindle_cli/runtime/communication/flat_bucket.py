@@ -1,0 +1,168 @@
+"""Parameters in one flat tensor of which each rank has a range alone: whole while ops use them.
+
+Whole parameters are gathered for the ops that use them and given up behind them (ZeRO-3, Rajbhandari et al.
+2020). A tensor that is given up keeps its storage, without memory: what autograd has saved of it is there
+again when the parameters are (as FSDP does it, Zhao et al. 2023). The memory that parameters are gathered
+into is always the same (`gather_memory.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.collectives import Members, start_gather
+from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.runtime.memory.gather_memory import GatherMemory
+from spindle_cli.runtime.memory.given_up import give_up_memory, take_back_memory
+from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
+from spindle_cli.workload.initial.own import OwnValues
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FlatBucket:
+    """Parameters of one dtype. With `Sharding.GRADIENTS` they stay whole; else every rank keeps an equal
+    range of them.
+
+    Attributes:
+        is_fetched: whether passes make them whole. `is_kept`: they stay so from a slice's forward pass to its
+            backward pass.
+        parameters: as the modules have them; to be read while they are there alone.
+        keys: their names.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        members: Members,
+        sharding: Sharding,
+        own: MutableMapping[str, OwnValues] | None = None,
+    ) -> None:
+        """`members`: with the communicator for what is gathered inside of passes. `own`: of parameters
+        without memory, what this rank has, which the bucket takes away.
+        """
+        first = next(iter(parameters.values()))
+        self.parameters = tuple(parameters.values())
+        self.keys = tuple(parameters)
+        self.is_fetched = sharding.is_fetched
+        self.is_kept = sharding is Sharding.KEPT
+        self._members = members
+        sizes = {name: parameter.numel() for name, parameter in parameters.items()}
+        self._layout = FlatLayout.of(sizes, first.itemsize, members.count)
+        self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
+        self._own = self._take_parameters(parameters, {} if own is None else own)
+        self._place: tuple[GatherMemory, int] | None = None
+        self._has_place = False
+        self._users = 0  # slices that keep it
+        self._work: dist.Work | None = None
+
+    def _take_parameters(
+        self, parameters: Mapping[str, nn.Parameter], own: MutableMapping[str, OwnValues]
+    ) -> Tensor:
+        """Let them be views of the flat tensor; gives this rank's range of it, which is that tensor's own
+        where it stays whole.
+        """
+        if self.is_fetched:
+            kept = torch.zeros(self._layout.range_size, dtype=self._values.dtype, device=self._values.device)
+            taken = {name: own.pop(name) for name in parameters if name in own}
+            for name, elements, begin in self._owned_elements():
+                there = kept[begin : begin + elements[1] - elements[0]]
+                if name in taken:
+                    assert taken[name].part.elements == elements, "a rank keeps what it owns"
+                    there.copy_(taken[name].values)
+                else:
+                    there.copy_(parameters[name].detach().reshape(-1)[slice(*elements)])
+        else:
+            self._values.zero_()
+        for (begin, end), parameter in zip(self._layout.spans.values(), self.parameters, strict=True):
+            moved = self._values[begin:end].view(parameter.shape)
+            if not self.is_fetched:
+                moved.copy_(parameter.detach())
+            parameter.data = moved
+        if not self.is_fetched:
+            return self._members.range_in(self._values)
+        give_up_memory(self._values)
+        return kept
+
+    def _owned_elements(self) -> list[tuple[str, tuple[int, int], int]]:
+        """Of each parameter of which this rank's range has any: its name, these elements, and where they
+        begin in the range.
+        """
+        low, _ = self._layout.range_of(self._members.position)
+        return [
+            (name, (begin, end), self._layout.spans[name][0] - low + begin)
+            for name, begin, end in self._layout.owned(self._members.position)
+        ]
+
+    @property
+    def own_ranges(self) -> tuple[OwnedRange, ...]:
+        """What this rank has of the parameters."""
+        return tuple(
+            OwnedRange(
+                name,
+                elements,
+                nn.Parameter(
+                    self._own[begin : begin + elements[1] - elements[0]],
+                    requires_grad=self.parameters[0].requires_grad,
+                ),
+            )
+            for name, elements, begin in self._owned_elements()
+        )
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Bytes of all parameters, whole."""
+        return self._layout.size * self._values.itemsize
+
+    def gather_into(self, memory: GatherMemory, begin: int) -> None:
+        """From here on parameters that are fetched lie there, unless somebody else does just then."""
+        self._place = memory, begin
+
+    def start_fetch(self) -> None:
+        """Start making the parameters whole. Collective."""
+        memory, begin = self._place or (None, 0)
+        self._has_place = memory is not None and memory.lend(self._values, begin)
+        if not self._has_place:
+            take_back_memory(self._values)
+        self._members.range_in(self._values).copy_(self._own)
+        self._work = start_gather(self._values, self._members)
+
+    def start_keeping(self) -> None:
+        """Start making the parameters whole, unless another slice keeps them already. Collective."""
+        self._users += 1
+        if self._users == 1:
+            self.start_fetch()
+
+    def end_keeping(self) -> None:
+        """A slice needs the parameters no more; the last one gives them up."""
+        self._users -= 1
+        if self._users == 0:
+            self.give_up()
+
+    def finish_fetch(self) -> None:
+        """Wait until the parameters are there."""
+        if self._work is None:
+            assert self._users > 1, "a fetch was started, or another slice keeps them"
+            return
+        wait_for(self._work)
+        self._work = None
+
+    def give_up(self) -> None:
+        """No op uses the parameters for now."""
+        if self._has_place and self._place is not None:
+            memory, begin = self._place
+            memory.take_back(self._values, begin)
+            self._has_place = False
+        else:
+            give_up_memory(self._values)
+
+
+class FrozenBucket(FlatBucket):
+    """Parameters that are not trained."""
