@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from spindle_cli.calibrate.predicting import predicted_again
+from spindle_cli.costs.share_times import times_of, times_of_share
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import (
     METRICS_FILE,
@@ -13,6 +14,7 @@ from spindle_cli.files.run_files import (
     PREDICTED_FILE,
     Comparison,
     DeviceTimes,
+    PassTimes,
     PredictedVsMeasured,
     SliceTimes,
     StepMetrics,
@@ -20,9 +22,11 @@ from spindle_cli.files.run_files import (
 from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredSpan, MeasuredStep, MeasuredTimeline
 from spindle_cli.plan.file import write_plan
 from spindle_cli.plan.types import Plan, PlanMetaOp
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.points import CurvePoint, OfDevice
+from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.program.link import link
-from spindle_cli.simulate.durations import slice_durations, step_durations
+from spindle_cli.simulate.durations import Duration, slice_durations, step_durations
 
 Spans = Sequence[Sequence[MeasuredSpan]]  # of each device
 
@@ -34,12 +38,32 @@ def slower(profile: Profile, times: Mapping[str, tuple[float, float]]) -> Profil
     return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
 
 
-def _slower(metaop: MetaOpProfile, forward: float, backward: float) -> MetaOpProfile:
-    def point(old: CurvePoint) -> CurvePoint:
+def slower_on(
+    profile: Profile, device: str, times: Mapping[str, tuple[float, float]], samples: int | None = None
+) -> Profile:
+    """The same on one type of device alone, shares too; `samples`: those of so many samples alone."""
+    metaops = tuple(
+        _slower(each, *times.get(each.name, (1.0, 1.0)), device, samples) for each in profile.metaops
+    )
+    return Profile(**{**{name: getattr(profile, name) for name in Profile.model_fields}, "metaops": metaops})
+
+
+def _slower(
+    metaop: MetaOpProfile,
+    forward: float,
+    backward: float,
+    device: str | None = None,
+    samples: int | None = None,
+) -> MetaOpProfile:
+    def entry(old: OfDevice) -> OfDevice:
+        own = metaop.batch_size // old.dp if isinstance(old, CurvePoint) else old.samples
+        if old.device != device or samples not in (None, own):
+            return old
         seconds = {"forward_s": old.forward_s * forward, "backward_s": old.backward_s * backward}
         return old.model_copy(update=seconds)
 
-    return metaop.model_copy(update={"curve": tuple(map(point, metaop.curve))})
+    shares = metaop.shares if device is None else tuple(map(entry, metaop.shares))
+    return metaop.model_copy(update={"curve": tuple(map(entry, metaop.curve)), "shares": shares})
 
 
 def by_truth(plan: Plan, truth: Profile) -> Plan:
@@ -66,7 +90,7 @@ def made_run(
 
     `outside_s`: of every device, in none of what is timed. `spans`: of its last step; None: no timeline.
     """
-    true = by_truth(plan, truth)
+    true = by_truth(plan, seen_on(truth, plan.cluster))
     took, steps_s = slice_durations(link(true)), step_durations(true)
     folder.mkdir(parents=True, exist_ok=True)
     write_plan(folder / PLAN_FILE, plan)
@@ -77,7 +101,12 @@ def made_run(
             steps=steps,
             iteration=Comparison(predicted_s=plan.predicted.iteration_s, measured_s=measured_s),
             slices=tuple(
-                SliceTimes(slice=index, forward_s=each.forward_s, backward_s=each.backward_s)
+                SliceTimes(
+                    slice=index,
+                    forward_s=each.forward_s,
+                    backward_s=each.backward_s,
+                    shares=_shares(true, index, each) if plan.cluster.is_mixed else (),
+                )
                 for index, each in enumerate(took)
             ),
             devices=tuple(
@@ -93,6 +122,23 @@ def made_run(
     if spans is not None:
         write_json(folder / TIMELINE_FILE, timeline_of(plan, spans))
     return folder
+
+
+def _shares(true: Plan, index: int, took: Duration) -> tuple[PassTimes, ...]:
+    """Of a slice that recomputes nothing and sums nothing, its shares, stretched as it is."""
+    piece = true.slices[index]
+    metaop = true.by_name[piece.metaop]
+    longest = times_of(metaop, piece, true.cluster)
+    of_share = [times_of_share(metaop, piece, share, true.cluster) for share in range(piece.dp)]
+    assert longest is not None
+    return tuple(
+        PassTimes(
+            forward_s=took.forward_s * each.forward_s / longest.forward_s,
+            backward_s=took.backward_s * each.backward_s / longest.backward_s,
+        )
+        for each in of_share
+        if each is not None
+    )
 
 
 def timeline_of(plan: Plan, spans: Spans, *, clock_error_s: float = 0.0) -> MeasuredTimeline:

@@ -201,8 +201,11 @@ def test_the_update_is_that_of_all_devices_by_their_bytes_and_of_all_runs_by_the
         )
         return replace(found, measured=found.measured.model_copy(update={"devices": devices}))
 
+    def of(s_per_byte: float) -> Profile:
+        return profile.model_copy(update={"optimizer_s_per_byte": s_per_byte})
+
     once = run("once", 10, 1.0, 5.0)
-    assert update_s_per_byte([once], 0.0) == pytest.approx(2.0 / 2**20)
-    assert update_s_per_byte([once], 2.0 / 2**20) == 2.0 / 2**20
-    assert update_s_per_byte([once, run("again", 30, 4.0, 8.0)], 0.0) == pytest.approx(3.5 / 2**20)
-    assert update_s_per_byte([run("none", 5, 0.0, 0.0)], 1.0) is None
+    assert update_s_per_byte([once], of(0.0)) == pytest.approx(2.0 / 2**20)
+    assert update_s_per_byte([once], of(2.0 / 2**20)) == 2.0 / 2**20
+    assert update_s_per_byte([once, run("again", 30, 4.0, 8.0)], of(0.0)) == pytest.approx(3.5 / 2**20)
+    assert update_s_per_byte([run("none", 5, 0.0, 0.0)], of(1.0)) is None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import pytest
+
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
-from spindle_cli.files.run_files import Comparison, SliceTimes
-from spindle_cli.runtime.measuring.comparison import Measured, RankTimes, compare
+from helpers.several_types import metaop_on_types, plan_in_rows
+from spindle_cli.files.run_files import Comparison, PredictedVsMeasured, SliceTimes, slow_devices
+from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
 from spindle_cli.runtime.measuring.timing import Activity
 
+FAST, SLOW = "a100-80gb", "v100-32gb"
 ITERATIONS = [Measured(9.0, 1.0), Measured(2.0, 1.0), Measured(4.0, 1.0)]
 
 
-def rank(**times: float) -> RankTimes:
+def rank(least_s: float = 0.0, **times: float) -> RankReport:
     """Of 'f0' forward and 'b0' backward of slice 0, and so on."""
     kinds = {"f": Activity.FORWARD, "b": Activity.BACKWARD}
-    return {(kinds[name[0]], int(name[1:])): seconds for name, seconds in times.items()}
+    return RankReport({(kinds[name[0]], int(name[1:])): seconds for name, seconds in times.items()}, least_s)
 
 
 def test_a_slice_takes_as_long_as_its_slowest_device_in_each_direction() -> None:
@@ -49,3 +53,43 @@ def test_what_is_computed_again_is_predicted_as_part_of_the_backward_pass() -> N
     assert metaop.forward is not None
     assert metaop.backward is not None
     assert (metaop.forward.predicted_s, metaop.backward.predicted_s) == (2.0, 6.0)
+
+
+def several_types() -> PredictedVsMeasured:
+    """Two ops on 6 and 2 samples of 8 by a fast device and a slow one, which takes 3.3 s a sample, not 3."""
+    plan = plan_in_rows(metaop_on_types("t/net", 2, {FAST: 1.0, SLOW: 3.0}), (0, 6, 8))
+    ranks = [rank(f0=4.0, b0=8.0, least_s=11.5), rank(f0=4.4, b0=8.8, least_s=13.2)]
+    return compare(plan, ITERATIONS, ranks, None)
+
+
+def test_of_several_types_each_share_and_the_speed_of_each_type_are_left() -> None:
+    found = several_types()
+    (piece,) = found.slices
+    assert (piece.forward_s, piece.backward_s) == (4.4, 8.8)
+    assert [(each.forward_s, each.backward_s) for each in piece.shares] == [(4.0, 8.0), (4.4, 8.8)]
+    assert [(each.type, each.num_devices) for each in found.types] == [(FAST, 1), (SLOW, 1)]
+    assert [each.predicted_s for each in found.types] == pytest.approx([12.0, 12.0])
+    assert [each.speed for each in found.types] == pytest.approx([1.0, 12.0 / 13.2])
+    assert [each.type for each in found.devices] == [FAST, SLOW]
+
+
+def test_devices_of_a_type_count_together() -> None:
+    _, plan = two_towers()
+    ranks = [rank(f0=1.0), rank(f0=2.0), rank(f1=4.0), rank()]
+    (kind,) = compare(plan, ITERATIONS, ranks, None).types
+    assert (kind.num_devices, kind.measured_s) == (4, 7.0)
+    assert kind.predicted_s == pytest.approx(
+        sum(len(piece.devices) * (piece.end_s - piece.start_s) for piece in plan.slices)
+    )
+    assert compare(plan, ITERATIONS, ranks, None).slices[0].shares == ()
+
+
+def test_a_device_is_slow_that_took_a_tenth_longer_all_through_the_run() -> None:
+    fast, slow = several_types().devices
+    assert (fast.predicted_compute_s, fast.slower) == (pytest.approx(12.0), pytest.approx(11.5 / 12 - 1))
+    assert slow.slower == pytest.approx(0.1)
+    for least_s, named in ((13.2001, True), (13.1999, False)):
+        device = slow.model_copy(update={"least_compute_s": least_s, "predicted_compute_s": 12.0})
+        assert slow_devices([fast, device]) == ((device,) if named else ())
+    assert slow_devices([slow.model_copy(update={"least_compute_s": None})]) == ()
+    assert slow_devices([slow.model_copy(update={"predicted_compute_s": 0.0})]) == ()

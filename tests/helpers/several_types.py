@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from helpers.plans import FINGERPRINT
+from helpers.random_plans import plan_on
+from spindle_cli.costs.share_times import times_of
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
+from spindle_cli.plan.types import Plan, PlanMetaOp, Slice
 from spindle_cli.profile.types import Device, MetaOpProfile, Profile, ShareTime, WorkloadRef
 
 
@@ -117,3 +120,28 @@ def on_types(profile: Profile, times: Mapping[str, float]) -> Profile:
     devices = tuple(Device(type=device, name=device, memory_bytes=2**40) for device in times)
     update = {"metaops": metaops, "device": devices[0], "devices": devices, "optimizer_state_sharded": True}
     return profile.model_copy(update=update)
+
+
+def plan_in_rows(metaop: MetaOpProfile, rows: Sequence[int], *, recompute: bool = False) -> Plan:
+    """All ops of a MetaOp in one slice, on a device of each type that it has times of."""
+    profile = profile_on_types(metaop)
+    cluster = cluster_of_types({device.type: 1 for device in profile.devices})
+    piece = Slice(
+        metaop=metaop.name,
+        ops=(0, metaop.num_ops),
+        devices=tuple(range(cluster.num_devices)),
+        dp=cluster.num_devices,
+        rows=tuple(rows),
+        start_s=0.0,
+        end_s=0.0,
+        backward_start_s=0.0,
+        backward_end_s=0.0,
+        recompute=recompute,
+    )
+    op = times_of(metaop, piece, cluster)
+    assert op is not None
+    forward_s = metaop.num_ops * op.forward_s
+    backward_s = metaop.num_ops * (op.backward_s + (op.forward_s if recompute else 0.0))
+    times = {"end_s": forward_s, "backward_start_s": forward_s, "backward_end_s": forward_s + backward_s}
+    needed = {name: getattr(metaop, name) for name in PlanMetaOp.model_fields}
+    return plan_on(cluster, (PlanMetaOp(**needed),), [piece.model_copy(update=times)], {})

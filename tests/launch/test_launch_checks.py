@@ -14,7 +14,7 @@ import pytest
 
 from helpers.cli import Ended, run_spindle
 from helpers.plans import two_towers
-from helpers.several_types import cluster_of_types
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from helpers.toy_plan import write_toy
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.launch.checks import chunked_otherwise, compiled_otherwise, sampled_otherwise
@@ -29,7 +29,8 @@ from spindle_cli.launch.starting.network import (
 )
 from spindle_cli.launch.types import Address
 from spindle_cli.plan.file import read_plan
-from spindle_cli.plan.types import Plan
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.types import Plan, ProfileRef
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings
 
@@ -218,6 +219,45 @@ def test_gpus_are_of_the_types_that_the_plan_has_on_the_node(monkeypatch: pytest
     )
     with pytest.raises(InputError, match=r"device 3 of the plan, GPU 1 of this node \(rank 1\)"):
         missing_devices(mixed, 2, node_rank=1)
+
+
+def test_a_node_whose_cpu_another_type_was_measured_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = two_towers()[1]
+    cluster = cluster_of_types({"cpu-old": 2, "cpu-new": 2})
+    models = {"cpu-old": "Xeon 5", "cpu-new": "EPYC 9"}
+    ref = ProfileRef(sha256=plan.profile.sha256, processors=models)
+    mixed = plan.model_copy(update={"cluster": cluster, "profile": ref})
+    monkeypatch.setattr("spindle_cli.launch.devices.usable_cores", lambda: 2)
+    monkeypatch.setattr("spindle_cli.launch.devices.cpu_model", lambda: "EPYC 9")
+    assert missing_devices(mixed, 2, node_rank=1) == ()
+    message = (
+        r"node 0 of the plan has devices 'cpu-old', measured on 'Xeon 5'; "
+        r"this machine is 'EPYC 9', on which 'cpu-new' was"
+    )
+    with pytest.raises(InputError, match=message):
+        missing_devices(mixed, 2, node_rank=0)
+    assert missing_devices(mixed, 2, node_rank=None) == ()  # all of them here
+    monkeypatch.setattr("spindle_cli.launch.devices.cpu_model", lambda: "Another 7")
+    (line,) = missing_devices(mixed, 2, node_rank=1)
+    assert "'cpu-new', measured on 'EPYC 9'; this machine is 'Another 7': predicted times may be off" in line
+    alike = mixed.model_copy(update={"profile": ref.model_copy(update={"processors": {}})})
+    assert missing_devices(alike, 2, node_rank=1) == ()
+
+
+def test_the_plan_says_on_which_cpus_its_types_were_measured() -> None:
+    net = metaop_on_types("t/net", 4, {"cpu-old": 3.0, "cpu-new": 1.0})
+    profile = profile_on_types(net)
+    models = ("Xeon 5", "EPYC 9")
+    devices = tuple(
+        each.model_copy(update={"name": name}) for each, name in zip(profile.devices, models, strict=True)
+    )
+    profile = profile.model_copy(update={"device": devices[0], "devices": devices})
+    several = make_plan(profile, cluster_of_types({"cpu-new": 1, "cpu-old": 1}), effort=0)
+    assert several.profile.processors == {"cpu-new": "EPYC 9", "cpu-old": "Xeon 5"}
+    assert make_plan(profile, cluster_of_types({"cpu-new": 2}), effort=0).profile.processors == {}
+    gpus = profile_on_types(metaop_on_types("t/net", 4, {"v100-32gb": 3.0, "a100-80gb": 1.0}))
+    planned = make_plan(gpus, cluster_of_types({"v100-32gb": 1, "a100-80gb": 1}), effort=0)
+    assert planned.profile.processors == {}
 
 
 def test_layers_compiled_otherwise_than_measured_are_said() -> None:

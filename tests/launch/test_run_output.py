@@ -15,10 +15,12 @@ from spindle_cli.files.run_files import (
     METRICS_FILE,
     PREDICTED_FILE,
     Comparison,
+    DeviceTimes,
     MetaOpComparison,
     PredictedVsMeasured,
     StartUp,
     StepMetrics,
+    TypeTimes,
 )
 from spindle_cli.files.runs.pace import Pace
 from spindle_cli.launch.build import build_launch
@@ -26,7 +28,7 @@ from spindle_cli.launch.run import samples_per_step
 from spindle_cli.launch.types import Address, LaunchOptions, NodeShare
 from spindle_cli.launch.watching.follow import MetricsFollower
 from spindle_cli.launch.watching.progress import live_progress, progress_text
-from spindle_cli.launch.watching.run_report import render_report, report_run
+from spindle_cli.launch.watching.run_report import render_report, report_run, speed_lines
 from spindle_cli.launch.watching.signals import Signals
 from spindle_cli.launch.watching.watch import Watch
 
@@ -128,3 +130,28 @@ def test_the_report_has_predicted_against_measured_and_the_files(tmp_path: Path)
     assert "3 steps, loss 2 -> 1, 16 samples/s" in drawn.getvalue()
     assert "first step after 4.5 s: checks 1.5 s, processes 3 s" in drawn.getvalue()
     assert set(report.files) == {"predicted against measured"}
+
+
+def test_types_and_slow_devices_are_said_where_there_are_several_or_any() -> None:
+    def device(number: int, kind: str, least_s: float) -> DeviceTimes:
+        times = {"compute_s": 9.0, "wait_s": 0.0, "data_s": 0.0, "predicted_compute_s": 2.0}
+        return DeviceTimes(device=number, type=kind, least_compute_s=least_s, **times)
+
+    old, new = (
+        TypeTimes(type=kind, num_devices=count, predicted_s=3.0, measured_s=measured_s)
+        for kind, count, measured_s in (("cpu-old", 1, 4.0), ("cpu-new", 2, 3.0))
+    )
+    devices = (device(0, "cpu-old", 2.5), device(1, "cpu-new", 2.0), device(2, "cpu-new", 3.0))
+    compared = PredictedVsMeasured(
+        steps=2, iteration=Comparison(predicted_s=2, measured_s=3), devices=devices, types=(old, new)
+    )
+    slow = "slower than the profile all through the run: device 2 (cpu-new) by 50%, 0 (cpu-old) by 25%"
+    assert speed_lines(compared) == [
+        "speed, of the profile's: cpu-old 75% (1 device), cpu-new 100% (2 devices)",
+        slow,
+    ]
+    assert speed_lines(compared.model_copy(update={"types": (new,)})) == [slow]
+    assert speed_lines(compared.model_copy(update={"types": (new,), "devices": devices[1:2]})) == []
+    many = tuple(device(number, "cpu", 4.0) for number in range(10))
+    (line,) = speed_lines(compared.model_copy(update={"types": (), "devices": many}))
+    assert line.endswith("7 (cpu) by 100%, and 2 more")

@@ -25,11 +25,13 @@ LINK = MeasuredLink(
         ("cpu", 2, 1, 2, 1.0),
         ("cpu", 1, 2, 2, 1.0),
         ("cpu", 1, 1, 2, 0.0),  # the other core does it
+        ("cpu", 1, 1, 0.5, 2.0),  # of a quota
+        ("cpu", 2, 1, 1.5, 4 / 3),
         ("cuda", 8, 1, 2, 0.0),
     ],
 )
 def test_it_counts_where_every_core_computes(
-    device: beside.DeviceType, processes: int, threads: int, cores: int, turns: float
+    device: beside.DeviceType, processes: int, threads: int, cores: float, turns: float
 ) -> None:
     assert turns_beside(device, processes, threads, cores) == turns
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from spindle_cli.profile.machine.machine import DeviceType
+from spindle_cli.profile.measuring import settings
+from spindle_cli.profile.measuring.settings import shared_limits
 from spindle_cli.profile.op.timings import (
+    GRANTED_TIME_BLOCK_S,
+    SHARED_CORES_BLOCK_S,
     Limits,
     Sample,
     is_enough,
@@ -58,3 +63,26 @@ def test_together_processes_take_as_long_as_the_slowest_in_each_repeat() -> None
 def test_short_ops_are_repeated_until_they_fill_a_block() -> None:
     assert runs_per_repeat(0.0001, Limits(block_s=0.025)) == 250
     assert runs_per_repeat(1.0, Limits(block_s=0.025)) == 1
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "threads", "time", "block_s"),
+    [
+        ("cpu", 2, 2, 2.0, SHARED_CORES_BLOCK_S),
+        ("cpu", 1, 2, 2.0, 0.002),
+        ("cpu", 1, 2, 1.5, GRANTED_TIME_BLOCK_S),  # it may run on two, for less than all of their time
+        ("cpu", 4, 1, 1.5, 0.002),  # by processor time
+        ("cuda", 4, 2, 1.5, 0.002),
+    ],
+)
+def test_repeats_are_long_where_wall_time_is_of_several_turns(
+    device: DeviceType,
+    processes: int,
+    threads: int,
+    time: float,
+    block_s: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settings, "own_cores", lambda: frozenset({0, 1}))
+    monkeypatch.setattr(settings, "cores_of_time", lambda: time)
+    assert shared_limits(Limits(max_s=3.0), device, processes, threads) == Limits(max_s=3.0, block_s=block_s)

@@ -24,9 +24,8 @@ from spindle_cli.runtime.communication.collectives import Members, add_up
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.rows import share_shape, take_rows
-from spindle_cli.runtime.measuring import timing
-from spindle_cli.runtime.measuring.comparison import Measured, compare
-from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare
+from spindle_cli.runtime.measuring.timing import Activity
 from spindle_cli.runtime.step.data import Portion, StepBatch
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.clip import GradientClip
@@ -290,59 +289,6 @@ def test_a_batch_hands_out_views_of_the_portion_that_covers_the_samples() -> Non
     assert found.untyped_storage().data_ptr() == image.untyped_storage().data_ptr()
 
 
-class Clock:
-    """That of `time`, in which no time passes by itself."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """What a stopwatch reads."""
-    made = Clock()
-    monkeypatch.setattr(timing, "time", made)
-    return made
-
-
-def test_the_first_step_is_not_in_the_medians(clock: Clock) -> None:
-    stopwatch = Stopwatch(CPU)
-    for seconds in (50.0, 1.0, 3.0):
-        for share in (0.25, 0.75):  # a slice may run in several blocks
-            with stopwatch.timed(Activity.FORWARD, 3):
-                clock.now_s += share * seconds
-        clock.now_s += 100.0
-        stopwatch.end_step(0)
-    stopwatch.close()
-    assert stopwatch.medians()[Activity.FORWARD, 3] == 2.0
-    assert stopwatch.seconds[Activity.FORWARD, 3] == [50.0, 1.0, 3.0]
-
-
-def test_time_in_a_block_inside_another_is_counted_once(clock: Clock) -> None:
-    stopwatch = Stopwatch(CPU, keep_steps=1)
-    stopwatch.begin_step()
-    with stopwatch.timed(Activity.FORWARD, 3):
-        clock.now_s += 2.0
-        with stopwatch.timed(Activity.WAIT, 3, "activation"):
-            clock.now_s += 20.0
-        clock.now_s += 3.0
-    clock.now_s += 4.0
-    stopwatch.end_step(0)
-    stopwatch.close()
-    seconds = {key: values[0] for key, values in stopwatch.seconds.items()}
-    assert seconds == {
-        (Activity.FORWARD, 3): 5.0,
-        (Activity.WAIT, None): 20.0,
-        (Activity.OTHER, None): 4.0,
-    }
-    (step,) = stopwatch.steps
-    assert [lap.kind for lap in step.laps] == [Activity.FORWARD, Activity.WAIT, Activity.FORWARD]
-    assert step.laps[0].end == step.laps[1].begin and step.laps[1].end == step.laps[2].begin
-
-
 @pytest.mark.parametrize(("dtype", "count"), [("float32", 2), ("float32", 3), ("bfloat16", 4)])
 def test_parts_are_added_up_in_order_and_rounded_once(dtype: str, count: int) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -361,9 +307,8 @@ def test_a_slice_takes_as_long_as_its_slowest_device() -> None:
     ranks = [{(Activity.FORWARD, index): 1.0 + rank for index in vision} for rank in range(4)]
     for rank in ranks:
         rank[Activity.WAIT, None] = 0.5
-    found = compare(
-        plan, [Measured(each, plan.predicted.iteration_s) for each in (9.0, 4.0, 2.0, 3.0)], ranks, None
-    )
+    steps = [Measured(each, plan.predicted.iteration_s) for each in (9.0, 4.0, 2.0, 3.0)]
+    found = compare(plan, steps, [RankReport(rank, 0.0) for rank in ranks], None)
     assert found.iteration.measured_s == 3.0
     assert found.steps == 3
     times = {metaop.metaop: metaop for metaop in found.metaops}["pairs/vision"]

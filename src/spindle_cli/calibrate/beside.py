@@ -29,7 +29,8 @@ _AGREES = 1e-6
 _CLEARLY = 4.0
 _GRID, _THIRDS = 20, 60
 
-_Share = tuple[str, int, int]  # a MetaOp's name, dp, tp
+# A MetaOp's name, dp, tp; and of several types of device its rows, and the types that have them.
+_Share = tuple[str, int, int, tuple[int, ...] | None, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,14 @@ class Beside:
         slices: of the plan. `took_s`: of each, forward and backward as measured.
         beside_s: of each device, by the profile's processor costs.
         outside_s: of each device, what it did outside of all that is timed.
+        type_of: each device's type, where there are several.
     """
 
     slices: Sequence[Slice]
     took_s: Sequence[float]
     beside_s: Sequence[float]
     outside_s: Sequence[float]
+    type_of: Sequence[str] | None = None
 
     @classmethod
     def of(cls, run: Run, profile: Profile, traffic: Traffic) -> Beside:
@@ -64,7 +67,8 @@ class Beside:
         outside_s = [0.0] * plan.cluster.num_devices
         for each in run.measured.devices:
             outside_s[each.device] = each.other_s or 0.0
-        return cls(plan.slices, took_s, beside.seconds, outside_s)
+        type_of = plan.cluster.type_of if plan.cluster.is_mixed else None
+        return cls(plan.slices, took_s, beside.seconds, outside_s, type_of)
 
     def shares(self) -> list[tuple[float, float]]:
         """Of each slice, what the device that does most beside it did so, by the profile's costs, and what
@@ -106,10 +110,14 @@ class Beside:
         took without what its devices did beside it; `times`: see `stretches`.
         """
         return [
-            ((piece.metaop, piece.dp, piece.tp), took_s / stretch / piece.num_ops)
+            (self._ran_as(piece), took_s / stretch / piece.num_ops)
             for piece, took_s, stretch in zip(self.slices, self.took_s, self.stretches(times), strict=True)
             if took_s > 0 and not piece.recompute and not piece.offload
         ]
+
+    def _ran_as(self, piece: Slice) -> _Share:
+        types = () if self.type_of is None else tuple(self.type_of[device] for device in piece.devices)
+        return piece.metaop, piece.dp, piece.tp, piece.rows, types
 
 
 def processor_times(runs: Sequence[Beside]) -> float:

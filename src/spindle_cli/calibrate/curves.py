@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import log2
 from statistics import fmean
 
-from spindle_cli.calibrate.points import Allocation, Measured, OpTimes, point_of
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, ShareTime
+from spindle_cli.calibrate.points import Allocation, Measured, OpTimes, Points, known_times
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, ShareTime, Source
 
 # Closer than this counts as equal: what is left of dividing and multiplying again.
 EQUAL = 1e-9
@@ -26,52 +27,57 @@ class Factor:
         return OpTimes(point.forward_s * self.forward, point.backward_s * self.backward)
 
 
-def calibrated_metaops(
-    profile: Profile, measured: Mapping[Allocation, Measured]
-) -> tuple[MetaOpProfile, ...]:
-    """All MetaOps with their curves corrected.
+def calibrated_metaops(profile: Profile, measured: Points) -> tuple[MetaOpProfile, ...]:
+    """All MetaOps of a profile of one type of device with their curves corrected.
 
     A point that ran takes what was measured. Another one is scaled: as the point of a MetaOp of the same
     kind that ran on the same share of a batch; else as its own MetaOp's neighbouring points that ran, between
     two of them by the logarithm of the number of devices.
     """
-    factors = {key: factor_of(point_of(profile, key), each) for key, each in measured.items()}
+    factors = {
+        (name, ways, tp): factor_of(known_times(profile.by_name[name], ways, tp), each)
+        for (name, ways, tp), each in measured.items()
+    }
     shares = _by_share(profile, factors)
     found = []
     for metaop in profile.metaops:
         kind = _kind(metaop)
-        own = {(dp, tp): each for (name, dp, tp), each in factors.items() if name == metaop.name}
+        own = {(ways, tp): each for (name, ways, tp), each in factors.items() if name == metaop.name}
         curve = []
         for point in metaop.curve:
             ran = measured.get((metaop.name, point.dp, point.tp))
             if ran is not None:
                 curve.append(_measured_point(point, ran))
                 continue
-            same = None if kind is None else shares.get((kind, metaop.batch_size // point.dp, point.tp))
+            same = (
+                None if kind is None else shares.get((kind, Fraction(metaop.batch_size, point.dp), point.tp))
+            )
             factor = same or neighbours(own, point)
             curve.append(point if factor is None else _scaled(point, factor))
-        found.append(_with_curve(metaop, tuple(curve)))
+        ran_here = {(ways, tp): each for (name, ways, tp), each in measured.items() if name == metaop.name}
+        found.append(_with_curve(metaop, tuple(curve), ran_here))
     return tuple(found)
 
 
-def factor_of(point: CurvePoint, measured: Measured) -> Factor:
+def factor_of(point: CurvePoint | ShareTime | OpTimes, measured: Measured) -> Factor:
     """Measured over profiled; of both passes together for one that the profile has at no time at all."""
     times = measured.times
-    both = times.op_s / point.op_s if point.op_s else 1.0
+    before_s = point.forward_s + point.backward_s
+    both = times.op_s / before_s if before_s else 1.0
     return Factor(
         times.forward_s / point.forward_s if point.forward_s else both,
         times.backward_s / point.backward_s if point.backward_s else both,
     )
 
 
-def neighbours(own: Mapping[tuple[int, int], Factor], point: CurvePoint) -> Factor | None:
+def neighbours(own: Mapping[tuple[Fraction | int, int], Factor], point: CurvePoint) -> Factor | None:
     """The factor of the points that ran next to one that did not: of its own degree of tensor parallelism
     where there are any; None where its MetaOp did not run at all.
     """
-    same = {dp * tp: [each] for (dp, tp), each in own.items() if tp == point.tp}
+    same = {ways * tp: [each] for (ways, tp), each in own.items() if tp == point.tp}
     if not same:
-        for (dp, tp), each in own.items():
-            same.setdefault(dp * tp, []).append(each)
+        for (ways, tp), each in own.items():
+            same.setdefault(ways * tp, []).append(each)
     if not same:
         return None
     known = {n: _mean(each) for n, each in same.items()}
@@ -108,14 +114,16 @@ def _kind(metaop: MetaOpProfile) -> _Kind | None:
     return metaop.op_kind, metaop.param_bytes_per_op, per_sample
 
 
-def _by_share(profile: Profile, factors: Mapping[Allocation, Factor]) -> dict[tuple[_Kind, int, int], Factor]:
+def _by_share(
+    profile: Profile, factors: Mapping[Allocation, Factor]
+) -> dict[tuple[_Kind, Fraction, int], Factor]:
     """By kind, samples of a share, and tp: the mean of the MetaOps that ran so."""
-    found: dict[tuple[_Kind, int, int], list[Factor]] = {}
-    for (name, dp, tp), factor in factors.items():
+    found: dict[tuple[_Kind, Fraction, int], list[Factor]] = {}
+    for (name, ways, tp), factor in factors.items():
         metaop = profile.by_name[name]
         kind = _kind(metaop)
         if kind is not None:
-            found.setdefault((kind, metaop.batch_size // dp, tp), []).append(factor)
+            found.setdefault((kind, Fraction(metaop.batch_size) / ways, tp), []).append(factor)
     return {key: _mean(each) for key, each in found.items()}
 
 
@@ -143,8 +151,11 @@ def _times(point: CurvePoint, times: OpTimes) -> dict[str, float]:
     return changed
 
 
-def _with_curve(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> MetaOpProfile:
-    """With another curve, and shares that agree with it; the fit was of the old one."""
+_Ran = Mapping[tuple[Fraction | int, int], Measured]  # of one MetaOp
+
+
+def _with_curve(metaop: MetaOpProfile, curve: Sequence[CurvePoint], ran: _Ran) -> MetaOpProfile:
+    """With another curve, and shares that agree with it and with what ran; the fit was of the old one."""
     same = all(
         (old.forward_s, old.backward_s) == (new.forward_s, new.backward_s)
         for old, new in zip(metaop.curve, curve, strict=True)
@@ -154,32 +165,44 @@ def _with_curve(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> MetaOpPro
         **{
             **fields,
             "curve": tuple(curve),
-            "shares": _shares(metaop, curve),
+            "shares": _shares(metaop, curve, ran),
             "fit": metaop.fit if same else None,
         }
     )
 
 
-def _shares(metaop: MetaOpProfile, curve: Sequence[CurvePoint]) -> tuple[ShareTime, ...]:
-    """Those that the curve has, as it has them; others by the factor of its nearest share of that `tp`."""
-    found = []
-    for share in metaop.shares:
-        pairs = [(old, new) for old, new in zip(metaop.curve, curve, strict=True) if old.tp == share.tp]
-        if not pairs:
-            found.append(share)
-            continue
-        old, new = min(pairs, key=lambda pair: abs(log2(metaop.batch_size / pair[0].dp / share.samples)))
-        if (old.forward_s, old.backward_s) == (new.forward_s, new.backward_s):
-            found.append(share)
-            continue
-        if metaop.batch_size == share.samples * old.dp:
-            times = OpTimes(new.forward_s, new.backward_s)
-            source = new.source
-        else:
-            factor = factor_of(old, Measured(OpTimes(new.forward_s, new.backward_s), 1.0, 1))
-            times = OpTimes(share.forward_s * factor.forward, share.backward_s * factor.backward)
-            source = "fitted"
-        update = {"forward_s": times.forward_s, "backward_s": times.backward_s, "source": source}
-        update["communication_s"] = min(share.communication_s, times.op_s)
-        found.append(share.model_copy(update=update))
-    return tuple(found)
+def _shares(metaop: MetaOpProfile, curve: Sequence[CurvePoint], ran: _Ran) -> tuple[ShareTime, ...]:
+    """Those that the curve has, as it has them; those that ran, as measured; others by the factor of the
+    nearest share, of the same `tp`, of either.
+    """
+    known: dict[int, dict[Fraction, tuple[Factor, OpTimes, Source]]] = {}
+    for (ways, tp), each in ran.items():
+        factor = factor_of(known_times(metaop, ways, tp), each)
+        samples = Fraction(metaop.batch_size) / ways
+        known.setdefault(tp, {})[samples] = factor, each.times, "measured"
+    for old, new in zip(metaop.curve, curve, strict=True):
+        times = OpTimes(new.forward_s, new.backward_s)
+        samples, factor = Fraction(metaop.batch_size, old.dp), factor_of(old, Measured(times, 1.0, 1))
+        known.setdefault(old.tp, {})[samples] = factor, times, new.source
+    return tuple(_share(share, known.get(share.tp, {})) for share in metaop.shares)
+
+
+def _share(share: ShareTime, known: Mapping[Fraction, tuple[Factor, OpTimes, Source]]) -> ShareTime:
+    """One of them; `known`: by samples."""
+    if not known:
+        return share
+    nearest = min(known, key=lambda samples: abs(log2(samples / share.samples)))
+    factor, times, source = known[nearest]
+    if nearest != share.samples:
+        times, source = (
+            OpTimes(share.forward_s * factor.forward, share.backward_s * factor.backward),
+            "fitted",
+        )
+    if all(
+        abs(new - old) <= EQUAL * old
+        for old, new in ((share.forward_s, times.forward_s), (share.backward_s, times.backward_s))
+    ):
+        return share
+    update = {"forward_s": times.forward_s, "backward_s": times.backward_s, "source": source}
+    update["communication_s"] = min(share.communication_s, times.op_s)
+    return share.model_copy(update=update)

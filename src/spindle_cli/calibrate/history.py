@@ -14,6 +14,7 @@ from spindle_cli.files.artifact import read_data
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import PREDICTED_FILE
 from spindle_cli.plan.same_device import is_of_devices
+from spindle_cli.profile.mixed.seen import type_in
 from spindle_cli.profile.types import CalibratedRun, Profile
 from spindle_cli.units import counted
 
@@ -79,14 +80,23 @@ class _Found:
 
     def _take_run(self, path: Path) -> None:
         run = read_run(path)
-        if not _is_of(run.plan.workload.fingerprint, self.profile) or not is_of_devices(
-            self.profile, run.plan.cluster
-        ):
+        if not _is_of(run.plan.workload.fingerprint, self.profile):
+            return
+        if not is_of_devices(self.profile, run.plan.cluster) or not self._has_goals_types(run.plan.cluster):
             return
         require_belongs(run, self.profile, self.profile_path)
         cluster = run.plan.cluster
         distance = _distance(cluster.num_devices, len(cluster.node_sizes), self.goal)
         self.runs.setdefault(distance, []).append(run)
+
+    def _has_goals_types(self, cluster: Cluster) -> bool:
+        """Whether a run was on all types of device that are planned for, and no others; where the profile is
+        taken for those of another type, on its own.
+        """
+        if not is_of_devices(self.profile, self.goal):
+            return True
+        types = [{type_in(self.profile, name) for name in each.types} for each in (cluster, self.goal)]
+        return types[0] == types[1]
 
     def _take_profile(self, path: Path) -> None:
         data = read_data(path)

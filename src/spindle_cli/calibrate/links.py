@@ -9,7 +9,8 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.calibrate.curves import EQUAL
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.files.cluster import Cluster, Link
-from spindle_cli.profile.types import MeasuredLink, ProcessorCosts
+from spindle_cli.profile.mixed.seen import devices_of, type_in
+from spindle_cli.profile.types import MeasuredLink, ProcessorCosts, Profile
 from spindle_cli.units import GB, US
 
 
@@ -78,19 +79,31 @@ def with_processor_times(costs: ProcessorCosts, times: float) -> ProcessorCosts:
     )
 
 
-def update_s_per_byte(runs: Sequence[Run], before: float) -> float | None:
+def update_s_per_byte(runs: Sequence[Run], profile: Profile) -> float | None:
     """Seconds of the optimizer's step for each byte that a device updates: all devices of all runs together,
-    each run by its steps. None where no run has measured one; `before` itself where it comes to that.
+    each run by its steps; of several types of device the slowest one's. None where no run has measured one;
+    the profile's own where it comes to that, and at least it where a type of device has not run.
     """
-    seconds = num_bytes = 0.0
+    before = profile.optimizer_s_per_byte
+    found = _update_by_type(runs, profile)
+    if not found:
+        return None
+    slowest = max(found.values())
+    if len(found) < len(devices_of(profile)):
+        slowest = max(slowest, before)
+    return before if abs(slowest - before) <= EQUAL * before else slowest
+
+
+def _update_by_type(runs: Sequence[Run], profile: Profile) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    num_bytes: dict[str, float] = {}
     for run in runs:
         plan = run.plan
         held = device_memory(plan.metaops, plan.slices, plan.cluster, plan)
         for each in run.measured.devices:
             if held[each.device].updated_bytes and each.optimizer_s:
-                seconds += run.measured.steps * each.optimizer_s
-                num_bytes += run.measured.steps * held[each.device].updated_bytes
-    if not num_bytes:
-        return None
-    found = seconds / num_bytes
-    return before if abs(found - before) <= EQUAL * before else found
+                kind = type_in(profile, plan.cluster.type_of[each.device])
+                steps = run.measured.steps
+                seconds[kind] = seconds.get(kind, 0.0) + steps * each.optimizer_s
+                num_bytes[kind] = num_bytes.get(kind, 0.0) + steps * held[each.device].updated_bytes
+    return {kind: seconds[kind] / num_bytes[kind] for kind in seconds}

@@ -7,15 +7,21 @@ predicted ones, solved for the curve.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from spindle_cli.calibrate.reading import Run
 from spindle_cli.costs.beyond_curve import BeyondCurve
+from spindle_cli.costs.share_sizes import sizes
+from spindle_cli.costs.share_times import share_seconds, times_of_share
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.types import CurvePoint, Profile
+from spindle_cli.profile.mixed.seen import seen_on, type_in
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
-Allocation = tuple[str, int, int]  # a MetaOp's name, dp, tp
+# A MetaOp's name; into how many shares as large as the one that ran its batch would be cut, which is dp where
+# shares are equal; and tp.
+Allocation = tuple[str, Fraction | int, int]
 
 # Of an op's measured seconds, at least so much is its own.
 LEAST_OWN = 0.05
@@ -43,23 +49,49 @@ class Measured:
     steps: int
 
 
-def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> Mapping[Allocation, Measured]:
-    """What a run says of the points of a profile's curves. Slices that took no time (a clock too coarse for
-    them) say nothing.
+Points = Mapping[Allocation, Measured]  # of one type of device
+
+
+def measured_points(run: Run, profile: Profile, stretches: Sequence[float]) -> Mapping[str, Points]:
+    """What a run says of the times of a profile's shares, by its types of device. Slices that took no time (a
+    clock too coarse for them) say nothing.
 
     Args:
         stretches: of each slice, see `Beside.stretches`.
     """
-    found: dict[Allocation, list[Measured]] = {}
-    beyond = BeyondCurve(run.plan.by_name, run.plan.cluster, run.plan)
-    for piece, took, stretch in zip(run.plan.slices, run.measured.slices, stretches, strict=True):
-        if took.forward_s + took.backward_s > 0:
-            ops = piece.num_ops * stretch
-            own = _own_times(OpTimes(took.forward_s / ops, took.backward_s / ops), piece, profile, beyond)
-            steps = run.measured.steps
-            one = Measured(own, steps * piece.num_ops, steps)
-            found.setdefault((piece.metaop, piece.dp, piece.tp), []).append(one)
-    return {key: together(each) for key, each in found.items()}
+    found: dict[str, dict[Allocation, list[Measured]]] = {}
+    plan, seen = run.plan, seen_on(profile, run.plan.cluster)
+    beyond = BeyondCurve(plan.by_name, plan.cluster, plan)
+    for index, (piece, stretch) in enumerate(zip(plan.slices, stretches, strict=True)):
+        metaop, ops = seen.by_name[piece.metaop], piece.num_ops * stretch
+        for share, kind, took in _shares_that_ran(run, index):
+            if took.op_s <= 0:
+                continue
+            op = OpTimes(took.forward_s / ops, took.backward_s / ops)
+            own = _own_times(op, run, piece, share, metaop, beyond)
+            one = Measured(own, run.measured.steps * piece.num_ops, run.measured.steps)
+            of_type = found.setdefault(type_in(profile, kind), {})
+            of_type.setdefault(_allocation(piece, share, metaop), []).append(one)
+    return {kind: {key: together(each) for key, each in own.items()} for kind, own in found.items()}
+
+
+def _shares_that_ran(run: Run, index: int) -> Iterator[tuple[int, str, OpTimes]]:
+    """Of a slice, the shares that were timed, on which type, and for how long: each of them where there are
+    several types of device, else one that stands for all.
+    """
+    piece, took, cluster = run.plan.slices[index], run.measured.slices[index], run.plan.cluster
+    if not cluster.is_mixed:
+        yield 0, cluster.device_type, OpTimes(took.forward_s, took.backward_s)
+        return
+    for share, each in enumerate(took.shares):
+        kind = cluster.type_of[piece.devices[share * piece.tp]]
+        yield share, kind, OpTimes(each.forward_s, each.backward_s)
+
+
+def _allocation(piece: Slice, share: int, metaop: MetaOpProfile) -> Allocation:
+    own = sizes(piece)
+    ways = piece.shares_of_batch if own is None else Fraction(metaop.batch_size, own[share])
+    return piece.metaop, ways, piece.tp
 
 
 def together(found: Sequence[Measured]) -> Measured:
@@ -72,7 +104,7 @@ def together(found: Sequence[Measured]) -> Measured:
     return Measured(times, weight, max(each.steps for each in found))
 
 
-def all_runs(runs: Sequence[Mapping[Allocation, Measured]]) -> dict[Allocation, Measured]:
+def all_runs(runs: Iterable[Points]) -> dict[Allocation, Measured]:
     """What several runs say together, each by its number of steps."""
     found: dict[Allocation, list[Measured]] = {}
     for points in runs:
@@ -83,20 +115,26 @@ def all_runs(runs: Sequence[Mapping[Allocation, Measured]]) -> dict[Allocation, 
     return {key: Measured(each.times, each.weight, steps[key]) for key, each in joined.items()}
 
 
-def point_of(profile: Profile, allocation: Allocation) -> CurvePoint:
-    """The point of a profile's curve; there is one."""
-    name, dp, tp = allocation
-    return next(point for point in profile.by_name[name].curve if (point.dp, point.tp) == (dp, tp))
+def known_times(metaop: MetaOpProfile, ways: Fraction | int, tp: int) -> OpTimes:
+    """What one type's curve, or its shares, say of a share that ran; one of them has it."""
+    for point in metaop.curve:
+        if (point.dp, point.tp) == (ways, tp):
+            return OpTimes(point.forward_s, point.backward_s)
+    known = share_seconds(metaop.shares, float(metaop.batch_size / ways), tp)
+    assert known is not None, "`require_belongs` has seen to it"
+    return OpTimes(known.forward_s, known.backward_s)
 
 
-def _own_times(op: OpTimes, piece: Slice, profile: Profile, beyond: BeyondCurve) -> OpTimes:
-    """Of what one op of a slice took, what the curve should say. What gathers of shared-out parameters take
-    longer than what they hide behind is as the profile's curve has it.
+def _own_times(
+    op: OpTimes, run: Run, piece: Slice, share: int, metaop: MetaOpProfile, beyond: BeyondCurve
+) -> OpTimes:
+    """Of what one op of a slice took on a share, what the curve should say. What gathers of shared-out
+    parameters take longer than what they hide behind is as the profile's curve has it.
     """
-    point = point_of(profile, (piece.metaop, piece.dp, piece.tp))
+    known = times_of_share(metaop, piece, share, run.plan.cluster)
+    assert known is not None, "`require_belongs` has seen to it"
     again = piece.num_recomputed / piece.num_ops
-    metaop = profile.by_name[piece.metaop]
-    more_s = beyond.op_s(piece, metaop, point.forward_s, point.backward_s + again * point.forward_s)
+    more_s = beyond.op_s(piece, metaop, known.forward_s, known.backward_s + again * known.forward_s)
     forward_s = max(op.forward_s - more_s[0], LEAST_OWN * op.forward_s)
     backward_s = max(op.backward_s - more_s[1], LEAST_OWN * op.backward_s)
     if again:  # forward once more, as part of the backward pass

@@ -11,6 +11,7 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.sets.restrict import as_early_as_possible
 from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 
@@ -18,6 +19,7 @@ def predicted_again(plan: Plan, profile: Profile) -> Prediction:
     """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
     the plan's links.
     """
+    profile = seen_on(profile, plan.cluster)
     problem = make_problem(profile, plan.cluster)
     slices = _timed(problem, plan)
     held = device_memory(profile.metaops, slices, plan.cluster, profile)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from spindle_cli.costs.share_times import times_of_share
 from spindle_cli.errors import InputError
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.run_files import METRICS_FILE, PLAN_FILE, PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.same_device import is_of_devices
-from spindle_cli.plan.types import Plan
-from spindle_cli.profile.types import Profile
+from spindle_cli.plan.types import Plan, Slice
+from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.types import MetaOpProfile, Profile
 
 FEWEST_STEPS = 3
 MOST_S = 1e9  # more is no measurement; sums of them stay finite
@@ -100,7 +103,8 @@ def _require_sound(plan: Plan, measured: PredictedVsMeasured, path: Path) -> Non
             hint="The file is damaged, or of a run by another plan; run the plan again.",
         )
     iteration = measured.iteration
-    slices = [seconds for each in measured.slices for seconds in (each.forward_s, each.backward_s)]
+    passes = [each for piece in measured.slices for each in (piece, *piece.shares)]
+    slices = [seconds for each in passes for seconds in (each.forward_s, each.backward_s)]
     devices_s = [seconds for each in measured.devices for seconds in (each.optimizer_s, each.other_s or 0.0)]
     most_s = max(iteration.predicted_s, iteration.measured_s, *slices, *devices_s)
     if most_s > MOST_S:
@@ -142,20 +146,40 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
             f"{folder}: batches of {cut} ran in micro-batches, whose shares no point of a curve has",
             hint="Give a run of whole batches: plan with `--micro-batches TASK=1`.",
         )
+    if not plan.cluster.is_mixed:
+        _require_equal_shares(plan, folder)
+    elif any(
+        len(each.shares) != piece.dp for each, piece in zip(run.measured.slices, plan.slices, strict=True)
+    ):
+        raise InputError(
+            f"{folder / PREDICTED_FILE}: slices: what each share took is not said, and the devices are of "
+            "several types; the run is of an older version, or the file damaged",
+            hint="Run the plan again with this version.",
+        )
+    seen = seen_on(profile, plan.cluster)
+    for piece in plan.slices:
+        metaop = seen.by_name.get(piece.metaop)
+        if metaop is None or not _has_shares(metaop, piece, plan.cluster):
+            raise InputError(
+                f"{folder}: slice {piece.label} ran on dp {piece.dp}, tp {piece.tp}, which {profile_path} "
+                f"has no point of",
+                hint="Give the profile that the run's plan was made from.",
+            )
+
+
+def _require_equal_shares(plan: Plan, folder: Path) -> None:
     uneven = next((piece for piece in plan.slices if piece.rows is not None), None)
     if uneven is not None:
         raise InputError(
             f"{folder}: slice {uneven.label} ran on unequal shares (rows), which no point of a curve has",
             hint="Give a run of equal shares: plan with `--equal-shares`.",
         )
-    for piece in plan.slices:
-        metaop = profile.by_name.get(piece.metaop)
-        if metaop is None or all((point.dp, point.tp) != (piece.dp, piece.tp) for point in metaop.curve):
-            raise InputError(
-                f"{folder}: slice {piece.label} ran on dp {piece.dp}, tp {piece.tp}, which {profile_path} "
-                f"has no point of",
-                hint="Give the profile that the run's plan was made from.",
-            )
+
+
+def _has_shares(metaop: MetaOpProfile, piece: Slice, cluster: Cluster) -> bool:
+    if not cluster.is_mixed:
+        return any((point.dp, point.tp) == (piece.dp, piece.tp) for point in metaop.curve)
+    return all(times_of_share(metaop, piece, share, cluster) is not None for share in range(piece.dp))
 
 
 def require_same_settings(one: Plan | Profile, profile: Profile, where: str, profile_path: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
-from spindle_cli.calibrate.points import point_of
+from spindle_cli.calibrate.points import known_times
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.run import Calibrated
 from spindle_cli.calibrate.types import (
@@ -17,6 +18,7 @@ from spindle_cli.calibrate.types import (
     CalibrationReport,
     RunPrediction,
 )
+from spindle_cli.profile.mixed.seen import of_types
 from spindle_cli.units import counted, format_seconds
 
 
@@ -27,7 +29,7 @@ def report_on(made: Calibrated, profile: Path, cluster: Path | None) -> Calibrat
         (old, new)
         for before, after in zip(made.before.metaops, made.profile.metaops, strict=True)
         for old, new in zip(before.curve, after.curve, strict=True)
-        if (before.name, old.dp, old.tp) not in made.points
+        if (before.name, old.dp, old.tp) not in made.points.get(old.device or made.before.device.type, {})
     ]
     scaled = sum((old.forward_s, old.backward_s) != (new.forward_s, new.backward_s) for old, new in pairs)
     return CalibrationReport(
@@ -73,13 +75,19 @@ def _iterations(made: Calibrated) -> Iterator[RunPrediction]:
 
 def _points(made: Calibrated) -> Iterator[CalibratedPoint]:
     order = {metaop.name: number for number, metaop in enumerate(made.before.metaops)}
-    for key in sorted(made.points, key=lambda key: (order[key[0]], *key[1:])):
-        name, dp, tp = key
-        before, measured = point_of(made.before, key), made.points[key]
+    parts = of_types(made.before)
+    found = [(key, kind) for kind, own in made.points.items() for key in own]
+    types = list(parts)
+    for key, kind in sorted(found, key=lambda each: (order[each[0][0]], types.index(each[1]), *each[0][1:])):
+        name, ways, tp = key
+        metaop, measured = parts[kind].by_name[name], made.points[kind][key]
+        before, whole = known_times(metaop, ways, tp), Fraction(ways)
         yield CalibratedPoint(
             metaop=name,
-            dp=dp,
+            dp=int(whole) if whole.denominator == 1 else None,
             tp=tp,
+            samples=float(metaop.batch_size / whole),
+            device=kind if made.before.devices else None,
             steps=measured.steps,
             forward_s=before.forward_s,
             backward_s=before.backward_s,
@@ -92,14 +100,25 @@ def point_table(report: CalibrationReport) -> Table:
     """What ran, an op's seconds before and after."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("MetaOp")
-    for name in ("dp", "tp", "forward", "measured", "backward", "measured", "times"):
+    has_types = any(each.device is not None for each in report.points)
+    if has_types:
+        table.add_column("device")
+    for name in (
+        "samples" if has_types else "dp",
+        "tp",
+        "forward",
+        "measured",
+        "backward",
+        "measured",
+        "times",
+    ):
         table.add_column(name, justify="right")
     for each in report.points:
         before_s = each.forward_s + each.backward_s
         after_s = each.measured_forward_s + each.measured_backward_s
         table.add_row(
             each.metaop,
-            str(each.dp),
+            *((each.device or "", f"{each.samples:g}") if has_types else (str(each.dp),)),
             str(each.tp),
             *map(
                 format_seconds,

@@ -19,12 +19,13 @@ from spindle_cli.calibrate.links import (
     with_processor_times,
 )
 from spindle_cli.calibrate.moving import Moved, moved_in, times_of_links
-from spindle_cli.calibrate.points import Allocation, Measured, all_runs, measured_points, point_of
+from spindle_cli.calibrate.points import Points, all_runs, known_times, measured_points
 from spindle_cli.calibrate.predicting import predicted_again
 from spindle_cli.calibrate.reading import FEWEST_STEPS, Run, read_run, require_belongs
 from spindle_cli.errors import InputError
 from spindle_cli.files.parsing import shown
 from spindle_cli.files.run_files import PREDICTED_FILE
+from spindle_cli.profile.mixed.seen import devices_of, of_types, seen_on, together
 from spindle_cli.profile.types import CalibratedRun, Calibration, Profile
 from spindle_cli.units import counted
 
@@ -39,7 +40,7 @@ class Calibrated:
     Attributes:
         before: the profile as it was.
         runs: that were taken.
-        points: what they have measured of the curves.
+        points: what they have measured of the curves, by the profile's types of device.
         moved: by kind of link and what moved ("messages", "sums"), what was seen, against the plans' links.
         processor_times: by what the processor's costs were multiplied.
         s_per_byte: of the optimizer's step, as measured; None: it was not.
@@ -48,7 +49,7 @@ class Calibrated:
     profile: Profile
     before: Profile
     runs: tuple[Run, ...]
-    points: Mapping[Allocation, Measured]
+    points: Mapping[str, Points]
     moved: Mapping[tuple[str, str], Moved]
     processor_times: float
     s_per_byte: float | None
@@ -61,12 +62,16 @@ class Calibrated:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What makes it uncertain, for people."""
-        return tuple(
+        short = tuple(
             f"{run.folder}: only {counted(run.measured.steps, 'step')} measured (the first of a run is left "
             f"out); expected {FEWEST_STEPS} or more, as single steps vary"
             for run in self.runs
             if run.is_short
         )
+        never = [each.type for each in devices_of(self.before) if each.type not in self.points]
+        if not never:
+            return short
+        return (*short, f"no run had devices of type {', '.join(never)}, whose times stay as they were")
 
 
 def calibrate(folders: Sequence[Path], profile: Profile, profile_path: Path) -> Calibrated:
@@ -105,25 +110,33 @@ def calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
 
 def _calibrated_by(runs: tuple[Run, ...], profile: Profile) -> Calibrated:
     traffic = [traffic_of(run.plan) for run in runs]
-    beside = [Beside.of(run, profile, moves) for run, moves in zip(runs, traffic, strict=True)]
+    seen = [seen_on(profile, run.plan.cluster) for run in runs]
+    beside = [Beside.of(run, own, moves) for run, own, moves in zip(runs, seen, traffic, strict=True)]
     times = processor_times(beside)
     if abs(times - 1.0) <= EQUAL:
         times = 1.0
     of_runs = [
         measured_points(run, profile, each.stretches(times)) for run, each in zip(runs, beside, strict=True)
     ]
-    points = all_runs(of_runs)
+    parts = of_types(profile)
+    points = {
+        kind: all_runs(found[kind] for found in of_runs if kind in found)
+        for kind in parts
+        if any(kind in found for found in of_runs)
+    }
     moved = _joined(moved_in(run, moves, run.plan.cluster) for run, moves in zip(runs, traffic, strict=True))
     over_own = _joined(
         moved_in(run, moves, with_links_of(run.plan.cluster, profile.links))
         for run, moves in zip(runs, traffic, strict=True)
     )
-    s_per_byte = update_s_per_byte(runs, profile.optimizer_s_per_byte)
-    records = [_record(run, own, profile) for run, own in zip(runs, of_runs, strict=True)]
+    s_per_byte = update_s_per_byte(runs, profile)
+    records = [_record(run, own, parts) for run, own in zip(runs, of_runs, strict=True)]
     record = Calibration(runs=_with(profile.calibration, records), links=times_of_links(moved))
     fields = {name: getattr(profile, name) for name in type(profile).model_fields}
     fields |= {
-        "metaops": calibrated_metaops(profile, points),
+        "metaops": together(
+            profile, {kind: calibrated_metaops(part, points.get(kind, {})) for kind, part in parts.items()}
+        ),
         "links": slower_links(profile.links, times_of_links(over_own)),
         "processor": with_processor_times(profile.processor, times),
         "optimizer_s_per_byte": profile.optimizer_s_per_byte if s_per_byte is None else s_per_byte,
@@ -156,12 +169,13 @@ def _joined(of_runs: Iterable[Mapping[tuple[str, str], Moved]]) -> dict[tuple[st
     return total
 
 
-def _record(run: Run, points: Mapping[Allocation, Measured], profile: Profile) -> CalibratedRun:
+def _record(run: Run, points: Mapping[str, Points], parts: Mapping[str, Profile]) -> CalibratedRun:
     cluster, iteration = run.plan.cluster, run.measured.iteration
     errors = [
         abs(each.times.op_s / before - 1)
-        for key, each in points.items()
-        if (before := point_of(profile, key).op_s) > 0
+        for kind, found in points.items()
+        for (name, ways, tp), each in found.items()
+        if (before := known_times(parts[kind].by_name[name], ways, tp).op_s) > 0
     ]
     return CalibratedRun(
         name=run.folder.resolve().name,

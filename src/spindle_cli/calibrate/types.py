@@ -15,11 +15,16 @@ _Seconds = Annotated[float, Field(ge=0)]
 class CalibratedPoint(Model):
     """A point that ran: seconds of one op forward and backward as the profile had them, and as measured
     without what devices do beside their slices. `steps`: of the runs.
+
+    `samples`: of the share. `dp`: into how many such shares the batch would be cut; None where that is no
+    whole number, of shares that are not equal. `device`: its type, where the profile has several.
     """
 
     metaop: str
-    dp: int
+    dp: int | None
     tp: int
+    samples: float
+    device: str | None = None
     steps: int
     forward_s: _Seconds
     backward_s: _Seconds

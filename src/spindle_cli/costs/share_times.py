@@ -62,6 +62,22 @@ def times_of(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | 
     return share_seconds(metaop.shares, largest_samples(piece, metaop.batch_size), piece.tp)
 
 
+def times_of_share(metaop: Timed, piece: SliceShape, share: int, cluster: Cluster) -> OpSeconds | None:
+    """Of one op on one share of a slice, on the type of its own devices. None: curve and shares do not have
+    it.
+
+    Args:
+        share: its place among those of the slice, from 0.
+    """
+    own = sizes(piece)
+    if cluster.is_mixed:
+        samples = metaop.batch_size / piece.shares_of_batch if own is None else own[share]
+        return share_on_type(metaop, cluster.type_of[piece.devices[share * piece.tp]], samples, piece.tp)
+    if own is None:
+        return times_of(metaop, piece, cluster)
+    return share_seconds(metaop.shares, own[share], piece.tp)
+
+
 def _longest_of_types(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpSeconds | None:
     equal = metaop.batch_size / piece.shares_of_batch
     samples = sizes(piece) or (equal,) * piece.dp

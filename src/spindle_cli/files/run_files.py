@@ -226,12 +226,21 @@ class MetaOpComparison(Comparison):
     backward: Comparison | None = None
 
 
-class SliceTimes(Model):
-    """What a slice took, by its index in the plan: each pass of its slowest device."""
+class PassTimes(Model):
+    """Seconds of a forward and a backward pass."""
 
-    slice: Annotated[int, Field(ge=0)]
     forward_s: Annotated[float, Field(ge=0)]
     backward_s: Annotated[float, Field(ge=0)]
+
+
+class SliceTimes(PassTimes):
+    """What a slice took, by its index in the plan: each pass of its slowest device.
+
+    `shares`: where the cluster has devices of several types, each of the slice's shares in their order.
+    """
+
+    slice: Annotated[int, Field(ge=0)]
+    shares: tuple[PassTimes, ...] = ()
 
 
 class DeviceTimes(Model):
@@ -240,14 +249,54 @@ class DeviceTimes(Model):
     `compute_s`: in slices, forward and backward. `wait_s`: held up by transfers, gradient sums and losses of
     other devices. `data_s`: held up by the input pipeline. `optimizer_s`: in the update. `other_s`: in none
     of these, as measured step by step; None in files of older versions.
+
+    `type`: of device, as the cluster names it. `predicted_compute_s`: what `compute_s` is by the times that
+    the plan was made from, of the device's own shares. `least_compute_s`: what `compute_s` is over the
+    quarter of the run in which it is least. All three: None in files of older versions, and the last two
+    where steps run several sets of tasks.
     """
 
     device: Annotated[int, Field(ge=0)]
+    type: str | None = None
     compute_s: Annotated[float, Field(ge=0)]
     wait_s: Annotated[float, Field(ge=0)]
     data_s: Annotated[float, Field(ge=0)]
     optimizer_s: Annotated[float, Field(ge=0)] = 0.0
     other_s: Annotated[float, Field(ge=0)] | None = None
+    predicted_compute_s: Annotated[float, Field(ge=0)] | None = None
+    least_compute_s: Annotated[float, Field(ge=0)] | None = None
+
+    @property
+    def slower(self) -> float | None:
+        """By which share of its profile's time it took longer all through the run (0.1: 10 %); None where
+        that is not known.
+        """
+        if not self.predicted_compute_s or self.least_compute_s is None:
+            return None
+        return self.least_compute_s / self.predicted_compute_s - 1
+
+
+# From this on a device is named.
+SLOW = 0.1
+
+
+def slow_devices(devices: Sequence[DeviceTimes]) -> tuple[DeviceTimes, ...]:
+    """Those that took a tenth longer than their profile says, or more, all through the run."""
+    return tuple(each for each in devices if each.slower is not None and each.slower >= SLOW)
+
+
+class TypeTimes(Comparison):
+    """What all devices of a type compute in an iteration, together, by the times that the plan was made from
+    and as measured.
+    """
+
+    type: str
+    num_devices: Annotated[int, Field(ge=1)]
+
+    @property
+    def speed(self) -> float | None:
+        """As a share of that of its profile; None where nothing was measured."""
+        return self.predicted_s / self.measured_s if self.measured_s > 0 else None
 
 
 def data_wait_s(devices: Sequence[DeviceTimes]) -> float:
@@ -276,7 +325,8 @@ class PredictedVsMeasured(Artifact):
 
     `slices`: empty in files of older versions, and where steps run several sets of tasks. `start_up`: None in
     files of older versions, and where the workers were not started by `launch`. `plan_sha256`: of the plan
-    that was run; None in files of older versions.
+    that was run; None in files of older versions. `types`: of device, in the cluster's order; empty in files
+    of older versions, and where steps run several sets of tasks.
     """
 
     KIND: ClassVar[str] = "predicted"
@@ -287,5 +337,6 @@ class PredictedVsMeasured(Artifact):
     metaops: tuple[MetaOpComparison, ...] = ()
     slices: tuple[SliceTimes, ...] = ()
     devices: tuple[DeviceTimes, ...] = ()
+    types: tuple[TypeTimes, ...] = ()
     start_up: StartUp | None = None
     plan_sha256: str | None = None

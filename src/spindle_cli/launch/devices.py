@@ -11,7 +11,7 @@ import psutil
 
 from spindle_cli.errors import InputError
 from spindle_cli.plan.types import Plan
-from spindle_cli.process.cores import usable_cores
+from spindle_cli.process.cores import cpu_model, usable_cores
 from spindle_cli.process.environment import chosen_threads
 from spindle_cli.profile.mixed.seen import is_known_as
 from spindle_cli.profile.types import Device
@@ -46,8 +46,11 @@ def devices_here(plan: Plan) -> int | None:
     return torch.cuda.device_count()
 
 
-def missing_devices(plan: Plan, processes: int, node_rank: int = 0) -> tuple[str, ...]:
+def missing_devices(plan: Plan, processes: int, node_rank: int | None = 0) -> tuple[str, ...]:
     """What this node lacks, as lines for people; a CPU plan may have more workers than cores, only slower.
+
+    Args:
+        node_rank: None: it runs all of the plan's nodes, whatever their types are.
 
     Raises:
         InputError: the devices, or the memory for so many workers, are not there, or devices are of another
@@ -56,11 +59,13 @@ def missing_devices(plan: Plan, processes: int, node_rank: int = 0) -> tuple[str
     if not plan.cluster.is_cpu:
         _require_nccl(plan)
         _require_gpus(plan, processes)
-        _require_types(plan, processes, node_rank)
+        if node_rank is not None:
+            _require_types(plan, processes, node_rank)
         return ()
     _require_memory(processes)
+    unlike = None if node_rank is None else _unlike_processor(plan, node_rank)
     cores, threads = usable_cores(), threads_per_worker(plan, processes)
-    lines = []
+    lines = [] if unlike is None else [unlike]
     if processes * threads > cores:
         each = f" of {threads} threads each" if threads > 1 else ""
         lines.append(
@@ -111,6 +116,28 @@ def _require_types(plan: Plan, processes: int, node_rank: int) -> None:
                 hint="Launch each node with the rank that it has in the plan's cluster, or plan again for "
                 "the devices as they are.",
             )
+
+
+def _unlike_processor(plan: Plan, node_rank: int) -> str | None:
+    """Of a cluster with CPUs of several types, what to say where this node's is of none that was measured.
+
+    Raises:
+        InputError: it is another one's.
+    """
+    cluster = plan.cluster
+    wanted = cluster.type_of[cluster.first_device_of[node_rank]]
+    models, here = plan.profile.processors, cpu_model()
+    if wanted not in models or models[wanted] == here:
+        return None
+    named = f"node {node_rank} of the plan has devices {wanted!r}, measured on {models[wanted]!r}"
+    others = [kind for kind, model in models.items() if model == here]
+    if others:
+        raise InputError(
+            f"{named}; this machine is {here!r}, on which {' and '.join(map(repr, others))} was measured",
+            hint="Launch each node with the rank that it has in the plan's cluster, or plan again for the "
+            "devices as they are.",
+        )
+    return f"{named}; this machine is {here!r}: predicted times may be off"
 
 
 def _require_memory(processes: int) -> None:

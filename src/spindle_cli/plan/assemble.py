@@ -8,7 +8,7 @@ from math import ceil
 from spindle_cli.costs.offload import spread_over
 from spindle_cli.costs.share_sizes import largest_samples, sizes
 from spindle_cli.costs.share_times import share_on_type, share_seconds
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import Cluster, is_cpu
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.problem import Node, Point, Problem, with_offload, without_offload
 from spindle_cli.plan.schedule import Placed, UnplacedSlice
@@ -170,8 +170,9 @@ def _share(metaop: MetaOpProfile, samples: int, tp: int, device: DeviceType | No
 
 
 def profile_ref(profile: Profile) -> ProfileRef:
-    """Identity of a profile: the hash of its canonical JSON."""
-    return ProfileRef(sha256=profile.sha256())
+    """Identity of a profile: the hash of its canonical JSON; and of several types of CPU their models."""
+    cpus = {each.type: each.name for each in profile.devices if is_cpu(each.type)}
+    return ProfileRef(sha256=profile.sha256(), processors=cpus)
 
 
 def threads_of(profile: Profile) -> int | None:

@@ -11,7 +11,7 @@ import yaml
 from spindle_cli.errors import InputError
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.sharing_out import said_apart
-from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, ProfileRef, Slice, Wave
+from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.metagraph import require_equal_batches
 from spindle_cli.profile.types import Profile
 
@@ -61,7 +61,8 @@ def read_with_profile(path: Path, profile_path: Path | None) -> tuple[Plan, Prof
         )
     known_as = {profile.sha256(), "sha256:" + hashlib.sha256(profile_path.read_bytes()).hexdigest()}
     if "sha256:" + plan.profile.sha256.removeprefix("sha256:") in known_as:
-        plan = plan.model_copy(update={"profile": ProfileRef(sha256=profile.sha256())})
+        own = plan.profile.model_copy(update={"sha256": profile.sha256()})
+        plan = plan.model_copy(update={"profile": own})
     return plan, profile
 
 

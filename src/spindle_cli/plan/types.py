@@ -76,9 +76,13 @@ class PlanMetaOp(MetaOp):
 
 
 class ProfileRef(Model):
-    """Which profile the plan was made from: sha256 of its canonical JSON."""
+    """Which profile the plan was made from: sha256 of its canonical JSON.
+
+    `processors`: on a cluster with CPUs of several types, the model on which each type was measured.
+    """
 
     sha256: str
+    processors: dict[str, str] = Field(default_factory=dict)
 
 
 class PlannedSet(TaskShare):

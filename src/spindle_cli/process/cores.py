@@ -1,4 +1,5 @@
-"""How many CPU cores a process may use: its affinity, and the time that its container grants it.
+"""Which CPU this is, and how much of it a process may use: its affinity, and the time that its container
+grants it.
 
 Linux's control groups (cgroups) limit a container to so many microseconds of processor time in each period,
 over all its cores (kernel documentation, admin-guide/cgroup-v2.rst "cpu.max" and scheduler/sched-bwc.rst).
@@ -8,6 +9,7 @@ Affinity does not show that.
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,11 +19,29 @@ _OWN_GROUPS = Path("/proc/self/cgroup")
 _Reader = Callable[[Path], float | None]
 
 
+def cpu_model() -> str:
+    """The processor's name as its maker gives it; the architecture where the system does not say."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
 def usable_cores() -> int:
     """CPU cores that this process may use, at least one; a part of a core that is granted does not count."""
+    return max(1, int(cores_of_time()))
+
+
+def cores_of_time() -> float:
+    """How many cores' worth of time this process may use, parts of a core included: no more than it may run
+    on, and than it is granted.
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     granted = granted_cores()
-    return allowed if granted is None else max(1, min(allowed, int(granted)))
+    return allowed if granted is None else min(allowed, granted)
 
 
 def granted_cores(root: Path = _CGROUPS, own_groups: Path = _OWN_GROUPS) -> float | None:

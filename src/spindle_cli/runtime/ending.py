@@ -7,7 +7,7 @@ from spindle_cli.files.run_files import PLAN_FILE, PREDICTED_FILE
 from spindle_cli.files.runs.timeline import TIMELINE_FILE
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.file import write_plan
-from spindle_cli.runtime.measuring.comparison import Measured, compare, gather_times
+from spindle_cli.runtime.measuring.comparison import Measured, RankReport, compare, gather_reports
 from spindle_cli.runtime.measuring.timeline import Ran, StepProgram, gather_timeline
 from spindle_cli.runtime.saving.save import save_model
 from spindle_cli.runtime.training import Training
@@ -40,14 +40,14 @@ def hand_in(training: Training) -> None:
     device = training.stopwatch.device
     program, run_dir = training.model.program, training.request.run_dir
     timeline = gather_timeline(training.stopwatch, _ran(training), device)
-    times = gather_times(training.stopwatch.medians(), device)
+    reports = gather_reports(RankReport.of(training.stopwatch), device)
     if training.log is not None:
-        assert times is not None, "rank 0 has them"
+        assert reports is not None, "rank 0 has them"
         training.log.close()
         assert timeline is not None, "rank 0 has it"
         write_plan(run_dir / PLAN_FILE, program.plan)
         write_text(run_dir / TIMELINE_FILE, to_compact_json(timeline))
-        compared = compare(program.plan, _measured(training), times, training.clock.start_up())
+        compared = compare(program.plan, _measured(training), reports, training.clock.start_up())
         write_json(run_dir / PREDICTED_FILE, compared)
 
 

@@ -36,7 +36,7 @@ def verify_plan(
     with verify_folder(options.run_dir) as folder:
         runs = build_runs(plan, plan_path, found.source, folder, options, found.train.precision)
         runs = replace(runs, averages=found.train.ema is not None)
-        for line in missing_devices(plan, runs.ours.processes):
+        for line in missing_devices(plan, runs.ours.processes, node_rank=None):
             say(line)
         for line in kept_by_device(found):
             say(f"warning: {line}")

@@ -21,12 +21,14 @@ from spindle_cli.files.run_files import (
     StartUp,
     StepMetrics,
     data_wait_s,
+    slow_devices,
 )
 from spindle_cli.files.runs.evaluations import EvaluationTimes
 from spindle_cli.files.runs.timeline import TIMELINE_FILE
 from spindle_cli.launch.types import Launch
-from spindle_cli.units import format_seconds
+from spindle_cli.units import counted, format_seconds
 
+_NAMED = 8  # slow devices, at most
 _HELD_UP = 0.05  # of an iteration, from which on it is said that data holds it up
 
 
@@ -104,6 +106,7 @@ def render_report(report: RunReport) -> RenderableType:
         parts.append(comparison_table(report.predicted_vs_measured))
         hint = _data_hint(report.predicted_vs_measured)
         parts.extend([] if hint is None else [hint])
+        parts.extend(speed_lines(report.predicted_vs_measured))
     parts.append(_summary(report))
     parts.extend(map(_evaluation, report.evaluations))
     if report.predicted_vs_measured is not None and report.predicted_vs_measured.start_up is not None:
@@ -148,6 +151,24 @@ def comparison_table(compared: PredictedVsMeasured) -> Table:
         wait_s, share = data_wait_s(compared.devices), _data_share(compared)
         table.add_row("  waits for data", "", format_seconds(wait_s), f"{share:.0%} of it")
     return table
+
+
+def speed_lines(compared: PredictedVsMeasured) -> list[str]:
+    """How fast the types of device were, where there are several, and which devices were slow all along."""
+    lines = []
+    if len(compared.types) > 1:
+        speeds = [
+            f"{each.type} {each.speed:.0%} ({counted(each.num_devices, 'device')})"
+            for each in compared.types
+            if each.speed is not None
+        ]
+        lines.append(f"speed, of the profile's: {', '.join(speeds)}")
+    slow = sorted(slow_devices(compared.devices), key=lambda each: -(each.slower or 0.0))
+    if slow:
+        named = [f"{each.device} ({each.type}) by {each.slower:.0%}" for each in slow[:_NAMED]]
+        more = f", and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
+        lines.append(f"slower than the profile all through the run: device {', '.join(named)}{more}")
+    return lines
 
 
 def _data_share(compared: PredictedVsMeasured) -> float:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-from pathlib import Path
 from typing import Literal
 
 import psutil
@@ -12,6 +10,7 @@ import torch
 
 from spindle_cli.errors import UsageError
 from spindle_cli.files.cluster import CPU, is_cpu
+from spindle_cli.process.cores import cpu_model
 from spindle_cli.profile.types import Device
 
 DeviceType = Literal["cpu", "cuda"]
@@ -22,17 +21,6 @@ def own_cores() -> frozenset[int]:
     if hasattr(os, "sched_getaffinity"):
         return frozenset(os.sched_getaffinity(0))
     return frozenset(range(os.cpu_count() or 1))
-
-
-def cpu_model() -> str:
-    """The processor's name as its maker gives it; the architecture where the system does not say."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def device_of_type(name: str | None) -> DeviceType:

@@ -19,10 +19,11 @@ _LOAD_S = 0.1
 _MOST_READS = 8
 
 
-def turns_beside(device: DeviceType, processes: int, threads: int, cores: int) -> float:
+def turns_beside(device: DeviceType, processes: int, threads: int, cores: float) -> float:
     """Seconds of a device for each second of such work: none where cores are left that do it.
 
-    Where processes outnumber cores each takes turns with the others, as with its ops.
+    Where processes outnumber cores, or the cores' worth of time that they are granted, each takes turns with
+    the others, as with its ops.
     """
     if device != "cpu" or processes * threads < cores:
         return 0.0

@@ -11,7 +11,7 @@ from rich.console import Console
 from spindle_cli.errors import RunFailedError
 from spindle_cli.files.artifact import sha256_of, write_json
 from spindle_cli.files.cluster import Cluster, Links, NodeGroup
-from spindle_cli.process.cores import usable_cores
+from spindle_cli.process.cores import cores_of_time
 from spindle_cli.profile.assemble import Extent, Times, assemble
 from spindle_cli.profile.machine.link_speed import as_link
 from spindle_cli.profile.machine.machine import (
@@ -81,7 +81,7 @@ def measure(
         folder=folder,
         device=settings.device,
         threads=settings.threads,
-        processes_per_core=settings.processes / usable_cores(),
+        processes_per_core=settings.processes / cores_of_time(),
         stand_ins=table.stand_ins,
         lengths=graph.lengths,
     )
@@ -162,7 +162,7 @@ def _judge(noise: Noise, kept: ResumeFile, settings: MeasureSettings, note: Call
 
 
 def _beside(analysed: Analysed, settings: MeasureSettings, kept: ResumeFile) -> ProcessorCosts:
-    turns = turns_beside(settings.device, settings.processes, settings.threads, usable_cores())
+    turns = turns_beside(settings.device, settings.processes, settings.threads, cores_of_time())
     link = kept.links[0] if kept.links else None
     load_s = load_times(analysed.graph, analysed.loaded.train.seed) if turns else {}
     return processor_costs(turns, link, load_s)

@@ -22,7 +22,7 @@ class WorkerSettings:
         source, folder: how to load the workload, and the folder that its path is relative to.
         lengths: of batches whose shapes differ, by task.
         threads: of each worker's operations.
-        processes_per_core: how many workers take turns on a core, at least 1.
+        processes_per_core: how many workers take turns on a core, or on a core's worth of granted time.
         stand_ins: see `JobTable`.
     """
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from spindle_cli.files.artifact import sha256_of
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.process.cores import usable_cores
-from spindle_cli.profile.machine.machine import DeviceType, cpu_model
-from spindle_cli.profile.op.timings import SHARED_CORES_BLOCK_S, Limits
+from spindle_cli.process.cores import cores_of_time, cpu_model
+from spindle_cli.profile.machine.machine import DeviceType, own_cores
+from spindle_cli.profile.op.timings import GRANTED_TIME_BLOCK_S, SHARED_CORES_BLOCK_S, Limits
 from spindle_cli.profile.types import Source
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.file import Precision as TrainPrecision
@@ -60,7 +60,7 @@ class MeasureSettings:
             "torch": torch.__version__,
             "threads_per_process": self.threads,
             "processes": self.processes,
-            "cores": usable_cores(),
+            "cores": cores_of_time(),
             "cpu": cpu_model(),
             "precision": "float32" if self.precision == "full" else self.precision,
             "time_limit_s": self.limits.max_s,
@@ -86,9 +86,10 @@ class MeasureSettings:
 
 
 def shared_limits(limits: Limits, device: DeviceType, processes: int, threads: int) -> Limits:
-    """Limits whose repeats are long enough where processes share cores and only wall time says how long."""
-    if device == "cpu" and threads > 1 and processes * threads > usable_cores():
-        return Limits(
-            limits.spread, limits.max_s, limits.min_repeats, limits.max_repeats, SHARED_CORES_BLOCK_S
-        )
-    return limits
+    """Limits whose repeats are long enough where processes share cores, or the time that they are granted,
+    and only wall time says how long.
+    """
+    if device != "cpu" or threads == 1 or processes * threads <= cores_of_time():
+        return limits
+    is_granted = cores_of_time() < len(own_cores())
+    return replace(limits, block_s=GRANTED_TIME_BLOCK_S if is_granted else SHARED_CORES_BLOCK_S)

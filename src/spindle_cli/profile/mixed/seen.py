@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.cluster import Cluster
@@ -19,6 +19,66 @@ def devices_of(profile: Profile) -> tuple[Device, ...]:
 def is_known_as(device: Device, name: str) -> bool:
     """Whether a cluster file calls a device so."""
     return device.type == name or is_same_device(device, name)
+
+
+def type_in(profile: Profile, name: str) -> str:
+    """What a profile calls the type that a cluster calls `name`.
+
+    Raises:
+        InputError: it has no curves of it.
+    """
+    return _known_as(profile, name).type
+
+
+def of_types(profile: Profile) -> dict[str, Profile]:
+    """A profile apart, by its types of device: the entries of one type alone each, which name none."""
+    if not profile.devices:
+        return {profile.device.type: profile}
+    return {
+        device.type: profile.model_copy(update={"device": device, "devices": ()}).with_metaops(
+            [
+                metaop.model_copy(
+                    update={
+                        "curve": tuple(_entries_of(metaop.curve, profile, device, None)),
+                        "shares": tuple(_entries_of(metaop.shares, profile, device, None)),
+                    }
+                )
+                for metaop in profile.metaops
+            ]
+        )
+        for device in profile.devices
+    }
+
+
+def together(profile: Profile, parts: Mapping[str, Sequence[MetaOpProfile]]) -> tuple[MetaOpProfile, ...]:
+    """The MetaOps of a profile with other entries for each type of device, which name it as they did.
+
+    Args:
+        parts: by type, the MetaOps with entries that name none, as many as `of_types` has.
+    """
+    if not profile.devices:
+        (own,) = parts.values()
+        return tuple(own)
+    return tuple(
+        metaop.model_copy(
+            update={
+                "curve": _replaced(metaop.curve, profile, {k: m[place].curve for k, m in parts.items()}),
+                "shares": _replaced(metaop.shares, profile, {k: m[place].shares for k, m in parts.items()}),
+            }
+        )
+        for place, metaop in enumerate(profile.metaops)
+    )
+
+
+def _replaced(
+    entries: Sequence[OfDevice], profile: Profile, others: Mapping[str, Sequence[OfDevice]]
+) -> tuple[OfDevice, ...]:
+    """Each entry's place taken by the next one of its type."""
+    left = {kind: iter(own) for kind, own in others.items()}
+    return tuple(
+        next(left[entry.device or profile.device.type]).model_copy(update={"device": entry.device})
+        for entry in entries
+    )
 
 
 def seen_on(profile: Profile, cluster: Cluster) -> Profile:

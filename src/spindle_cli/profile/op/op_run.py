@@ -50,7 +50,8 @@ class TurnsClock:
     """For a CPU with one thread: the thread's processor time, times the processes that take turns on a core.
 
     Where processes outnumber cores this is the time that passes for each of them on average, without the
-    chance of whose turn it is, and without what other programs take.
+    chance of whose turn it is, and without what other programs take. The same where a quota grants them less
+    than a core's time each: what they are stopped for is no processor time, and comes in turns, too.
     """
 
     def __init__(self, processes_per_core: float) -> None:

@@ -41,6 +41,9 @@ class Limits:
 
 # Several turns of the scheduler: Linux gives a process about 3 ms at a time.
 SHARED_CORES_BLOCK_S = 0.025
+# Some periods of a control group's quota, in each of which its processes are stopped once they have used it
+# up: 100 ms unless somebody sets another.
+GRANTED_TIME_BLOCK_S = 0.3
 
 
 @dataclass(frozen=True)

@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, median
 from typing import NamedTuple
 
 import torch
 
+from spindle_cli.account.device.compute import compute_of_devices
+from spindle_cli.account.traffic import traffic_of
 from spindle_cli.costs.share_times import OpSeconds, times_of
 from spindle_cli.files.run_files import (
     Comparison,
     DeviceTimes,
     MetaOpComparison,
+    PassTimes,
     PredictedVsMeasured,
     SliceTimes,
     StartUp,
+    TypeTimes,
 )
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.runtime.measuring.gathering import gather_json
-from spindle_cli.runtime.measuring.timing import Activity, Key
+from spindle_cli.runtime.measuring.timing import COMPUTE, Activity, Key, Stopwatch
 
 RankTimes = dict[Key, float]  # median seconds per step
+
+
+class RankReport(NamedTuple):
+    """What a rank has measured; `least_compute_s`: see `Stopwatch`."""
+
+    times: RankTimes
+    least_compute_s: float
+
+    @classmethod
+    def of(cls, stopwatch: Stopwatch) -> RankReport:
+        """Of a rank that has ended its steps."""
+        return cls(stopwatch.medians(), stopwatch.least_compute_s())
 
 
 class Measured(NamedTuple):
@@ -32,21 +48,24 @@ class Measured(NamedTuple):
 
 
 def compare(
-    plan: Plan, iterations: Sequence[Measured], ranks: Sequence[RankTimes], start_up: StartUp | None
+    plan: Plan, iterations: Sequence[Measured], reports: Sequence[RankReport], start_up: StartUp | None
 ) -> PredictedVsMeasured:
-    """Predicted against measured, for the iteration, for each MetaOp, and where each device's time went.
+    """Predicted against measured, for the iteration, for each MetaOp and each type of device, and where each
+    device's time went.
 
     Where steps run several sets of tasks, the means of both over the steps; and no MetaOps, whose slices are
-    not the same in all of them.
+    not the same in all of them, and no types.
 
     Args:
         plan: that was run.
         iterations: of every step; the first (warm-up) is left out where there are more.
-        ranks: what each rank measured.
+        reports: of each rank.
         start_up: how long the run took to start.
     """
     counted = iterations[1:] if len(iterations) > 1 else iterations
     usual = fmean if plan.task_sets else median
+    ranks = [report.times for report in reports]
+    devices = _devices(plan, reports)
     return PredictedVsMeasured(
         steps=len(counted),
         iteration=Comparison(
@@ -55,7 +74,8 @@ def compare(
         ),
         metaops=() if plan.task_sets else tuple(_compare_metaop(plan, name, ranks) for name in plan.by_name),
         slices=() if plan.task_sets else _slices(plan, ranks),
-        devices=tuple(_device_times(device, times) for device, times in enumerate(ranks)),
+        devices=devices,
+        types=() if plan.task_sets else _types(plan, devices),
         start_up=start_up,
         plan_sha256=plan.sha256(),
     )
@@ -66,11 +86,15 @@ def _compare_metaop(plan: Plan, name: str, ranks: Sequence[RankTimes]) -> MetaOp
     points = {index: _point(plan, piece) for index, piece in slices.items()}
     forward = Comparison(
         predicted_s=sum(piece.num_ops * points[index].forward_s for index, piece in slices.items()),
-        measured_s=sum(_slowest(index, piece, Activity.FORWARD, ranks) for index, piece in slices.items()),
+        measured_s=sum(
+            _slowest(index, piece.devices, Activity.FORWARD, ranks) for index, piece in slices.items()
+        ),
     )
     backward = Comparison(
         predicted_s=sum(piece.num_ops * _backward_s(piece, points[index]) for index, piece in slices.items()),
-        measured_s=sum(_slowest(index, piece, Activity.BACKWARD, ranks) for index, piece in slices.items()),
+        measured_s=sum(
+            _slowest(index, piece.devices, Activity.BACKWARD, ranks) for index, piece in slices.items()
+        ),
     )
     return MetaOpComparison(
         metaop=name,
@@ -97,26 +121,47 @@ def _slices(plan: Plan, ranks: Sequence[RankTimes]) -> tuple[SliceTimes, ...]:
     return tuple(
         SliceTimes(
             slice=index,
-            forward_s=_slowest(index, piece, Activity.FORWARD, ranks),
-            backward_s=_slowest(index, piece, Activity.BACKWARD, ranks),
+            forward_s=_slowest(index, piece.devices, Activity.FORWARD, ranks),
+            backward_s=_slowest(index, piece.devices, Activity.BACKWARD, ranks),
+            shares=_shares(index, piece, ranks) if plan.cluster.is_mixed else (),
         )
         for index, piece in enumerate(plan.slices)
     )
 
 
-def _slowest(index: int, piece: Slice, activity: Activity, ranks: Sequence[RankTimes]) -> float:
-    return max(ranks[device].get((activity, index), 0.0) for device in piece.devices)
-
-
-def _device_times(device: int, times: RankTimes) -> DeviceTimes:
-    compute_s = sum(
-        seconds
-        for (activity, _), seconds in times.items()
-        if activity in (Activity.FORWARD, Activity.BACKWARD)
+def _shares(index: int, piece: Slice, ranks: Sequence[RankTimes]) -> tuple[PassTimes, ...]:
+    """Of each share the slowest of the devices that hold it together."""
+    of_shares = [piece.devices[first : first + piece.tp] for first in range(0, len(piece.devices), piece.tp)]
+    return tuple(
+        PassTimes(
+            forward_s=_slowest(index, devices, Activity.FORWARD, ranks),
+            backward_s=_slowest(index, devices, Activity.BACKWARD, ranks),
+        )
+        for devices in of_shares
     )
+
+
+def _slowest(index: int, devices: Iterable[int], activity: Activity, ranks: Sequence[RankTimes]) -> float:
+    return max(ranks[device].get((activity, index), 0.0) for device in devices)
+
+
+def _devices(plan: Plan, reports: Sequence[RankReport]) -> tuple[DeviceTimes, ...]:
+    if plan.task_sets:  # how long they compute differs from step to step
+        return tuple(_device_times(device, plan, each.times) for device, each in enumerate(reports))
+    predicted_s = compute_of_devices(plan, traffic_of(plan))
+    return tuple(
+        _device_times(device, plan, each.times).model_copy(
+            update={"predicted_compute_s": own_s, "least_compute_s": each.least_compute_s}
+        )
+        for device, (each, own_s) in enumerate(zip(reports, predicted_s, strict=True))
+    )
+
+
+def _device_times(device: int, plan: Plan, times: RankTimes) -> DeviceTimes:
     return DeviceTimes(
         device=device,
-        compute_s=compute_s,
+        type=plan.cluster.type_of[device],
+        compute_s=sum(seconds for (activity, _), seconds in times.items() if activity in COMPUTE),
         wait_s=times.get((Activity.WAIT, None), 0.0),
         data_s=times.get((Activity.DATA, None), 0.0),
         optimizer_s=times.get((Activity.OPTIMIZER, None), 0.0),
@@ -124,12 +169,23 @@ def _device_times(device: int, times: RankTimes) -> DeviceTimes:
     )
 
 
-def gather_times(mine: RankTimes, device: torch.device) -> list[RankTimes] | None:
-    """Every rank's times on rank 0; None on the others. Collective."""
-    entries = [[activity.value, piece, seconds] for (activity, piece), seconds in mine.items()]
-    gathered = gather_json(entries, device)
+def _types(plan: Plan, devices: Sequence[DeviceTimes]) -> tuple[TypeTimes, ...]:
+    found = []
+    for kind, count in plan.cluster.num_of_type.items():
+        own = [each for each in devices if each.type == kind]
+        predicted_s = sum(each.predicted_compute_s or 0.0 for each in own)
+        measured_s = sum(each.compute_s for each in own)
+        found.append(TypeTimes(type=kind, num_devices=count, predicted_s=predicted_s, measured_s=measured_s))
+    return tuple(found)
+
+
+def gather_reports(mine: RankReport, device: torch.device) -> list[RankReport] | None:
+    """Every rank's report on rank 0; None on the others. Collective."""
+    entries = [[activity.value, piece, seconds] for (activity, piece), seconds in mine.times.items()]
+    gathered = gather_json([entries, mine.least_compute_s], device)
     if gathered is None:
         return None
     return [
-        {(Activity(activity), piece): seconds for activity, piece, seconds in entries} for entries in gathered
+        RankReport({(Activity(activity), piece): seconds for activity, piece, seconds in entries}, least_s)
+        for entries, least_s in gathered
     ]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
 
@@ -30,6 +31,11 @@ class Activity(StrEnum):
     DATA = "data"  # for the input pipeline
     OPTIMIZER = "optimizer"  # the update of the parameters, and making the gradients ready for the next step
     OTHER = "other"  # what is left of the step
+
+
+COMPUTE = (Activity.FORWARD, Activity.BACKWARD)
+# Parts of a run that are looked at one by one, to tell what lasts from what passes.
+_PARTS = 4
 
 
 class Passing(StrEnum):
@@ -109,12 +115,12 @@ class Lap:
         """What it is counted as; None: it takes none of the rank's time."""
         if isinstance(self.kind, Passing):
             return None
-        computes = self.kind in (Activity.FORWARD, Activity.BACKWARD)
-        return self.kind, self.piece if computes else None
+        return self.kind, self.piece if self.kind in COMPUTE else None
 
 
 class Stopwatch:
-    """Collects the times of one rank; `seconds` has a total per key for each finished step.
+    """Collects the times of one rank; `seconds` has a total per key for each finished step, `computed_s` what
+    it computed in each.
 
     `steps`: the last steps, each with its number, its beginning, its end and its laps.
     """
@@ -129,6 +135,7 @@ class Stopwatch:
         """
         self.device = device
         self.seconds: dict[Key, list[float]] = {}
+        self.computed_s: list[float] = []  # in each finished step, forward and backward
         self.steps: deque[KeptStep] = deque(maxlen=keep_steps)
         self._watches = watches_collectives and device.type == "cpu"
         self._origin, self._origin_s = self._take_origin()
@@ -197,6 +204,15 @@ class Stopwatch:
             for key, per_step in self.seconds.items()
         }
 
+    def least_compute_s(self) -> float:
+        """What `computed_s` is over the quarter of the steps in which its median is least, the first step
+        left out where there are more; 0 without a step.
+        """
+        counted = self.computed_s[1:] or self.computed_s
+        parts = min(_PARTS, len(counted))
+        borders = [len(counted) * part // parts for part in range(parts + 1)] if parts else []
+        return min((median(counted[first:last]) for first, last in pairwise(borders)), default=0.0)
+
     def clock_s(self, mark: Mark) -> float:
         """A mark that the device has passed, on the host's clock (`time.perf_counter`)."""
         return self._origin_s + seconds_between(self._origin, mark)
@@ -216,6 +232,7 @@ class Stopwatch:
                 totals[lap.key] = totals.get(lap.key, 0.0) + seconds_between(lap.begin, lap.end)
         # Measured, not what is left of the medians: a median of sums is more than a sum of medians.
         totals[Activity.OTHER, None] = seconds_between(step.begin, step.end) - sum(totals.values())
+        self.computed_s.append(sum(total for (activity, _), total in totals.items() if activity in COMPUTE))
         for key, total in totals.items():
             self.seconds.setdefault(key, []).append(total)
 

@@ -1,0 +1,59 @@
+"""What each device computes by the times of its plan: hand-solved."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.cut import cuttable
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
+from helpers.several_types import metaop_on_types, plan_in_rows
+from helpers.uneven import uneven_plan
+from spindle_cli.account.device.compute import compute_of_devices
+from spindle_cli.account.traffic import traffic_of
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import ProcessorCosts
+
+FAST, SLOW = "a100-80gb", "v100-32gb"
+
+
+def seconds(plan: Plan) -> tuple[float, ...]:
+    return compute_of_devices(plan, traffic_of(plan))
+
+
+def test_a_device_computes_its_own_share_on_its_own_type() -> None:
+    net = metaop_on_types("t/net", 3, {FAST: 1.0, SLOW: 3.0})
+    assert seconds(plan_in_rows(net, (0, 6, 8))) == pytest.approx((3 * 6 * 1.0, 3 * 2 * 3.0))
+    assert seconds(plan_in_rows(net, (0, 7, 8))) == pytest.approx((21.0, 9.0))
+
+
+def test_what_is_computed_again_is_a_third_more() -> None:
+    net = metaop_on_types("t/net", 3, {FAST: 1.0, SLOW: 3.0})
+    assert seconds(plan_in_rows(net, (0, 6, 8), recompute=True)) == pytest.approx((24.0, 24.0))
+
+
+def test_of_one_type_devices_compute_what_their_slices_last() -> None:
+    _, plan = two_towers()
+    expected = [0.0] * 4
+    for piece in plan.slices:
+        for device in piece.devices:
+            expected[device] += piece.end_s - piece.start_s
+    assert seconds(plan) == pytest.approx(expected)
+
+
+def test_a_processor_does_its_other_work_too_each_by_its_own_samples() -> None:
+    """It reads 6 and 2 samples; beside that a sum and its losses go over both alike."""
+    net = metaop_on_types("t/net", 3, {FAST: 1.0, SLOW: 3.0}, field_bytes={0: 8}, parameters=None)
+    plan = plan_in_rows(net, (0, 6, 8)).model_copy(update={"processor": ProcessorCosts(load_s={"t": 0.5})})
+    assert seconds(plan) == pytest.approx((18 + 3.0, 18 + 1.0))
+
+
+def test_of_one_type_a_share_that_is_not_known_counts_as_the_largest() -> None:
+    net = cuttable("t/net", 2, {8: 9.0, 6: 6.0, 2: 2.5})
+    assert seconds(uneven_plan(net, (0, 6, 8))) == pytest.approx((12.0, 5.0))
+    assert seconds(uneven_plan(net, (0, 7, 8))) == pytest.approx((15.0, 15.0))
+
+
+def test_devices_without_a_slice_compute_nothing() -> None:
+    net = metaop_of("t/net", 2, {1: 3.0})
+    plan = plan_of(profile_of(net), cluster_of(2), [(slice_of(net, (0, 2), (1,), 0.0),)])
+    assert seconds(plan) == (0.0, 6.0)
