@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from helpers.cli import Ended, run_spindle
+from helpers.made import made_plan
 from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.errors import ExitCode, NoPlanError, UsageError
@@ -65,6 +66,25 @@ def test_each_addition_is_planned_and_paid_by_itself() -> None:
         "best by money: 1 more fast: an iteration costs 25.0% more than without",
         "best by energy: 1 more slow: an iteration draws 25.0% more than without",
     ]
+
+
+def test_what_is_added_may_pay_for_itself() -> None:
+    """Two slow devices for nothing: rows 3 + 1 + 1 + 1, 6 s at 1 a second instead of 8."""
+    cluster = one_of_each(slow=0)
+    (row,) = (result := additions(MIXED, cluster, asked(cluster, "slow=2"))).additions
+    assert row.cost == pytest.approx(6, rel=NEARLY)
+    assert "best by money: 2 more slow: an iteration costs 25.0% less than without" in best_lines(result)
+
+
+def test_an_addition_says_its_nodes_and_the_memory_of_the_fullest_device() -> None:
+    cluster = cluster_of_types({"fast": 2, "slow": 2})
+    (row,) = additions(MIXED, cluster, asked(cluster, "slow=4")).additions
+    assert (row.num_added, row.num_nodes, row.num_devices) == (4, 2, 8)
+    assert row.of_types == {"fast": 2, "slow": 6}
+    plan = made_plan(MIXED, one_of_each())
+    needs = plan.predicted.peak_memory_bytes
+    before = additions(MIXED, one_of_each(), ()).as_it_is
+    assert before.peak_memory_bytes == max(needs) > min(needs)
 
 
 def test_equally_good_additions_are_both_best_and_what_is_not_known_has_no_best() -> None:

@@ -54,6 +54,19 @@ def test_an_iteration_takes_price_and_watts_of_each_group_s_devices() -> None:
     assert found.co2_g == pytest.approx(2260 / 3.6e6 * 500)
 
 
+def test_devices_wait_in_the_group_that_they_are_of() -> None:
+    """With the three nodes first, those wait 0 + 0.2 + 1.7 s, and the one behind them 1.7 s."""
+    groups = one_and_three().nodes
+    cluster = one_and_three().changed(nodes=groups[::-1])
+    expected = (200 * 4 * 3 - 150 * 1.9) + (100 * 4 - 90 * 1.7)
+    assert spending_of(plan_on(cluster)).energy_j == pytest.approx(expected)
+
+
+def test_a_device_may_draw_as_much_while_it_waits() -> None:
+    same = {"watts_per_device": 100.0, "idle_watts_per_device": 100.0}
+    assert spending_of(plan_on(one_and_three(same, same))).energy_j == pytest.approx(4 * 100 * 4)
+
+
 def test_devices_of_which_nothing_else_is_said_draw_as_much_while_they_wait() -> None:
     b = {"watts_per_device": 200.0}
     assert spending_of(plan_on(one_and_three(b=b))).energy_j == pytest.approx(100 * 4 + 200 * 4 * 3)

@@ -182,9 +182,10 @@ def additions(
                 else before.iteration_s / after.iteration_s,
             )
         )
+    last = (before, *rows)[-1]
     if all(row.iteration_s is None for row in (before, *rows)):
         raise NoPlanError(
-            f"there is no plan for {cluster.name!r}, with none of the additions: {rows[-1].failure}"
+            f"there is no plan for {cluster.name!r}, with none of the additions: {last.failure}"
         )
     return Additions(
         workload=profile.workload.name,

@@ -116,6 +116,7 @@ def comparison_table(comparison: Comparison) -> Table:
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("strategy", no_wrap=True)
     for name in (
