@@ -92,9 +92,9 @@ def test_all_wait_for_the_sum_of_the_losses_where_backward_passes_do_not_hide_it
 
 @pytest.mark.parametrize("batches", [1, 2, 5])
 @pytest.mark.parametrize("sharded", [False, True])
-@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize(("clips", "scales"), [(False, False), (True, False), (False, True), (True, True)])
 def test_prediction_and_simulation_of_a_step_agree_to_the_last_sum(
-    batches: int, sharded: bool, clips: bool
+    batches: int, sharded: bool, clips: bool, scales: bool
 ) -> None:
     """Two ops of 1 MiB in bfloat16, summed in float32 by two devices that also hand on an activation to a
     third.
@@ -106,6 +106,7 @@ def test_prediction_and_simulation_of_a_step_agree_to_the_last_sum(
             "accumulate": batches,
             "optimizer_state_sharded": sharded,
             "clips_gradients": clips,
+            "scales_losses": scales,
             "gradient_bytes_per_param": 2.0,
             "optimizer_s_per_byte": 2.0**-22,
         }
@@ -118,8 +119,8 @@ def test_prediction_and_simulation_of_a_step_agree_to_the_last_sum(
     # A reduce-scatter of 2 MiB and a gather of 1 MiB behind two flags, or an all-reduce of 2 MiB.
     around_s = latency_s + 2**20 * byte_s
     sums_s = around_s + latency_s + 2**19 * byte_s + 2 * (latency_s + byte_s) if sharded else 2 * around_s
-    if clips:
-        sums_s += 4 * (latency_s + 8 / 3 * byte_s)
+    if clips or scales:  # one number of 8 bytes for each
+        sums_s += 4 * (latency_s + 8 * (clips + scales) / 3 * byte_s)
     step_s = 2**21 / (2 if sharded else 1) * 2.0**-22
     assert prediction.transfer_s == pytest.approx(2 * moved_s)
     assert prediction.gradient_sum_s == pytest.approx(sums_s / batches)

@@ -275,7 +275,7 @@ class _Rank:
             (str(a.kind), a.group or 0) for a in self._actions if a.transfer is None and a.piece is None
         )
         summing = {group.devices for group in self._groups}
-        kinds = [(Kind.LOSSES, 1), (Kind.STEP, 1), (Kind.NORM, int(settings.clips))]
+        kinds = [(Kind.LOSSES, 1), (Kind.STEP, 1), (Kind.NORM, int(settings.clips or settings.scales))]
         kinds += [(Kind.FLAGS, len(summing) if settings.sharded else 0)]
         expected = [(str(kind), 0) for kind, times in kinds for _ in range(times)]
         expected += [(str(Kind.SUM), group.index) for group in self._groups]

@@ -134,7 +134,7 @@ def test_arithmetic_that_a_type_does_not_have_is_refused() -> None:
     net = metaop_on_types("t/net", 1, {"a100-80gb": 1.0, "v100-32gb": 2.0})
     profile = profile_on_types(net).model_copy(update={"environment": {"precision": "bfloat16"}})
     cluster = cluster_of_types({"a100-80gb": 1, "v100-32gb": 1})
-    with pytest.raises(InputError, match="'v100-32gb' has no bfloat16, only float32"):
+    with pytest.raises(InputError, match="'v100-32gb' has no bfloat16, only float16 and float32"):
         make_plan(profile, cluster)
     make_plan(profile.model_copy(update={"environment": {"precision": "float32"}}), cluster)
 

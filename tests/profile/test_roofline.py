@@ -58,7 +58,7 @@ def test_every_listed_device_has_peaks_and_others_are_refused_with_the_list() ->
 def test_arithmetic_that_a_listed_device_does_not_have_is_refused() -> None:
     require_precision(["h100", "v100", "unlisted"], "float32")
     require_precision(["h100", "unlisted"], "bfloat16")
-    with pytest.raises(InputError, match="'v100-32gb' has no bfloat16, only float32"):
+    with pytest.raises(InputError, match="'v100-32gb' has no bfloat16, only float16 and float32"):
         require_precision(["h100", "v100-32gb"], "bfloat16")
 
 

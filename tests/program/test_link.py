@@ -153,9 +153,9 @@ def test_no_two_passes_end_at_the_same_time(plan: Plan) -> None:
 
 
 @examples(150)
-@given(plans(), st.booleans(), st.booleans())
-def test_every_linked_program_is_proved(plan: Plan, sharded: bool, clips: bool) -> None:
-    program = link(plan, settings=StepSettings(sharded=sharded, clips=clips))
+@given(plans(), st.booleans(), st.booleans(), st.booleans())
+def test_every_linked_program_is_proved(plan: Plan, sharded: bool, clips: bool, scales: bool) -> None:
+    program = link(plan, settings=StepSettings(sharded=sharded, clips=clips, scales=scales))
     prove(program)
     keys = [
         action.transfer.key

@@ -78,7 +78,7 @@ def test_its_sum_gives_each_device_all_and_nothing_is_gathered() -> None:
     assert (whole.sharding, shared.sharding) == (NONE, OPTIMIZER)
     kinds = {
         (each.kind, each.group): each.rounds
-        for each in collectives_of_step(program.plan, program.groups, sharded=True, clips=False)
+        for each in collectives_of_step(program.plan, program.groups, sharded=True, clips=False, scales=False)
     }
     assert kinds[Collective.SUM, whole.index] == 2
     assert kinds[Collective.SUM, shared.index] == 1
@@ -94,7 +94,7 @@ def test_where_all_is_whole_there_are_no_flags_and_no_gathers() -> None:
     kinds = {each.kind for actions in program.actions.values() for each in actions}
     assert Kind.SUM in kinds
     assert kinds.isdisjoint({Kind.FLAGS, Kind.GATHER})
-    found = collectives_of_step(program.plan, program.groups, sharded=True, clips=False)
+    found = collectives_of_step(program.plan, program.groups, sharded=True, clips=False, scales=False)
     assert {each.kind for each in found} == {Collective.LOSSES, Collective.SUM}
 
 

@@ -22,7 +22,7 @@ from spindle_cli.checkpoint.index import read_index
 from spindle_cli.checkpoint.tensor_file import write_tensors
 from spindle_cli.errors import InputError, StoppedError
 from spindle_cli.files.request import stop_path
-from spindle_cli.files.run_files import model_path
+from spindle_cli.files.run_files import model_path, read_metrics
 from spindle_cli.runtime.saving import checkpoint_writer
 
 
@@ -213,3 +213,30 @@ def test_a_captured_run_leaves_its_model(whole: Path) -> None:
     final = captured(whole, "final", 1)[0]
     saved = load_file(model_path(whole, STEPS))
     assert saved.keys() == final.keys()
+
+
+def test_the_loss_scale_goes_on_and_is_dropped_where_the_setting_is_another(tmp_path: Path) -> None:
+    """Three steps are skipped, and after two without an overflow the scale has grown."""
+    scaling = {"init_scale": 2.0**40, "backoff_factor": 2.0**-10, "growth_interval": 2}
+    train = {**TRAIN, "precision": "fp16-autocast", "loss_scale": scaling}
+    run(tmp_path / "whole", train=train, dtype=None)
+    run(tmp_path / "parts", steps=3, train=train, dtype=None)
+    run(tmp_path / "parts", resume=True, dtype=None)
+    whole, parts = (list(read_metrics(tmp_path / name)) for name in ("whole", "parts"))
+    assert [(line.loss_scale, line.skipped, line.loss) for line in whole] == [
+        (line.loss_scale, line.skipped, line.loss) for line in parts
+    ]
+    skipped = [line.skipped for line in whole]
+    assert skipped[:2] == [True, True] and skipped[-1] is False
+    expected, found = (
+        load_file(checkpoint_folder(tmp_path / name, STEPS) / "rank-00000.safetensors")
+        for name in ("whole", "parts")
+    )
+    assert {key for key in expected if not torch.equal(expected[key], found[key])} == set()
+    saved = find_checkpoint(tmp_path / "parts").checkpoint.loss_scale
+    assert saved is not None and saved.scale < 2.0**40
+    # Another run begins from it: with the scale as it was, and with the first one of its own setting.
+    for name, settings, first in (("same", scaling, saved.scale), ("other", 64, 64.0)):
+        again = {**train, "loss_scale": settings}
+        run(tmp_path / name, steps=STEPS + 1, train=again, dtype=None, begin_from=tmp_path / "whole")
+        assert next(iter(read_metrics(tmp_path / name))).loss_scale == first

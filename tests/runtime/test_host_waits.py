@@ -83,6 +83,8 @@ WAYS = {
     "bf16": {**ADAMW, "precision": "bf16", "clip_norm": 0.01, "accumulate": 3},
     "autocast": {**ADAMW, "precision": "bf16-autocast", "schedule": {"name": "StepLR", "step_size": 1}},
     "unfused": {"optimizer": "NAdam", "lr": 1e-3},
+    "scaled": {**ADAMW, "precision": "fp16-autocast", "clip_norm": 0.01, "loss_scale": 2.0**50},
+    "scaled SGD": {"optimizer": "SGD", "lr": 0.1, "precision": "fp16-autocast"},
 }
 
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from spindle_cli.account.types import Collective, ParameterGroup, PlacedPlan, Together
 from spindle_cli.files.sharding import Sharding
 
-# Each loss, and the one more number by which a rank asks all to stop, is summed in float64; so is the norm.
+# Each loss, and the one more number by which a rank asks all to stop, is summed in float64; so is the norm,
+# and whether a gradient has overflowed.
 # With the losses goes what each rank says of itself: its memory, and how long it has waited for data.
 NUMBER_BYTES = 8
 NUMBERS_OF_A_RANK = 2
@@ -16,7 +17,7 @@ FLAG_BYTES = 1
 
 
 def collectives_of_step(
-    plan: PlacedPlan, groups: Sequence[ParameterGroup], *, sharded: bool, clips: bool
+    plan: PlacedPlan, groups: Sequence[ParameterGroup], *, sharded: bool, clips: bool, scales: bool
 ) -> tuple[Together, ...]:
     """All of a step: the losses, the sums in the order of their groups, each set of devices' flags, the norm,
     the gathers, which are those of the sums from the last to the first.
@@ -29,6 +30,7 @@ def collectives_of_step(
     Args:
         sharded: the devices of a sum share the optimizer's state.
         clips: gradients are clipped by their norm.
+        scales: losses are scaled; whether a gradient has overflowed is summed with the norm.
     """
     everyone = tuple(range(plan.cluster.num_devices))
     num_tasks = len({metaop.task for metaop in plan.by_name.values()})
@@ -49,8 +51,8 @@ def collectives_of_step(
         found += [
             Together(Collective.FLAGS, devices, FLAG_BYTES * count, 2) for devices, count in blocks.items()
         ]
-    if clips:
-        found.append(Together(Collective.NORM, everyone, NUMBER_BYTES, 2))
+    if clips or scales:
+        found.append(Together(Collective.NORM, everyone, NUMBER_BYTES * (clips + scales), 2))
     if sharded:
         found += [
             Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index)

@@ -79,6 +79,7 @@ class MemberPlan:
     gradient_bytes_per_param: float
     optimizer_state_sharded: bool
     clips_gradients: bool
+    scales_losses: bool
     sharding: ShardingOf
     joint: Joint | None
     member: int
@@ -98,6 +99,7 @@ def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
             plan.gradient_bytes_per_param,
             plan.optimizer_state_sharded,
             plan.clips_gradients,
+            plan.scales_losses,
             plan.sharding,
             joint,
             member,

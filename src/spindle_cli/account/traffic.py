@@ -72,7 +72,11 @@ class Traffic:
         """What devices do together once in a step."""
         plan = self.plan
         return collectives_of_step(
-            plan, self.groups, sharded=plan.optimizer_state_sharded, clips=plan.clips_gradients
+            plan,
+            self.groups,
+            sharded=plan.optimizer_state_sharded,
+            clips=plan.clips_gradients,
+            scales=plan.scales_losses,
         )
 
     @cached_property

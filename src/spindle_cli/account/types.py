@@ -25,6 +25,8 @@ class StepNumbers(Protocol):
     @property
     def clips_gradients(self) -> bool: ...
     @property
+    def scales_losses(self) -> bool: ...
+    @property
     def sharding(self) -> ShardingOf: ...
 
 
@@ -140,7 +142,7 @@ class Collective(StrEnum):
     LOSSES = "losses"  # sum the tasks' losses over all devices
     SUM = "sum"  # sum the gradients of a parameter group, each for its own part where they share the state
     FLAGS = "flags"  # tell which parameters of shared optimizer state any device has reached
-    NORM = "norm"  # sum the gradients' norm over all devices
+    NORM = "norm"  # sum the gradients' norm over all devices, and whether any has overflowed
     GATHER = "gather"  # hand on the parameters of a group, of which each device has updated a part
 
 

@@ -80,6 +80,13 @@ class SavedGroup(Model):
     schedule: dict[str, Any] = Field(default_factory=dict)
 
 
+class SavedLossScale(Model):
+    """A run's loss scale, and for how many steps in a row nothing had overflowed."""
+
+    scale: Annotated[float, Field(ge=0)]
+    growing_steps: Annotated[int, Field(ge=0, lt=2**31)]
+
+
 class Checkpoint(Artifact):
     """checkpoint.json: where a run was after `step` steps.
 
@@ -99,6 +106,7 @@ class Checkpoint(Artifact):
         groups: by name, what each optimizer group had, where `train` has groups; the two above are then
             empty.
         streams: of each task whose dataset is a stream, where it was.
+        loss_scale: of the step after, where losses are scaled.
     """
 
     KIND: ClassVar[str] = "checkpoint"
@@ -120,6 +128,7 @@ class Checkpoint(Artifact):
     schedule: dict[str, Any] = Field(default_factory=dict)
     groups: dict[str, SavedGroup] = Field(default_factory=dict)
     streams: dict[str, Any] = Field(default_factory=dict)
+    loss_scale: SavedLossScale | None = None
 
     @cached_property
     def choice_of(self) -> Callable[[str], OptimizerChoice | None]:

@@ -56,7 +56,7 @@ DeviceOption = Annotated[
     ),
 ]
 PrecisionOption = Annotated[
-    Literal["float32", "bfloat16"] | None,
+    Literal["float32", "bfloat16", "float16"] | None,
     typer.Option("--precision", help="With --estimate: of the arithmetic.", show_default=False),
 ]
 ThreadsOption = Annotated[

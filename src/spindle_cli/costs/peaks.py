@@ -1,9 +1,10 @@
 """Published peaks of arithmetic: what estimates start from, and a run's share of the peak is taken of; and
 board power, for what an iteration draws.
 
-Sources: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32), V100 SXM2
-and P100 SXM2, which have no bfloat16. A800 and H800 are the same chips with fewer NVLinks; of the H20, which
-has no data sheet, as reported.
+Sources: NVIDIA data sheets of A100 80GB SXM, H100 SXM and H200 SXM (dense; float32 without TF32; float16 as
+bfloat16), V100 SXM2 and P100 SXM2, which have no bfloat16; the P100 has no tensor cores, its float16 is twice
+its float32. A800 and H800 are the same chips with fewer NVLinks; of the H20, which has no data sheet, as
+reported.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-Arithmetic = Literal["float32", "bfloat16"]
+Arithmetic = Literal["float32", "bfloat16", "float16"]
 
-_AMPERE: dict[Arithmetic, float] = {"bfloat16": 312e12, "float32": 19.5e12}
-_HOPPER: dict[Arithmetic, float] = {"bfloat16": 989e12, "float32": 67e12}
+_AMPERE: dict[Arithmetic, float] = {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}
+_HOPPER: dict[Arithmetic, float] = {"bfloat16": 989e12, "float16": 989e12, "float32": 67e12}
 # Dense matrix products, in operations per second, by the beginning of a device's name in cluster files.
 PEAK_FLOPS_PER_S: dict[str, dict[Arithmetic, float]] = {
     "a100": _AMPERE,
@@ -22,9 +23,16 @@ PEAK_FLOPS_PER_S: dict[str, dict[Arithmetic, float]] = {
     "h100": _HOPPER,
     "h800": _HOPPER,
     "h200": _HOPPER,
-    "h20": {"bfloat16": 148e12, "float32": 44e12},
-    "v100": {"float32": 15.7e12},
-    "p100": {"float32": 10.6e12},
+    "h20": {"bfloat16": 148e12, "float16": 148e12, "float32": 44e12},
+    "v100": {"float16": 125e12, "float32": 15.7e12},
+    "p100": {"float16": 21.2e12, "float32": 10.6e12},
+}
+# By a profile's or a workload's name of its precision; all others are bfloat16.
+_OF_PRECISION: dict[str, Arithmetic] = {
+    "full": "float32",
+    "float32": "float32",
+    "float16": "float16",
+    "fp16-autocast": "float16",
 }
 
 # Board power (TDP) of the SXM modules, in watts, by the same names (NVIDIA data sheets; H20 as reported). Of
@@ -65,6 +73,9 @@ def arithmetic_of(environment: Mapping[str, Any]) -> Arithmetic | None:
     say.
     """
     precision = environment.get("precision")
-    if not isinstance(precision, str):
-        return None
-    return "float32" if precision == "float32" else "bfloat16"
+    return _OF_PRECISION.get(precision, "bfloat16") if isinstance(precision, str) else None
+
+
+def arithmetic_in(precision: str) -> Arithmetic:
+    """What matrix products are computed in under a `train.precision`."""
+    return _OF_PRECISION.get(precision, "bfloat16")

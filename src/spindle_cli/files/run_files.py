@@ -82,6 +82,10 @@ class StepMetrics(Model):
         task_weights: of the tasks' losses in `loss`.
         learning_rates: that this step's update took, by parameter group.
         gradient_norm: of all gradients together, before clipping; None where the train settings do not clip.
+        loss_scale: what the losses were multiplied by before their backward passes; not in `loss`. None, and
+            not in the file, where they were not.
+        skipped: whether a gradient overflowed, so that the step left parameters and optimizers as they were;
+            None as `loss_scale`.
         tokens_per_s: of all tasks together: the elements of a task's largest field of whole numbers that has
             more than one of them for a sample, padding included; None where no task has such a field.
         peak_share: of the devices' published peak (MFU): operations forward and backward, from what the
@@ -103,6 +107,8 @@ class StepMetrics(Model):
     task_weights: dict[str, float] = Field(default_factory=dict)
     learning_rates: dict[str, float] = Field(default_factory=dict)
     gradient_norm: Norm | None = None
+    loss_scale: Annotated[float, Field(ge=0)] | None = None
+    skipped: bool | None = None
     tokens_per_s: Annotated[float, Field(ge=0)] | None = None
     peak_share: Annotated[float, Field(ge=0)] | None = None
     least_memory_bytes: Annotated[int, Field(ge=0)] | None = None
@@ -111,7 +117,10 @@ class StepMetrics(Model):
 
     def to_line(self) -> str:
         """One line of JSON with its newline; every finite number reads back as it was."""
-        data = self.model_dump(mode="json", exclude=None if self.uncounted_tasks else {"uncounted_tasks"})
+        left_out = set() if self.uncounted_tasks else {"uncounted_tasks"}
+        if self.loss_scale is None:
+            left_out |= {"loss_scale", "skipped"}
+        data = self.model_dump(mode="json", exclude=left_out)
         return json.dumps(data, allow_nan=False) + "\n"
 
     @classmethod

@@ -83,6 +83,7 @@ class PlacedSlices:
     gradient_bytes_per_param: float
     optimizer_state_sharded: bool
     clips_gradients: bool
+    scales_losses: bool
     sharding: ShardingOf
     joint: Joint | None = None
     member: int = 0
@@ -99,5 +100,6 @@ def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:
         profile.gradient_bytes_per_param,
         profile.optimizer_state_sharded,
         profile.clips_gradients,
+        profile.scales_losses,
         profile.sharding,
     )

@@ -106,6 +106,7 @@ def assemble(
         update_bytes_per_param=train.update_bytes_per_param,
         gradient_bytes_per_param=train.gradient_bytes_per_param,
         clips_gradients=train.clip_norm is not None,
+        scales_losses=train.scaling is not None,
         accumulate=train.accumulate,
         loss_chunks=train.loss_chunks,
         optimizer_s_per_byte=optimizer_s_per_byte,

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from spindle_cli.costs.peaks import arithmetic_in
 from spindle_cli.errors import InputError, UsageError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.cluster import Cluster
@@ -212,8 +213,8 @@ def estimate_profile(
         cluster: gives the devices and how many there are; curves reach to as many of each type as there are
             of all.
         device_name, num_devices: the same without a cluster; `device_name` goes before the cluster's.
-        precision: of the arithmetic; if None, bfloat16 on accelerators and where the train settings have it,
-            else float32.
+        precision: of the arithmetic; if None, float16 where the train settings have it, bfloat16 on
+            accelerators and where they have that, else float32.
         check: by numbers that the losses may be split over the batch.
         looking: how lengths of batches are found.
 
@@ -233,8 +234,9 @@ def estimate_profile(
     peaks = [device_peak(name) for name in names]
     analysed = load_analysed(source, Path.cwd(), looking)
     _require_sound_training(source, analysed)
-    full = peaks[0].name == "cpu" and analysed.loaded.train.precision == "full"
-    chosen: Precision = precision or ("float32" if full else "bfloat16")
+    asked = arithmetic_in(analysed.loaded.train.precision)
+    usual = "bfloat16" if asked == "float32" and peaks[0].name != "cpu" else asked
+    chosen: Precision = precision or usual
     require_precision(names, chosen)
     _say_what_stays_whole(analysed, degrees_on(cluster), audience)
     analysed = _checked(

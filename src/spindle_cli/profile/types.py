@@ -274,6 +274,8 @@ class TrainedArtifact(Artifact):
     gradient_bytes_per_param: Ratio = 1.0
     # the gradients of all parameters together are scaled down to a norm before the update
     clips_gradients: bool = False
+    # losses are scaled: before the update all devices learn whether a gradient of any has overflowed
+    scales_losses: bool = False
     # batches of every task in one step, whose gradients are added up
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     # how losses with wide values are computed, as the train settings say: in chunks by size, or in so many

@@ -137,7 +137,7 @@ class DeviceDraft:
         actions.extend(post.action for post in self.posts[posted:])
         actions = self._with_ops(actions)
         everyone = self.directory.of_all()
-        if settings.clips:
+        if settings.judges:
             actions.append(Action(Kind.NORM, communicator=everyone))
         actions.append(Action(Kind.STEP))
         if settings.sharded:

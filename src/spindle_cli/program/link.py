@@ -72,7 +72,9 @@ def link_sets(
     plan: Plan, parameters: ParameterUses | None = None, settings: StepSettings | None = None
 ) -> Programs:
     """The programs of a plan's steps; the arguments are those of `link`."""
-    settings = settings or StepSettings(plan.optimizer_state_sharded, plan.clips_gradients)
+    settings = settings or StepSettings(
+        plan.optimizer_state_sharded, plan.clips_gradients, plan.scales_losses
+    )
     uses = uses_of(plan) if parameters is None else parameters
     sets = plan.set_plans
     moving = [_Moving.of(each) for each in (plan, *sets.values())]

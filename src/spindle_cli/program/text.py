@@ -7,7 +7,7 @@
     LOSSES on 0                                     sum the losses
     SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
     FLAGS on 4                                      which parameters any device has reached
-    NORM on 0                                       sum the gradients' norm
+    NORM on 0                                       sum the gradients' norm; has one overflowed?
     STEP
     GATHER 3 on 4                                   hand on the new parameters of group 3
 
@@ -153,7 +153,7 @@ def _explain(program: Program, rank: int, action: Action) -> str:
 _MEANINGS = {
     Kind.LOSSES: "the losses of all devices",
     Kind.FLAGS: "which parameters any of these devices has reached",
-    Kind.NORM: "wait for all sums, then the norm of all gradients",
+    Kind.NORM: "wait for all sums, then the norm of all gradients, and whether one has overflowed",
     Kind.STEP: "wait for everything, then the optimizer",
 }
 

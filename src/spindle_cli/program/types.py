@@ -31,7 +31,7 @@ class Kind(StrEnum):
     LOSSES = "LOSSES"  # start the sum of the tasks' losses over all devices
     SUM = "SUM"  # start the gradient sum of a parameter group
     FLAGS = "FLAGS"  # start telling which parameters of shared optimizer state any device has reached
-    NORM = "NORM"  # wait for all sums, sum the gradients' norm over all devices
+    NORM = "NORM"  # wait for all sums, sum the gradients' norm over all devices; has one overflowed?
     STEP = "STEP"  # wait for everything posted, step the optimizer
     GATHER = "GATHER"  # start handing on the parameters of a group, of which each device has stepped a range
 
@@ -64,10 +64,17 @@ class StepSettings:
         sharded: devices that hold the same parameters share their optimizer state: sums come with flags, and
             new values are gathered.
         clips: gradients are clipped by their norm.
+        scales: losses are scaled, and all devices learn together whether a gradient has overflowed.
     """
 
     sharded: bool = False
     clips: bool = False
+    scales: bool = False
+
+    @property
+    def judges(self) -> bool:
+        """Whether devices find something out together about a step's gradients (NORM) before the update."""
+        return self.clips or self.scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,7 @@ class Program:
     @cached_property
     def collectives(self) -> tuple[Together, ...]:
         """What devices do together once in a step, with its bytes."""
+        settings = self.settings
         return collectives_of_step(
-            self.plan, self.groups, sharded=self.settings.sharded, clips=self.settings.clips
+            self.plan, self.groups, sharded=settings.sharded, clips=settings.clips, scales=settings.scales
         )

@@ -43,11 +43,11 @@ from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.training import Computing, Training
-from spindle_cli.runtime.update.clip import GradientClip
-from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.learning_rates import LearningRates
+from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
+from spindle_cli.runtime.update.update import Update
 from spindle_cli.workload.data.lengths import known_shapes
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
@@ -176,7 +176,8 @@ def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> T
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
     optimizers = Optimizers.of(model.train, model.groups, owned_ranges)
-    return TrainState(model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole)
+    scale = LossScale.of(model.train, device)
+    return TrainState(model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole, scale)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
@@ -269,6 +270,7 @@ def make_executors(
     communicators: Communicators,
     first_step: int,
     at_lengths: TasksAtLengths,
+    scale: LossScale | None,
 ) -> dict[tuple[str, ...], Executor]:
     """What runs this rank's programs, by the tasks of the steps that they are for."""
     host = HostMemory(seat.device)
@@ -285,6 +287,7 @@ def make_executors(
             number,
             partial(at_lengths.of, number),
             host,
+            scale,
         )
         for number, part in enumerate(model.steps)
     ]
@@ -312,7 +315,6 @@ def make_training(
     stopwatch = Stopwatch(device, request.timeline_steps, watches_collectives=request.traces)
     pool.watch_with(stopwatch.watch)
     board = make_board(seat, model)
-    clip = model.train.clip_norm
     at_lengths = TasksAtLengths(model, request.workload)
     feed = make_feed(seat, model, board, steps, streams, at_lengths)
     place = Place(seat.rank, seat.first_of_node)
@@ -325,13 +327,21 @@ def make_training(
         stop=StopRequest(request.run_dir),
         model=model,
         feed=feed,
-        executors=make_executors(seat, model, pool, board, stopwatch, communicators, steps.start, at_lengths),
+        executors=make_executors(
+            seat, model, pool, board, stopwatch, communicators, steps.start, at_lengths, state.loss_scale
+        ),
         pool=pool,
         board=board,
         optimizers=state.optimizers,
-        guard=UpdateGuard((group.optimizer for group in state.optimizers.groups), device),
+        update=Update(
+            state.optimizers,
+            state.owned_ranges,
+            state.masters,
+            state.loss_scale,
+            model.train.clip_norm,
+            device,
+        ),
         masters=state.masters,
-        clip=None if clip is None else GradientClip(clip, state.owned_ranges),
         checkpoints=Checkpoints(request, state, seat.rank, steps.start, feed.states),
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,

@@ -55,6 +55,18 @@ class Step:
         return self.metrics.gradient_norm
 
     @property
+    def loss_scale(self) -> float | None:
+        """What the losses were multiplied by before their backward passes; None: by nothing."""
+        return self.metrics.loss_scale
+
+    @property
+    def skipped(self) -> bool | None:
+        """Whether a gradient overflowed, so that the step changed nothing; None where losses are not
+        scaled.
+        """
+        return self.metrics.skipped
+
+    @property
     def seconds(self) -> float:
         """From the step's beginning to its end."""
         return self.metrics.iteration_s

@@ -30,18 +30,18 @@ from spindle_cli.runtime.measuring.work import StepWork, highest_memory
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.results import Step
-from spindle_cli.runtime.saving.capture import capture
+from spindle_cli.runtime.saving.capture import FirstGradients, capture
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
 from spindle_cli.runtime.update.average import WeightAverage
-from spindle_cli.runtime.update.clip import GradientClip
-from spindle_cli.runtime.update.guard import UpdateGuard
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
+from spindle_cli.runtime.update.update import Update
+from spindle_cli.runtime.update.verdict import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,8 +55,7 @@ Computing = Callable[[], AbstractContextManager[None]]
 
 @dataclass
 class Training:
-    """One rank's parts of a run. `log`: on rank 0. `clip`: None where the train settings ask for none.
-    `executors`, `work`: by the tasks that a step runs.
+    """One rank's parts of a run. `log`: on rank 0. `executors`, `work`: by the tasks that a step runs.
 
     `steps`: to train, counted from 0; `done`: so many are trained, those before this process among them.
     `computing`: what passes run in, forward and backward. `iterations_s`: of the steps that were looked at.
@@ -73,9 +72,8 @@ class Training:
     pool: GradientPool
     board: LossBoard
     optimizers: Optimizers
-    guard: UpdateGuard
+    update: Update
     masters: Masters | None
-    clip: GradientClip | None
     checkpoints: Checkpoints
     stopwatch: Stopwatch
     log: MetricsLog | None
@@ -90,9 +88,10 @@ class Training:
     done: int = field(init=False)
     _unread: deque[StepOutcome] = field(default_factory=deque)
     _stops: bool = False
-    _first_gradients: dict[str, Tensor] = field(default_factory=dict)  # where they are captured
+    _first_gradients: FirstGradients = field(default_factory=FirstGradients)  # where they are captured
     _evaluated: int | None = None  # after so many steps
     _uncounted: tuple[str, ...] = ()  # tasks of which something counts nothing, in the next step to be read
+    _skipped: int = 0  # steps in a row that left everything as it was, as gradients overflowed
 
     def __post_init__(self) -> None:
         self.done = self.steps.start
@@ -267,44 +266,38 @@ class Training:
                 self.stopwatch.end_step(step)
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):
             losses = self.board.take()
-        if self.request.capture_dir is not None and (is_first or self._runs_a_task_first(step)):
-            self._capture_first_gradients()
+        if self.request.capture_dir is not None and (is_first or self._has_new_gradients(step)):
+            self.pool.gather_gradients()
+            self._first_gradients.add(step, self.model.parameters, self.update.unscaled)
         rates = self.rates.now()
-        norm = self._update(executor, losses)
+        verdict = self._update(executor, losses)
         self.rates.step()
         self.stopwatch.end_step(step)
-        self._unread.append(StepOutcome.of(step, losses, norm, rates, begin))
+        self._unread.append(StepOutcome.of(step, losses, verdict, rates, begin))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
 
-    def _runs_a_task_first(self, step: int) -> bool:
+    def _has_new_gradients(self, step: int) -> bool:
+        """Whether some may be captured for the first time: those of the steps before may have overflowed."""
         schedule = self.model.schedule
-        return any(schedule.turns.before(task, step) == 0 for task in schedule.of_step(step))
-
-    def _capture_first_gradients(self) -> None:
-        """Of each parameter that has none captured yet; collective."""
-        self.pool.gather_gradients()
-        for name, parameter in self.model.parameters.items():
-            if parameter.grad is not None and name not in self._first_gradients:
-                self._first_gradients[name] = parameter.grad.clone()
-        self._capture("gradients", self._first_gradients)
+        return self.update.scale is not None or any(
+            schedule.turns.before(task, step) == 0 for task in schedule.of_step(step)
+        )
 
     def _due(self, names: Sequence[str], step: int) -> tuple[str, ...]:
         """Those of some tasks that a step runs."""
         due = self.model.schedule.of_step(step)
         return tuple(name for name in names if name in due)
 
-    def _update(self, executor: Executor, losses: Tensor) -> Tensor | None:
-        """Step the optimizer, unless a loss or the norm of the gradients is not finite; that norm [1], where
-        it is worked out.
-        """
+    def _update(self, executor: Executor, losses: Tensor) -> Verdict:
+        """Step the optimizer as `Update.step` does; what all ranks have found of the gradients."""
         if self.masters is not None:
             with self.stopwatch.timed(Activity.OPTIMIZER):
                 self.masters.take_gradients()
         with self.stopwatch.timed(Activity.OPTIMIZER):
-            norm = executor.end_step(self._clip, partial(self._step_optimizer, losses))
+            verdict = executor.end_step(self._judge, partial(self.update.step, losses))
             self.pool.reset()
-        return norm
+        return verdict
 
     def _look_back(self, behind: int) -> None:
         """Write down all steps but the last `behind`, waiting for the device where it is not so far; all
@@ -321,7 +314,10 @@ class Training:
             self._stops = self._stops or read.stops
             self._write_down(metrics)
             self._uncounted = self._due(read.uncounted_next, outcome.step + 1)
-            failure = step_failure(read.losses, outcome.norm_value, outcome.step + 1)
+            self._skipped = self._skipped + 1 if outcome.is_skipped else 0
+            if self._first_gradients.keep(outcome.step, skipped=bool(outcome.is_skipped)):
+                self._capture("gradients", self._first_gradients.kept)
+            failure = step_failure(read.losses, outcome.norm_value, outcome.step + 1, self._skipped)
             if failure is not None:
                 self._unread.clear()  # steps after it train nothing that will be kept
                 raise failure
@@ -354,16 +350,9 @@ class Training:
             hint="Go on with the same command and --resume.",
         )
 
-    def _clip(self) -> Tensor:
-        assert self.clip is not None, "a program has a norm where the train settings clip"
+    def _judge(self) -> Verdict:
         with self.stopwatch.timed(Activity.WAIT, cause="norm"):
-            return self.clip.clip(self.board.device)
-
-    def _step_optimizer(self, losses: Tensor, norm: Tensor | None) -> None:
-        self.guard.judge(losses, norm)
-        self.optimizers.step()
-        if self.masters is not None:
-            self.masters.hand_back()
+            return self.update.judge()
 
     def _capture(self, stage: CaptureStage, tensors: Mapping[str, Tensor]) -> None:
         if self.request.capture_dir is not None:
@@ -385,6 +374,8 @@ class Training:
             task_weights={name: weights[name] for name in weights if name in due},
             learning_rates=outcome.learning_rates,
             gradient_norm=outcome.norm_value,
+            loss_scale=outcome.scale_value,
+            skipped=outcome.is_skipped,
             tokens_per_s=None if work.tokens is None else work.tokens / seconds,
             peak_share=None if work.peak_s is None else work.peak_s / seconds,
             least_memory_bytes=round(min(read.memory_bytes)),

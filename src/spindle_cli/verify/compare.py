@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spindle_cli.files.run_files import read_metrics
+from spindle_cli.errors import RunFailedError
+from spindle_cli.files.run_files import StepMetrics, read_metrics
 from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
 from spindle_cli.verify.comparing.evaluations import compare_evaluations
-from spindle_cli.verify.comparing.losses import compare_losses
+from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
     AVERAGE,
@@ -63,6 +64,7 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
     tolerance, floor = TOLERANCE[dtype], NOISE_FLOOR[dtype]
     our_steps = list(read_metrics(runs.ours.run_dir))
     plain_steps = list(read_metrics(runs.plain.run_dir))
+    _require_an_update(plain_steps)
     with (
         open_run(capture_dir_of(runs.ours), runs.ours.processes, averages=runs.averages) as ours,
         open_run(capture_dir_of(runs.plain), 1, averages=runs.averages) as plain,
@@ -81,6 +83,7 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         checks = (
             compare_initial(ours, plain, unused),
             compare_losses(our_steps, plain_steps, tolerance),
+            *((compare_scales(our_steps, plain_steps),) if dtype == "fp16-autocast" else ()),
             compare_gradients(ours, plain, names, _gradient_tolerance(runs, tolerance)),
             *((compare_noise(ours, plain, names, floor),) if names else ()),
             *trained.checks,
@@ -101,6 +104,14 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         noise=(*noise, *trained.noise),
         unused=unused,
     )
+
+
+def _require_an_update(plain: Sequence[StepMetrics]) -> None:
+    if plain and all(step.skipped for step in plain):
+        raise RunFailedError(
+            f"gradients overflow in all {len(plain)} steps of the plain run: there is nothing to compare",
+            hint="Train more --steps, until the loss scale is low enough, or set a smaller train.loss_scale.",
+        )
 
 
 @dataclass(frozen=True)
@@ -140,8 +151,6 @@ def _compare_trained(
 
 
 def _gradient_tolerance(runs: Runs, tolerance: float) -> float:
-    """Tensor parallelism rounds once more, which bfloat16 shows."""
-    in_bfloat16 = runs.arithmetic in ("bf16", "bf16-autocast")
-    if in_bfloat16 and any(piece.tp > 1 for piece in runs.plan.slices):
-        return SPLIT_GRADIENT_TOLERANCE
-    return tolerance
+    """Tensor parallelism rounds once more, which shows where numbers have few bits."""
+    is_split = any(piece.tp > 1 for piece in runs.plan.slices)
+    return SPLIT_GRADIENT_TOLERANCE.get(runs.arithmetic, tolerance) if is_split else tolerance

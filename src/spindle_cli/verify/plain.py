@@ -8,6 +8,7 @@ follow.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
 from spindle_cli.verify.stepping.due import runs_at
 from spindle_cli.verify.stepping.named import buffer_places, buffers_at, parameters_by_name
+from spindle_cli.verify.stepping.scaling import Scaling
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
 from spindle_cli.verify.types import NOISE_FLOOR
 from spindle_cli.workload.building.load import LoadedWorkload, load
@@ -75,7 +77,7 @@ class PlainTraining:
     Attributes:
         workload: whose modules are trained in place.
         parameters: by name.
-        first_gradients: of each parameter, the first that it has had.
+        first_gradients: of each parameter, the first that it has had, in a step that was not skipped.
         average: of the weights, where the train settings ask for it.
     """
 
@@ -104,6 +106,10 @@ class PlainTraining:
         self._stepped = float32_copies(self.parameters) if copies else self.parameters
         self._optimizers = make_optimizers(loaded, self._stepped)
         self._schedules = [make_schedule(self._train, optimizer) for optimizer in self._optimizers]
+        settings = self._arithmetic.scaling
+        self._scaling = None if settings is None else Scaling(settings, self._arithmetic.device)
+        if settings is not None:  # a schedule counts steps that were left out too
+            warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
         self.average = Averaging.of(self._train, self._stepped)
 
     def _open_data(self, lengths: Lengths) -> None:
@@ -133,18 +139,24 @@ class PlainTraining:
         }
         if not self._request.no_randomness:
             require_no_chance(self.workload, before)
-        for name, parameter in self.parameters.items():
-            if parameter.grad is not None and name not in self.first_gradients:
-                self.first_gradients[name] = parameter.grad.clone()
+        scale = None if self._scaling is None else self._scaling.now
+        first = {
+            name: parameter.grad.clone() if scale is None else parameter.grad / scale
+            for name, parameter in self.parameters.items()
+            if parameter.grad is not None and name not in self.first_gradients
+        }
         if self._noise is not None:
             self._noise.add_to(self.parameters.values())
-        step_parameters(self.parameters, self._stepped, self._optimizers, self._train.clip_norm)
+        clip_norm = self._train.clip_norm
+        skipped = step_parameters(self.parameters, self._stepped, self._optimizers, clip_norm, self._scaling)
+        if not skipped:
+            self.first_gradients |= first
         for schedule in self._schedules:
             if schedule is not None:
                 schedule.step()
         if self.average is not None:
             self.average.update(step + 1)
-        return step_metrics(weights, step, losses, perf_counter() - began)
+        return step_metrics(weights, step, losses, perf_counter() - began, (scale, skipped))
 
     def evaluate(self) -> None:
         """Leave an evaluation of every task that has a dataset for it, after the last step."""
@@ -159,8 +171,10 @@ class PlainTraining:
 
         @contextmanager
         def computing() -> Iterator[None]:
-            autocast = torch.autocast(device.type, torch.bfloat16, enabled=arithmetic.autocast)
-            with computing_as_asked(asked, no_randomness=request.no_randomness), autocast:
+            with (
+                computing_as_asked(asked, no_randomness=request.no_randomness),
+                arithmetic.computing(),
+            ):
                 yield
 
         steps = request.steps or 0
@@ -177,7 +191,7 @@ class PlainTraining:
             counted.fit(taken)
         asked = None if self._request.dtype is None else self._arithmetic.dtype
         with computing_as_asked(asked, no_randomness=self._request.no_randomness):
-            return backward(task, taken, self._arithmetic, counted, weight)
+            return backward(task, taken, self._arithmetic, counted, weight, self._scaling)
 
 
 def backward(
@@ -186,8 +200,9 @@ def backward(
     arithmetic: Arithmetic,
     counted: CountedLoss | None,
     weight: float,
+    scaling: Scaling | None = None,
 ) -> float:
-    """Add the gradients of a task's weighted loss on a step's batches.
+    """Add the gradients of a task's weighted loss on a step's batches, times what losses are scaled by.
 
     Args:
         batches: as the dataset gives them.
@@ -204,7 +219,7 @@ def backward(
 
     total = 0.0
     for some in [batches] if counted is not None else [[batch] for batch in batches]:
-        with torch.autocast(device.type, torch.bfloat16, enabled=arithmetic.autocast):
+        with arithmetic.computing():
             if counted is not None:
                 loss = counted.of([fields(batch) for batch in some], lambda batch: loss_of(task, batch))
             else:
@@ -212,7 +227,9 @@ def backward(
         if counted is None and task.reduction == "mean":
             loss = loss / len(batches)
         total += float(loss.detach())
-        (loss * weight).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        weighted = loss * weight
+        scaled = weighted if scaling is None else scaling.scale(weighted)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return total
 
 
@@ -221,21 +238,31 @@ def step_parameters(
     stepped: Mapping[str, nn.Parameter],
     optimizers: Sequence[torch.optim.Optimizer],
     clip_norm: float | None,
-) -> None:
-    """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizers step."""
+    scaling: Scaling | None = None,
+) -> bool | None:
+    """One update from the parameters' gradients, which are forgotten. `stepped`: what the optimizers step.
+
+    Returns:
+        Whether it was left out as a gradient has overflowed; None where losses are not scaled.
+    """
+    skipped = None if scaling is None else scaling.unscale(optimizers)
     if stepped is not parameters:
         for name, parameter in parameters.items():
             stepped[name].grad = None if parameter.grad is None else parameter.grad.to(torch.float32)
             parameter.grad = None
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(stepped.values(), clip_norm)
+    if scaling is not None:
+        scaling.step()
     for optimizer in optimizers:
-        optimizer.step()
+        if scaling is None:
+            optimizer.step()
         optimizer.zero_grad()
     if stepped is not parameters:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(stepped[name])
+    return skipped
 
 
 def require_no_chance(workload: Workload, before: Tensor) -> None:
@@ -282,11 +309,23 @@ def loss_of(task: Task | FlowTask, batch: Mapping[str, Tensor]) -> Tensor:
 
 
 def step_metrics(
-    weights: Mapping[str, float], step: int, losses: Mapping[str, float], iteration_s: float
+    weights: Mapping[str, float],
+    step: int,
+    losses: Mapping[str, float],
+    iteration_s: float,
+    scaled: tuple[float | None, bool | None] = (None, None),
 ) -> StepMetrics:
-    """A line of metrics.jsonl; `step` counted from 0."""
-    total = sum(weights[name] * loss for name, loss in losses.items())
-    return StepMetrics(step=step + 1, loss=total, task_losses=dict(losses), iteration_s=iteration_s)
+    """A line of metrics.jsonl; `step` counted from 0. `scaled`: the loss scale, and whether the step was
+    skipped.
+    """
+    return StepMetrics(
+        step=step + 1,
+        loss=sum(weights[name] * loss for name, loss in losses.items()),
+        task_losses=dict(losses),
+        iteration_s=iteration_s,
+        loss_scale=scaled[0],
+        skipped=scaled[1],
+    )
 
 
 def write_tensors(capture_dir: Path, stage: CaptureStage, tensors: Mapping[str, Tensor]) -> None:

@@ -9,7 +9,7 @@ from pydantic import Field
 from spindle_cli.files.artifact import Artifact, Model
 
 # The dtype asked for, or the precision of the train settings.
-ArithmeticName = Literal["float32", "float64", "bf16-autocast", "bf16"]
+ArithmeticName = Literal["float32", "float64", "bf16-autocast", "fp16-autocast", "bf16"]
 
 # What the plan's run and the plain one may differ by, relative to the size of what is compared: rounding
 # alone.
@@ -17,14 +17,19 @@ TOLERANCE: dict[ArithmeticName, float] = {
     "float32": 1e-5,
     "float64": 1e-9,
     "bf16-autocast": 3e-2,
+    "fp16-autocast": 8e-3,
     "bf16": 3e-2,
 }
 # The same for final parameters and their averages in float64. Rounding is 1e-16 of the largest gradient, and
 # what it decides more of than this is left out (`SMALL_ELEMENT`) or measured (verify/rounding.py).
 FINAL_TOLERANCE = 1e-12
-# The same for gradients where layers are split: what each device rounds to bfloat16 is summed and rounded
+# The same for gradients where layers are split: what each device rounds to few bits is summed and rounded
 # again, in every split layer.
-SPLIT_GRADIENT_TOLERANCE = 8e-2
+SPLIT_GRADIENT_TOLERANCE: dict[ArithmeticName, float] = {
+    "bf16-autocast": 8e-2,
+    "fp16-autocast": 2e-2,
+    "bf16": 8e-2,
+}
 # A tensor whose gradients are all below this share of the model's largest may hold rounding noise and nothing
 # else: a value that is zero by mathematics (an attention's key bias) comes out as the unit roundoff times
 # what cancelled.
@@ -32,6 +37,7 @@ NOISE_FLOOR: dict[ArithmeticName, float] = {
     "float32": 1e-6,
     "float64": 1e-13,
     "bf16-autocast": 1e-2,
+    "fp16-autocast": 2.5e-3,
     "bf16": 1e-2,
 }
 
@@ -42,6 +48,7 @@ SMALL_ELEMENT = 1e-3
 What = Literal[
     "initial parameters",
     "losses",
+    "loss scales",
     "gradients of step 1",
     "gradients near zero",
     "values near zero gradients",

@@ -16,13 +16,14 @@ from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.average import Average
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.loader import LoaderSettings
+from spindle_cli.workload.settings.loss_scale import LossScaleSettings
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
 from spindle_cli.workload.settings.sampling import Sampling
 from spindle_cli.workload.settings.schedule import Ramp, RampSettings
 from spindle_cli.workload.settings.schedule import Schedule as Schedule
 from spindle_cli.workload.settings.task_weights import TaskWeightSettings
 
-Precision = Literal["full", "bf16-autocast", "bf16"]
+Precision = Literal["full", "bf16-autocast", "fp16-autocast", "bf16"]
 CompileBackend = Literal["inductor", "aot_eager"]
 Reduce = Literal["float32", "parameters"]
 MatmulPrecision = Literal["highest", "high", "medium"]
@@ -75,8 +76,11 @@ class TrainSettings(RampSettings):
     `shard_optimizer`: devices that hold the same parameters share their optimizer state, each a range of the
     elements (ZeRO-1); an optimizer that looks at a parameter as a whole keeps it whole on each.
     `precision`: 'full': in the workload's own numbers. 'bf16-autocast': forward passes run in torch.autocast
-    with bfloat16. 'bf16': everything is bfloat16, but for float32 masters of the parameters, which the
-    optimizer steps and which start from the parameters as rounded.
+    with bfloat16; 'fp16-autocast': with float16, and a loss scale. 'bf16': everything is bfloat16, but for
+    float32 masters of the parameters, which the optimizer steps and which start from the parameters as
+    rounded.
+    `loss_scale`: what losses are multiplied by with 'fp16-autocast'; None: as `torch.amp.GradScaler` does it
+    by itself.
     `reduce`: in which numbers gradients are added up, over batches and over ranks: 'float32', or those of
     the 'parameters'; None: float32 where the parameters are bfloat16.
     `float32_matmul`: how exactly float32 matrices are multiplied, as torch.set_float32_matmul_precision has
@@ -107,6 +111,7 @@ class TrainSettings(RampSettings):
     sampling: Sampling | None = None
     shard_optimizer: bool = True
     precision: Precision = "full"
+    loss_scale: LossScaleSettings | None = None
     reduce: Reduce | None = None
     float32_matmul: MatmulPrecision | None = None
     accumulate: Annotated[int, Field(ge=1, le=1_000_000), A_NUMBER] = 1
@@ -138,8 +143,18 @@ class TrainSettings(RampSettings):
     def _float32_sums_are_of_fewer_bits(self) -> TrainSettings:
         if self.reduce == "float32" and self.precision == "full":
             raise ValueError(
-                "reduce: float32 goes with precision: bf16 (or bf16-autocast, whose gradients are float32 "
-                "anyway); with precision: full gradients have the numbers of their parameters"
+                "reduce: float32 goes with precision: bf16 (or bf16-autocast and fp16-autocast, whose "
+                "gradients are float32 anyway); with precision: full gradients have the numbers of their "
+                "parameters"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _float16_alone_is_scaled(self) -> TrainSettings:
+        if self.loss_scale is not None and self.precision != "fp16-autocast":
+            raise ValueError(
+                "loss_scale: goes with precision: fp16-autocast; gradients in other numbers neither vanish "
+                "nor overflow"
             )
         return self
 
@@ -171,7 +186,21 @@ class TrainSettings(RampSettings):
 
     def in_full_precision(self) -> TrainSettings:
         """The same settings for the workload's own numbers."""
-        return self.model_copy(update={"precision": "full", "reduce": None})
+        return self.model_copy(update={"precision": "full", "reduce": None, "loss_scale": None})
+
+    @property
+    def autocast(self) -> Literal["bfloat16", "float16"] | None:
+        """What forward passes are cast to, by torch's name of it; None: to nothing."""
+        if self.precision == "bf16-autocast":
+            return "bfloat16"
+        return "float16" if self.precision == "fp16-autocast" else None
+
+    @property
+    def scaling(self) -> LossScaleSettings | None:
+        """What losses are multiplied by; None: by nothing."""
+        if self.precision != "fp16-autocast":
+            return None
+        return self.loss_scale or LossScaleSettings()
 
     @property
     def widens_gradients(self) -> bool:

@@ -162,6 +162,15 @@ def values_only(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def gradients_later(module: nn.Module) -> Iterator[None]:
+    """Run a module as in float16, where losses in chunks take gradients in the backward pass."""
+    with ExitStack() as stack:
+        for part in _parts_in_chunks(module):
+            stack.enter_context(part.gradients_later())
+        yield
+
+
+@contextmanager
 def sampled(module: nn.Module, repeated: Repeated) -> Iterator[None]:
     """Run a module on tensors without data; see `InChunks.sampled`."""
     with ExitStack() as stack:

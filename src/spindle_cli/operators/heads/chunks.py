@@ -5,12 +5,15 @@ Each chunk's gradients are taken as soon as its part of the loss is there, and o
 the sums of those of the parameters are kept; the backward pass scales them by the gradient of the loss. As in
 Liger-Kernel's fused linear cross entropy (Hsu et al., arXiv 2410.10989, section 3.2), for any part that is a
 sum or a mean over its rows.
+
+In float16 gradients vanish or overflow by what the loss is scaled by, which the backward pass alone knows:
+there they are taken in it, and the chunks run forward twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +82,7 @@ class InChunks:
         self._row = elements // cuts.rows.size
         self._limit = limit
         self.is_values_only = False
+        self.is_later = False
         self._repeated: Repeated | None = None
         # torch.fx writes a call under these names.
         self.__name__ = "loss_in_chunks"
@@ -103,6 +107,15 @@ class InChunks:
             yield
         finally:
             self.is_values_only = False
+
+    @contextmanager
+    def gradients_later(self) -> Iterator[None]:
+        """Inside gradients are left to the backward pass, as in float16, whatever the values' numbers are."""
+        self.is_later = True
+        try:
+            yield
+        finally:
+            self.is_later = False
 
     @contextmanager
     def sampled(self, repeated: Repeated) -> Iterator[None]:
@@ -130,9 +143,11 @@ class InChunks:
             )
 
     def run_with_gradients(
-        self, values: Sequence[Any], needed: Sequence[bool]
+        self, values: Sequence[Any], needed: Sequence[bool], seed: Tensor | None = None
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The scalar, and by position the gradients of the values that need one."""
+        """The scalar, and by position the gradients of the values that need one. `seed`: the gradient of the
+        scalar; None: 1.
+        """
         rows = self._cuts.rows.inputs
         wanted = _first_positions(values, needed)
         whole = {position: _leaf(values[position]) for position in wanted if position not in rows}
@@ -144,7 +159,7 @@ class InChunks:
             by_id = {id(values[position]): leaf for position, leaf in leaves.items()}
             given = [by_id.get(id(value), part) for value, part in zip(values, cut, strict=True)]
             part = self._part(given, chunk, values)
-            for position, gradient in _gradients(part, leaves):
+            for position, gradient in _gradients(part, leaves, seed):
                 if position in whole:
                     _add(sums, position, gradient, values[position])
                 else:
@@ -216,9 +231,10 @@ def _leaf(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_()
 
 
-def _gradients(part: Tensor, leaves: dict[int, Tensor]) -> Iterable[tuple[int, Tensor]]:
+def _gradients(part: Tensor, leaves: dict[int, Tensor], seed: Tensor | None) -> Iterable[tuple[int, Tensor]]:
     """By position; a leaf that the part does not depend on has zeros."""
-    found = torch.autograd.grad(part, list(leaves.values()), allow_unused=True, materialize_grads=True)
+    begin = None if seed is None else seed.to(part.dtype)
+    found = torch.autograd.grad(part, list(leaves.values()), begin, allow_unused=True, materialize_grads=True)
     return zip(leaves, found, strict=True)
 
 
@@ -249,11 +265,69 @@ def _same(tensor: Tensor) -> Tensor:
     return tensor
 
 
+@dataclass(frozen=True)
+class _Later:
+    """Values of which gradients are taken in the backward pass, but for the tensors among them.
+
+    Attributes:
+        others: the values; None in the place of a tensor.
+        place: of each tensor, by its position, which one it is of those that are saved, each once.
+        autocast: the device type and the dtype of the autocast that is on; None: it is off.
+    """
+
+    others: tuple[Any, ...]
+    place: dict[int, int]
+    autocast: tuple[str, torch.dtype] | None
+
+    @classmethod
+    def of(cls, values: Sequence[Any]) -> tuple[_Later, list[Tensor]]:
+        """With the tensors that are to be saved."""
+        tensors = {id(value): value for value in values if isinstance(value, Tensor)}
+        places = {key: place for place, key in enumerate(tensors)}
+        saved = list(tensors.values())
+        place = {p: places[id(value)] for p, value in enumerate(values) if isinstance(value, Tensor)}
+        others = tuple(None if isinstance(value, Tensor) else value for value in values)
+        return cls(others, place, _autocast_on(saved[0].device.type)), saved
+
+    def values(self, saved: Sequence[Tensor]) -> list[Any]:
+        """All of them."""
+        found = list(self.others)
+        for position, place in self.place.items():
+            found[position] = saved[place]
+        return found
+
+    def computing(self) -> AbstractContextManager[object]:
+        """What they were computed in."""
+        return nullcontext() if self.autocast is None else torch.autocast(*self.autocast)
+
+
+def _autocast_on(device_type: str) -> tuple[str, torch.dtype] | None:
+    if not torch.is_autocast_enabled(device_type):
+        return None
+    return device_type, torch.get_autocast_dtype(device_type)
+
+
+def _is_in_float16(values: Sequence[Any]) -> bool:
+    """Whether any gradient may be float16."""
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    autocast = _autocast_on(tensors[0].device.type)
+    return (autocast is not None and autocast[1] is torch.float16) or torch.float16 in {
+        t.dtype for t in tensors
+    }
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chunks: InChunks, *values: Any) -> Tensor:
         needed = ctx.needs_input_grad[1:]
         ctx.count = len(values)
+        ctx.later = None
+        if chunks.is_later or _is_in_float16(values):
+            total = chunks.run(values)
+            ctx.chunks, ctx.needed = chunks, needed
+            ctx.later, saved = _Later.of(values)
+            ctx.save_for_backward(*saved)
+            return total
         if chunks.is_values_only:
             ctx.positions = _first_positions(values, needed)
             # In the place of gradients: as many tensors, as large, without memory.
@@ -272,6 +346,13 @@ class _Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         found: list[Tensor | None] = [None] * ctx.count
+        if ctx.later is not None:
+            with ctx.later.computing():
+                values = ctx.later.values(ctx.saved_tensors)
+                _, later = ctx.chunks.run_with_gradients(values, ctx.needed, gradients[0])
+            for position, gradient in later.items():
+                found[position] = gradient
+            return (None, *found)
         for position, own in zip(ctx.positions, ctx.saved_tensors, strict=True):
             # In place: nobody else has them, and a second backward pass is refused by their version.
             found[position] = own.mul_(gradients[0].to(own.dtype))

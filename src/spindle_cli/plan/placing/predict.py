@@ -132,7 +132,8 @@ class _Collectives:
         """When each device may update its parameters, after the last batch's passes.
 
         All wait for the sum of the losses, which starts when all have run forward; each for its sums, and
-        for the flags that follow them; where gradients are clipped, all for the norm of all.
+        for the flags that follow them; where gradients are clipped or losses scaled, all for the sum that
+        tells their norm, and whether one has overflowed.
         """
         (losses,) = self._of_kind[Collective.LOSSES]
         told_s = last.forward_ended_s + self._seconds(losses)

@@ -177,7 +177,7 @@ def _timing(work: Work, memory: ShareMemory | None, settings: EstimateSettings, 
 
 def _between_devices(train: TrainSettings, settings: EstimateSettings) -> Precision:
     """What values are sent in: under autocast as they are without it."""
-    return "float32" if train.precision == "bf16-autocast" else settings.precision
+    return "float32" if train.autocast is not None else settings.precision
 
 
 def _whole_batch(graph: WorkloadGraph, table: JobTable, flops: dict[str, float]) -> dict[OpRef, float]:

@@ -44,7 +44,7 @@ def fake_memory(
     bytes that they have in `precision` (at most their own). With `split`: of one device of a tensor-parallel
     group; with `sums_shares`: of one of several shares, which sum or gather something.
     """
-    is_cast = train.precision == "bf16-autocast"
+    is_cast = train.autocast is not None
     own = None if split is None else split.own_words(SumCounter((0,), 0, torch.device("cpu")))
     timed = timed_op(task, op, rows, train.loss_chunks, own)
     module = timed.module

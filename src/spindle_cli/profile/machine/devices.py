@@ -12,7 +12,7 @@ from spindle_cli.errors import InputError
 from spindle_cli.profile.types import Device
 from spindle_cli.units import GIB
 
-Precision = Literal["float32", "bfloat16"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 _MEMORY = re.compile(r"\d+gb")
 
@@ -123,10 +123,10 @@ _H20 = _older("h20-96gb", 96, 4.0e12, 78)
 _V100 = _older("v100-32gb", 32, 0.9e12, 80)
 _P100 = _older("p100-16gb", 16, 0.732e12, 56)
 # One core of a server, one thread: two 256-bit fused multiply-adds a cycle at 2.5 GHz make 80 GFLOP/s, of
-# which half is reached; no tile ever leaves it idle. bfloat16 is emulated at float32's speed.
+# which half is reached; no tile ever leaves it idle. bfloat16 and float16 are emulated at float32's speed.
 _CPU = DevicePeak(
     name="cpu",
-    flops_per_s={"bfloat16": 80e9, "float32": 80e9},
+    flops_per_s={"bfloat16": 80e9, "float16": 80e9, "float32": 80e9},
     memory_bytes=4 * GIB,
     memory_bytes_per_s=10e9,
     best_matrix_share=0.5,
@@ -229,7 +229,8 @@ def require_precision(names: Sequence[str], precision: Precision) -> None:
         peak = _BY_NAME.get(name)
         if peak is not None and precision not in peak.flops_per_s:
             raise InputError(
-                f"{name!r} has no {precision}, only {', '.join(peak.flops_per_s)}",
-                hint="Train in float32 (train.precision: full) and profile so (--precision float32) on all "
-                "types of device alike; or leave these devices out.",
+                f"{name!r} has no {precision}, only {' and '.join(peak.flops_per_s)}",
+                hint="Train in float16 autocast with a loss scale (train.precision: fp16-autocast), or in "
+                "float32 (train.precision: full, profiled with --precision float32); profile so on all types "
+                "of device alike. Or leave these devices out.",
             )

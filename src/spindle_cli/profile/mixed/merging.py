@@ -25,6 +25,7 @@ _OF_TRAINING = frozenset(
         "update_bytes_per_param",
         "gradient_bytes_per_param",
         "clips_gradients",
+        "scales_losses",
         "accumulate",
         "loss_chunks",
         "task_sets",

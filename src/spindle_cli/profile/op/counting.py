@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from spindle_cli.operators.batch_norm import summing_over
 from spindle_cli.operators.contrastive import named_in, pairs_over_shares
-from spindle_cli.operators.heads.chunked import sampled, timed_op
+from spindle_cli.operators.heads.chunked import gradients_later, sampled, timed_op
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.machine.roofline import Kernel
@@ -67,7 +67,7 @@ class Work:
     `word_sums`: what they sum besides, where they share out a vocabulary, in each direction. `along`: of all
     positions of what they gather and scatter along a sequence, in each direction.
     `batch_sums`: what the shares of the op sum and gather (batch norms, contrastive losses). `loss_chunks`:
-    in how many chunks its loss is computed, whose gradients are made in the forward pass.
+    in how many chunks its loss is computed, whose gradients are made in the forward pass, but in float16.
     """
 
     forward: tuple[Kernel, ...]
@@ -117,6 +117,7 @@ def count_work(
             along_sequence(module, split, fake.along),
             summing_over(module, group),
             sampled(module, counter.repeated),
+            gradients_later(module) if precision == "float16" else nullcontext(),
         ):
             result = tensors_of(functional_call(shared, named_in(shared, module, fake.state), fake.given()))
         outputs = result if isinstance(result, tuple) else (result,)

@@ -114,16 +114,17 @@ def _own_end(device: int, action: Action, transfer: Transfer) -> bool:
 
 
 def _check_once_a_step(program: Program, device: int) -> None:
-    """One sum of the losses; one NORM where gradients are clipped; flags behind the last sum of each
-    communicator, and a gather of each group that is summed, where optimizer state is shared; but none for
-    groups of which each device keeps it whole.
+    """One sum of the losses; one NORM where gradients are clipped or losses scaled; flags behind the last sum
+    of each communicator, and a gather of each group that is summed, where optimizer state is shared; but none
+    for groups of which each device keeps it whole.
     """
     actions = program.actions[device]
     last = (device, len(actions) - 1)
     whole = {group.index for group in program.groups if group.sharding is Sharding.NONE}
     sums = [action for action in actions if action.kind is Kind.SUM and action.group not in whole]
-    clips, sharded = program.settings.clips, program.settings.sharded
-    for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(clips))):
+    sharded = program.settings.sharded
+    judges = program.settings.clips or program.settings.scales
+    for kind, wanted in ((Kind.LOSSES, 1), (Kind.NORM, int(judges))):
         found = sum(action.kind is kind for action in actions)
         if found != wanted:
             raise fault(program, f"device {device} has {found} {kind}, expected {wanted}", last)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 _ALONE = (
     "loss",
     "gradient_norm",
+    "loss_scale",
+    "skipped",
     "iteration_s",
     "samples_per_s",
     "tokens_per_s",

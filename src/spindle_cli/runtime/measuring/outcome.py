@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spindle_cli.runtime.measuring.timing import Mark, await_mark, has_passed, seconds_between, take_mark
+from spindle_cli.runtime.update.verdict import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,8 +23,8 @@ class StepOutcome:
 
     Attributes:
         step: counted from 0.
-        losses: as `LossBoard.take` gives them. `norm`: of all gradients, [1]; None: not worked out. Both on
-            the host, and not to be looked at before the device has passed `end`.
+        losses: as `LossBoard.take` gives them. `norm`, `scaling`: as `Verdict` has them. All on the host, and
+            not to be looked at before the device has passed `end`.
         learning_rates: that the update took, by parameter group.
         begin, end: of the step.
     """
@@ -31,17 +32,19 @@ class StepOutcome:
     step: int
     losses: Tensor
     norm: Tensor | None
+    scaling: Tensor | None
     learning_rates: dict[str, float]
     begin: Mark
     end: Mark
 
     @classmethod
     def of(
-        cls, step: int, losses: Tensor, norm: Tensor | None, learning_rates: dict[str, float], begin: Mark
+        cls, step: int, losses: Tensor, verdict: Verdict, learning_rates: dict[str, float], begin: Mark
     ) -> StepOutcome:
         """A step that ends now, from what it has left on its device."""
-        on_host = _to_host(losses), None if norm is None else _to_host(norm)
-        return cls(step, *on_host, learning_rates, begin, take_mark(losses.device))
+        norm, scaling = (None if each is None else _to_host(each) for each in (verdict.norm, verdict.scaling))
+        on_host = _to_host(losses)
+        return cls(step, on_host, norm, scaling, learning_rates, begin, take_mark(losses.device))
 
     def has_arrived(self) -> bool:
         """Whether `wait` would not wait."""
@@ -55,6 +58,18 @@ class StepOutcome:
     def norm_value(self) -> float | None:
         """The gradients' norm, where it was worked out; once it has arrived."""
         return None if self.norm is None else self.norm.item()
+
+    @property
+    def scale_value(self) -> float | None:
+        """What the losses were multiplied by, where they were; once it has arrived."""
+        return None if self.scaling is None else self.scaling[0].item()
+
+    @property
+    def is_skipped(self) -> bool | None:
+        """Whether a gradient has overflowed, so that everything is as before; None: no loss was scaled. Once
+        it has arrived.
+        """
+        return None if self.scaling is None else self.scaling[1].item() > 0
 
     @property
     def seconds(self) -> float:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from spindle_cli.costs.peaks import Arithmetic, peak_flops_per_s
+from spindle_cli.costs.peaks import Arithmetic, arithmetic_in, peak_flops_per_s
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.units import KIB
 from spindle_cli.workload.graph import TaskGraph, WorkloadGraph
@@ -46,7 +46,7 @@ class StepWork:
         return cls(
             samples=batches * sum(task.batch_size for task in graph.workload.tasks if task.name in tasks),
             tokens=batches * sum(known) if known else None,
-            peak_s=_peak_s(plan, tasks, "float32" if train.precision == "full" else "bfloat16", batches),
+            peak_s=_peak_s(plan, tasks, arithmetic_in(train.precision), batches),
         )
 
 

@@ -231,7 +231,11 @@ def _proven_programs(
     train: TrainSettings,
     shared_out: ShardingOf,
 ) -> Programs:
-    settings = StepSettings(sharded=train.shards_optimizer_state, clips=train.clip_norm is not None)
+    settings = StepSettings(
+        sharded=train.shards_optimizer_state,
+        clips=train.clip_norm is not None,
+        scales=train.scaling is not None,
+    )
     uses = parameters_of_ops(graph, table, splits.split_names(plan), shared_out)
     programs = link_sets(plan, uses, settings)
     for program in programs.all:

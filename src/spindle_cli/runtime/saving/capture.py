@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -33,3 +33,27 @@ def capture(capture_dir: Path, stage: CaptureStage, rank: int, tensors: Mapping[
 def _real(tensor: Tensor) -> Tensor:
     """What safetensors can hold: a complex tensor as pairs of numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+class FirstGradients:
+    """Of each parameter the first gradient of a step that was not skipped; `kept`: by name."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Tensor] = {}
+        self._found: dict[int, dict[str, Tensor]] = {}  # by steps that nobody has looked at
+
+    def add(self, step: int, parameters: Mapping[str, Tensor], unscaled: Callable[[Tensor], Tensor]) -> None:
+        """Take copies of what a step has found for parameters that have none yet. `unscaled`: makes them."""
+        self._found[step] = {
+            name: unscaled(parameter.grad)
+            for name, parameter in parameters.items()
+            if parameter.grad is not None and name not in self.kept
+        }
+
+    def keep(self, step: int, *, skipped: bool) -> bool:
+        """Whether a step that is looked at is one whose new gradients are to be kept, if there are any."""
+        found = self._found.pop(step, None)
+        if found is None or skipped:
+            return False
+        self.kept = found | self.kept
+        return True

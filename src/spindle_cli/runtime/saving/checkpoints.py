@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from spindle_cli.checkpoint.files import checkpoint_folder
-from spindle_cli.checkpoint.index import Checkpoint, SavedGroup, TrainedTask
+from spindle_cli.checkpoint.index import Checkpoint, SavedGroup, SavedLossScale, TrainedTask
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
 from spindle_cli.files.run_files import CHECKPOINTS_DIR
@@ -96,7 +96,8 @@ class Checkpoints:
         from spindle_cli.runtime.saving.checkpoint_writer import PartsSavePlanner, ShardWriter
 
         target = checkpoint_folder(self._request.run_dir, step)
-        draft, keep = partial(self._draft, step), self._request.keep
+        scale = None if self._state.loss_scale is None else self._state.loss_scale.saved()
+        draft, keep = partial(self._draft, step, scale), self._request.keep
         writer = ShardWriter(target, self._rank, draft, keep, self._saved, self._began)
         copied = None if self._background is None else threading.Event()
         held, numbers = held_by(self._state, self._rank), numbers_of(self._state)
@@ -136,7 +137,7 @@ class Checkpoints:
         except Exception as second:
             error.add_note(str(second))
 
-    def _draft(self, step: int) -> Checkpoint:
+    def _draft(self, step: int, scale: SavedLossScale | None) -> Checkpoint:
         model, graph, frozen = self._state.model, self._state.model.graph, self._frozen
         assert frozen is not None, "known before anything is saved"
         return Checkpoint(
@@ -158,6 +159,7 @@ class Checkpoints:
             groups={name: SavedGroup(parameters=names) for name, names in model.groups.names().items()},
             tensors=frozen.tensors,
             frozen=frozen.file,
+            loss_scale=scale,
         )
 
 

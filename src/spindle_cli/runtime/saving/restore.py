@@ -69,6 +69,9 @@ def restore(
             torch.cuda.set_rng_state(generator, state.device)
     for group in state.optimizers.groups:
         _restore_numbers(group, checkpoint, state.model.train)
+    is_scaled_as_before = checkpoint.train.scaling == state.model.train.scaling
+    if state.loss_scale is not None and checkpoint.loss_scale is not None and is_scaled_as_before:
+        state.loss_scale.resume(checkpoint.loss_scale)
 
 
 def _restore_numbers(group: GroupOptimizer, checkpoint: Checkpoint, now: TrainSettings) -> None:

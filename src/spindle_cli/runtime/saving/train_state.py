@@ -19,6 +19,7 @@ from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.files.fragments import parse_key
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.save import Whole
+from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import MASTER_KEY, Masters
 from spindle_cli.runtime.update.optimizers import GroupOptimizer, Optimizers
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -28,7 +29,7 @@ from spindle_cli.runtime.update.owned_ranges import OwnedRange
 class TrainState:
     """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizers` step; with
     `masters` it is those. `fetched`: by leaf, what this rank has of what is whole in passes alone; `whole`
-    makes it so, of all ranks together.
+    makes it so, of all ranks together. `loss_scale`: the same on every rank; None: losses are not scaled.
     """
 
     model: LocalModel
@@ -38,6 +39,7 @@ class TrainState:
     device: torch.device
     fetched: Mapping[str, tuple[OwnedRange, ...]]
     whole: Whole
+    loss_scale: LossScale | None = None
 
 
 @dataclass(frozen=True)

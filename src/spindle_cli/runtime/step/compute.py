@@ -175,7 +175,7 @@ def _call_when_backward_reaches(values: Collection[Tensor | Shared], call: Calla
 
 
 def run_backward(
-    run: ForwardRun, output_gradients: Mapping[str, Tensor], loss_seed: float
+    run: ForwardRun, output_gradients: Mapping[str, Tensor], loss_seed: float, scale: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Run the slice backward: parameters accumulate into `.grad`; returns the gradients of its inputs.
 
@@ -183,6 +183,7 @@ def run_backward(
         run: the forward pass; its graph is used up.
         output_gradients: of outputs that a gradient comes back for, by name.
         loss_seed: gradient of the total loss with respect to this share's loss, or its part of the loss.
+        scale: what the total loss is multiplied by, a scalar on the device; None: 1.
 
     Returns:
         A gradient for every input that requires one; zeros where the ops made no use of it.
@@ -191,7 +192,7 @@ def run_backward(
     # What comes over a link has the value's own dtype; under autocast that made here may have another.
     ends = [(outputs[name], gradient.to(outputs[name].dtype)) for name, gradient in output_gradients.items()]
     if run.loss is not None:
-        ends.append((run.loss, torch.full_like(run.loss, loss_seed)))
+        ends.append((run.loss, _seed(run.loss, loss_seed, scale)))
     live = [(end, gradient) for end, gradient in ends if end.requires_grad]
     if live:
         tensors, gradients = zip(*live, strict=True)
@@ -201,3 +202,10 @@ def run_backward(
         for name, leaf in run.inputs.items()
         if leaf.requires_grad
     }
+
+
+def _seed(loss: Tensor, seed: float, scale: Tensor | None) -> Tensor:
+    """The gradient of a loss, rounded as plain PyTorch does it: a float16 loss cannot take every scale."""
+    if scale is None:
+        return torch.full_like(loss, seed)
+    return (scale.to(loss.dtype) * seed).expand_as(loss)

@@ -29,6 +29,8 @@ from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
+from spindle_cli.runtime.update.loss_scale import LossScale
+from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import ValueSpec
 from spindle_cli.workload.training.precision import computing
@@ -85,11 +87,13 @@ class Executor:
         part: int = 0,
         at_lengths: AtLengths | None = None,
         host: HostMemory | None = None,
+        scale: LossScale | None = None,
     ) -> None:
         """`slices`: those that this rank runs, by index in the program. `part`: of the pool, the program's
         groups. `at_lengths`: gives a task's parts for samples of these shapes, by field. `host`: one for all
-        executors of a rank.
+        executors of a rank. `scale`: of the losses; None: they have none.
         """
+        self._scale = None if scale is None else scale.now
         self._host = host or HostMemory(board.device)
         self._copies: dict[int, SliceCopies] = {}
         self._at_lengths = at_lengths
@@ -167,27 +171,27 @@ class Executor:
             self._chapter.ends(number, len(self._steps))
         self._input_gradients.clear()
 
-    def end_step(self, clip: Callable[[], Tensor], step: Callable[[Tensor | None], None]) -> Tensor | None:
+    def end_step(self, judge: Callable[[], Verdict], step: Callable[[Verdict], None]) -> Verdict:
         """Update the parameters, when the gradients of a step are complete.
 
         Args:
-            clip: clips the gradients by their norm over all ranks, and gives that norm.
-            step: steps the optimizer; takes the norm, where gradients are clipped.
+            judge: finds out with all ranks what there is to know of the gradients; where the program says so.
+            step: steps the optimizer.
 
         Returns:
-            That norm.
+            What was found out.
         """
-        norm: Tensor | None = None
+        verdict = Verdict()
         for action in self._ending:
             if action.kind is Kind.NORM:
-                norm = clip()
+                verdict = judge()
             elif action.kind is Kind.STEP:
-                step(norm)
+                step(verdict)
             else:
                 assert action.group is not None
                 self._pool.start_gather(action.group)
         self._chapter.ends(self._batch_number, len(self._steps))
-        return norm
+        return verdict
 
     @property
     def _chapter(self) -> Chapter:
@@ -276,7 +280,7 @@ class Executor:
             walk.begin()
             if copies is not None:
                 copies.begin_backward()
-            self._input_gradients[wired.index] = run_backward(run, gradients, seed)
+            self._input_gradients[wired.index] = run_backward(run, gradients, seed, self._scale)
             walk.end()
             if copies is not None:
                 copies.end_backward()

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Skipped steps in a row behind which a run ends: the usual loss scale is a tenth of a billionth then.
+MOST_SKIPPED = 50
+
+
 @dataclass(frozen=True)
 class StepLosses:
     """What a step's sum says.
@@ -206,12 +210,27 @@ class LossBoard:
         return sum(weights[name] * loss for name, loss in losses.items())
 
 
-def step_failure(losses: dict[str, float], norm: float | None, step: int) -> RunFailedError | None:
+def step_failure(
+    losses: dict[str, float], norm: float | None, step: int, skipped: int = 0
+) -> RunFailedError | None:
     """Why training cannot go on after a step (counted from 1), naming it and the tasks; None: it can.
 
     Every rank sees the same losses and the same norm of all gradients, so all stop with the same update.
+
+    Args:
+        skipped: steps in a row, this one the last of them, that have left everything as it was, as gradients
+            overflowed. Such a step may be any batch's; where it goes on so, nothing is trained.
     """
     broken = [f"{name} is {loss}" for name, loss in losses.items() if not math.isfinite(loss)]
+    if 0 < skipped < MOST_SKIPPED:
+        return None
+    if skipped:
+        also = f", and the loss of {', of '.join(broken)}" if broken else ""
+        return RunFailedError(
+            f"step {step}: gradients have overflowed in {skipped} steps in a row: nothing is trained{also}",
+            hint="Set a smaller train.loss_scale if it is fixed. If it falls and falls by itself, float16 is "
+            "too narrow for this model: use train.precision bf16-autocast or full.",
+        )
     if broken:
         return RunFailedError(
             f"step {step}: the loss of {', of '.join(broken)}; training stopped before this step's update",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -27,20 +26,24 @@ class GradientClip:
         self._trained = tuple(owned.tensor for owned in owned_ranges)
         self._counted = tuple(owned.tensor for owned in owned_ranges if owned.counted)
 
-    def clip(self, device: torch.device) -> Tensor:
-        """Scale this rank's gradients, in place. Collective: every rank calls it, also one that trains
-        nothing.
-
-        Args:
-            device: of the collective.
-
-        Returns:
-            The norm before it, [1] in float64, the same on every rank.
+    def squares(self, device: torch.device) -> Tensor:
+        """The sum of the squares of what this rank counts, [1] in float64 on a device; the ranks' sums add up
+        to the square of the norm.
         """
         squares = torch.zeros(1, dtype=torch.float64, device=device)
         for mine in gradients_by_dtype(self._counted):
             squares += torch.stack(torch._foreach_norm(mine)).to(torch.float64).square().sum()
-        dist.all_reduce(squares)
+        return squares
+
+    def clip(self, squares: Tensor) -> Tensor:
+        """Scale this rank's gradients, in place.
+
+        Args:
+            squares: of all ranks together, [1].
+
+        Returns:
+            The norm before it, [1].
+        """
         norm = squares.sqrt()
         self._scale((self._max_norm / (norm + _EPSILON)).clamp(max=1.0))
         return norm

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -62,16 +63,26 @@ class Optimizers:
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
         return cls(tuple(made), average)
 
-    def step(self) -> None:
+    def step(self, skips: Tensor | None = None) -> None:
         """Update the parameters that have gradients and the average of all, then move every learning rate to
         the next step.
+
+        Args:
+            skips: a scalar on the device, where losses are scaled: where it is 1 the optimizers leave
+                everything as it is. Those that do not look at it themselves let the host wait for it, as
+                `torch.amp.GradScaler` does.
         """
-        for group in self.groups:
-            group.optimizer.step()
+        stepped = [group.optimizer for group in self.groups]
+        if skips is not None and not all(map(skips_by_itself, stepped)) and is_left_out(skips):
+            stepped = [optimizer for optimizer in stepped if skips_by_itself(optimizer)]
+        for optimizer in stepped:
+            optimizer.step()
         if self.average is not None:
             self.average.update()
         for group in self.groups:
             if group.schedule is not None:
+                # A schedule counts steps, also one that was left out, of which torch would warn.
+                group.optimizer._opt_called = True  # type: ignore[attr-defined]
                 group.schedule.step()
 
     @property
@@ -80,3 +91,22 @@ class Optimizers:
         rank steps anything.
         """
         return {group.choice.name or "all": float(group.numbers["lr"]) for group in self.groups}
+
+
+def skips_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's next update leaves everything as it is where `UpdateGuard` says so.
+
+    The first one of torch's fused SGD makes momenta, to which a kernel that leaves everything as it is gives
+    no values.
+    """
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        return False
+    has_momentum = isinstance(optimizer, torch.optim.SGD) and optimizer.param_groups[0]["momentum"] != 0
+    return not has_momentum or any(
+        state.get("momentum_buffer") is not None for state in optimizer.state.values()
+    )
+
+
+def is_left_out(skips: Tensor) -> bool:
+    """Whether an update is left out; the host waits for the device."""
+    return bool(skips.item())

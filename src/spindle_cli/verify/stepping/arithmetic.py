@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from spindle_cli.files.request import RunRequest
 from spindle_cli.verify.flow import root_of
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.settings.loss_scale import LossScaleSettings
 from spindle_cli.workload.training.precision import convert_module
 from spindle_cli.workload.types import Workload
 
@@ -21,14 +23,16 @@ class Arithmetic:
 
     Attributes:
         dtype: what everything floating-point is converted to; None: nothing is.
-        autocast: forward passes run in torch.autocast with bfloat16.
+        autocast: forward passes run in torch.autocast with it; None: in none.
+        scaling: what losses are multiplied by; None: by nothing.
         has_copies: the optimizer steps float32 copies of the parameters, which are the copies rounded.
         widens_gradients: gradients are added up in float32, whatever the parameters are.
     """
 
     device: torch.device
     dtype: torch.dtype | None = None
-    autocast: bool = False
+    autocast: torch.dtype | None = None
+    scaling: LossScaleSettings | None = None
     has_copies: bool = False
     widens_gradients: bool = False
 
@@ -41,7 +45,12 @@ class Arithmetic:
         if train.precision == "bf16":
             widens = train.reduce != "parameters"
             return cls(device, torch.bfloat16, has_copies=True, widens_gradients=widens)
-        return cls(device, autocast=train.precision == "bf16-autocast")
+        of_autocast = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
+        return cls(device, autocast=of_autocast.get(train.precision), scaling=train.scaling)
+
+    def computing(self) -> AbstractContextManager[object]:
+        """What forward passes run in."""
+        return nullcontext() if self.autocast is None else torch.autocast(self.device.type, self.autocast)
 
 
 def convert(field: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:

@@ -39,8 +39,8 @@ def convert_module(module: nn.Module, device: torch.device | None, dtype: torch.
 
 def computing(train: TrainSettings, device_type: str) -> AbstractContextManager[object]:
     """What forward passes run in."""
-    if train.precision == "bf16-autocast":
-        return torch.autocast(device_type, torch.bfloat16)
+    if train.autocast is not None:
+        return torch.autocast(device_type, getattr(torch, train.autocast))
     return nullcontext()
 
 

@@ -1,0 +1,58 @@
+"""The end of a rank's step: its gradients are judged with those of all ranks, then its parameters follow."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+from spindle_cli.runtime.update.guard import UpdateGuard
+from spindle_cli.runtime.update.loss_scale import LossScale
+from spindle_cli.runtime.update.masters import Masters
+from spindle_cli.runtime.update.optimizers import Optimizers
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
+from spindle_cli.runtime.update.verdict import Jury, Verdict
+
+
+class Update:
+    """One rank's. `scale`: of the losses; None: they have none."""
+
+    def __init__(
+        self,
+        optimizers: Optimizers,
+        owned_ranges: Collection[OwnedRange],
+        masters: Masters | None,
+        scale: LossScale | None,
+        clip_norm: float | None,
+        device: torch.device,
+    ) -> None:
+        """`owned_ranges`: what `optimizers` step. `device`: of the collectives of all ranks."""
+        self._optimizers = optimizers
+        self._masters = masters
+        self.scale = scale
+        self._jury = Jury(owned_ranges, clip_norm, scale, device)
+        self._guard = UpdateGuard((group.optimizer for group in optimizers.groups), device)
+
+    def judge(self) -> Verdict:
+        """As `Jury.judge`; collective."""
+        return self._jury.judge()
+
+    def step(self, losses: Tensor, verdict: Verdict) -> None:
+        """Step the optimizers, unless a loss, or the norm of the gradients, is not finite, or a gradient has
+        overflowed.
+        """
+        skips = self._guard.judge(losses, verdict.norm, overflowed=verdict.overflowed)
+        self._optimizers.step(None if self.scale is None else skips)
+        if self._masters is not None:
+            self._masters.hand_back()
+        if self.scale is not None:
+            assert verdict.overflowed is not None, "gradients are judged where losses are scaled"
+            self.scale.update(verdict.overflowed)
+
+    def unscaled(self, gradient: Tensor) -> Tensor:
+        """A copy of a gradient before it is judged, without the scale."""
+        copy = gradient.clone()
+        if self.scale is not None:
+            self.scale.unscale([[copy]])
+        return copy

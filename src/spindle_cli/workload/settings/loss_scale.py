@@ -1,0 +1,45 @@
+"""What losses are multiplied by where gradients are float16, as a workload file asks for it. No torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
+
+# Of float32, in which the scale and its inverse are; far beyond what float16 gradients can take.
+_SMALLEST, _LARGEST = 2.0**-100, 2.0**100
+
+
+class LossScaleSettings(Model):
+    """The scale of the losses, and how it changes: the arguments of `torch.amp.GradScaler`.
+
+    `init_scale`: at first. After a step in which a gradient overflows it becomes `backoff_factor` times
+    itself, after `growth_interval` steps in a row in which none does `growth_factor` times. `fixed`: it stays
+    `init_scale`; a number instead of all this is short for it.
+    """
+
+    init_scale: Annotated[float, Field(ge=_SMALLEST, le=_LARGEST), A_NUMBER] = 65536.0
+    growth_factor: Annotated[float, Field(gt=1), A_NUMBER] = 2.0
+    backoff_factor: Annotated[float, Field(gt=0, lt=1), A_NUMBER] = 0.5
+    growth_interval: Annotated[int, Field(ge=1, lt=2**31), A_NUMBER] = 2000
+    fixed: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_number_is_fixed(cls, data: Any) -> Any:
+        if isinstance(data, int | float) and not isinstance(data, bool):
+            return {"init_scale": data, "fixed": True}
+        if not isinstance(data, dict | LossScaleSettings):
+            raise ValueError("expected a number (the scale then never changes), or a dict of settings")
+        require_known_keys(data, cls.model_fields)
+        return data
+
+    @model_validator(mode="after")
+    def _a_fixed_one_has_no_rules(self) -> LossScaleSettings:
+        usual = LossScaleSettings.model_fields
+        for name in ("growth_factor", "backoff_factor", "growth_interval"):
+            if self.fixed and getattr(self, name) != usual[name].default:
+                raise ValueError(f"{name}: a fixed scale never changes; leave it out, or `fixed`")
+        return self
