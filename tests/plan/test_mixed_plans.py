@@ -9,7 +9,7 @@ from helpers.cut import cuttable
 from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
 from spindle_cli.check.run import check_plan
-from spindle_cli.errors import InputError, NoPlanError
+from spindle_cli.errors import InputError, NoPlanError, UsageError
 from spindle_cli.files.links import Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text
@@ -22,6 +22,7 @@ from spindle_cli.profile.types import Profile
 from spindle_cli.questions.compare import compare
 from spindle_cli.questions.explain import explain
 from spindle_cli.simulate.run import simulate
+from spindle_cli.units import MIB
 
 FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
 
@@ -91,8 +92,6 @@ def test_peaks_that_are_not_published_cut_no_batch() -> None:
 
 
 def test_what_plans_for_several_types_do_not_have_is_refused() -> None:
-    with pytest.raises(NoPlanError, match="micro-batches: 'mixed' has devices of several types"):
-        make_plan(chain(), FAST_AND_SLOW, micro_batches={"t": 2})
     with pytest.raises(NoPlanError, match="parameters that are shared out: 'mixed'"):
         make_plan(chain(), FAST_AND_SLOW, sharding={"t/net": Sharding.PARAMETERS})
     with pytest.raises(NoPlanError, match="activations in host memory: 'mixed'"):
@@ -103,7 +102,7 @@ def test_what_plans_for_several_types_do_not_have_is_refused() -> None:
         make_plan(drifting, FAST_AND_SLOW)
     assert "shard_optimizer" in str(error.value.hint)
     tiny = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=1e-6)
-    with pytest.raises(NoPlanError, match="no plan of whole batches, not with every op recomputed, fits"):
+    with pytest.raises(NoPlanError, match="no plan fits the memory of 'mixed', neither in micro-batches nor"):
         make_plan(chain(), tiny)
 
 
@@ -128,6 +127,48 @@ def test_where_memory_is_short_no_more_is_recomputed_than_fits() -> None:
     assert check_plan(tight, profile) == ()
     assert tight.predicted.compute_s > roomy.predicted.compute_s
     assert tight.predicted.lower_bound_s == pytest.approx(roomy.predicted.lower_bound_s)
+
+
+def in_micro_batches_of(plan: Plan) -> list[tuple[int, tuple[int, ...], tuple[int, ...] | None]]:
+    return sorted((piece.micro_batch, piece.devices, piece.rows) for piece in plan.slices)
+
+
+@pytest.mark.parametrize(
+    ("count", "rows", "compute_s"),
+    # Of 12 samples at 1 s and 2 s each: 8 and 4, twice 4 and 2, three times 3 and 1.
+    [(1, (0, 8, 12), 8.0), (2, (0, 4, 6), 8.0), (3, (0, 3, 4), 9.0)],
+)
+def test_each_micro_batch_is_cut_over_the_types_so_that_its_shares_end_together(
+    count: int, rows: tuple[int, ...], compute_s: float
+) -> None:
+    net = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=12)
+    plan = make_plan(profile_on_types(net), FAST_AND_SLOW, micro_batches={"t": count})
+    assert in_micro_batches_of(plan) == [(number, (0, 1), rows) for number in range(count)]
+    assert plan.predicted.compute_s == pytest.approx(compute_s)
+    assert check_plan(plan, profile_on_types(net)) == ()
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.01)
+
+
+def test_where_no_whole_batch_fits_as_few_micro_batches_as_do_are_run() -> None:
+    """4 samples of 100 MiB, with what an op needs while it runs, have no room in a GiB; 2 have."""
+    net = metaop_on_types(
+        "t/net", 1, {"fast": 1.0, "slow": 2.0}, batch_size=6, activation_bytes_per_op=600 * MIB
+    )
+    profile = profile_on_types(net)
+    cluster = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=1.0)
+    plan = make_plan(profile, cluster)
+    assert in_micro_batches_of(plan) == [(0, (0, 1), (0, 2, 3)), (1, (0, 1), (0, 2, 3))]
+    assert plan.predicted.compute_s == pytest.approx(4.0)
+    assert check_plan(plan, profile) == ()
+    with pytest.raises(NoPlanError, match="these micro-batches: t in 1"):
+        make_plan(profile, cluster, micro_batches={"t": 1})
+
+
+def test_micro_batches_that_do_not_divide_a_batch_are_refused() -> None:
+    with pytest.raises(NoPlanError, match="a batch of 6 samples is not cut into 4 equal micro-batches"):
+        make_plan(chain(), FAST_AND_SLOW, micro_batches={"t": 4})
+    with pytest.raises(UsageError, match="no such task"):
+        make_plan(chain(), FAST_AND_SLOW, micro_batches={"u": 2})
 
 
 def test_arithmetic_that_a_type_does_not_have_is_refused() -> None:

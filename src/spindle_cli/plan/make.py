@@ -27,7 +27,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
 from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
 from spindle_cli.plan.mixed.bound import mixed_bound
-from spindle_cli.plan.mixed.find import find_in_memory, require_possible
+from spindle_cli.plan.mixed.find import find_on_types, require_possible
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.problem import make_problem
@@ -74,7 +74,7 @@ def make_plan(
         return _plan_on_one_type(profile, cluster, asked)
     if strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    require_possible(profile, cluster, micro_batches, asked.sharding, offload=bool(offload))
+    require_possible(profile, cluster, asked.sharding, offload=bool(offload))
     return _plan_on_types(profile, cluster, asked)
 
 
@@ -136,12 +136,15 @@ def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
-    found = find_in_memory(profile, cluster, asked.strategy, asked.effort, bound)
+    found = find_on_types(profile, cluster, asked, bound)
+    if found is None and asked.micro_batches:
+        raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
         raise NoPlanError(
-            f"no plan of whole batches, not with every op recomputed, fits the memory of {cluster.name!r}",
+            f"no plan fits the memory of {cluster.name!r}, neither in micro-batches nor with every op "
+            "recomputed",
             hint="Plan for more devices, for devices with more memory, or for those of one type, whose plans "
-            "may share out parameters, or run micro-batches.",
+            "may share out parameters.",
         )
     bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
     return plan_of(profile, cluster, asked.strategy, found, bounds)

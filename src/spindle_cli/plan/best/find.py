@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Protocol
@@ -127,9 +127,45 @@ def _gains(profile: Profile, wide: Profile, cluster: Cluster) -> bool:
     return wide_s < (1 - WORTH) * bound_s
 
 
-def find_in(cut: MicroBatched, strategy: StrategyName, effort: int) -> Found | None:
+class CutPlanner(Protocol):
+    """Plans a profile's batches in micro-batches."""
+
+    def cut(self, counts: Mapping[str, int]) -> MicroBatched:
+        """Into so many, by task. Raises NoPlanError where they cannot be."""
+        ...
+
+    def quickly(self, cut: MicroBatched) -> Judged | None:
+        """A plan of one micro-batch of each task without a long search; None if nothing fits."""
+        ...
+
+    def searched(self, cut: MicroBatched) -> Found | None:
+        """The best plan of one micro-batch of each task; None if nothing fits."""
+        ...
+
+
+@dataclass(frozen=True)
+class OneTypeCutPlanner:
+    """On devices of one type."""
+
+    profile: Profile
+    cluster: Cluster
+    strategy: StrategyName
+    effort: int
+
+    def cut(self, counts: Mapping[str, int]) -> MicroBatched:
+        return in_micro_batches(self.profile, counts, self.cluster)
+
+    def quickly(self, cut: MicroBatched) -> Judged | None:
+        one = least_fallback(cut.one, self.cluster, self.strategy, recomputes=False)
+        return None if one is None else one.judged
+
+    def searched(self, cut: MicroBatched) -> Found | None:
+        return find(cut.one, self.cluster, self.strategy, self.effort)
+
+
+def find_in(cut: MicroBatched, planner: CutPlanner) -> Found | None:
     """The best plan with these micro-batches; None if nothing fits."""
-    one = find(cut.one, cut.cluster, strategy, effort)
+    one = planner.searched(cut)
     if one is None:
         return None
     if not cut.counts:
@@ -152,33 +188,29 @@ def _is_near(quick: Judged, others: Iterable[Judged]) -> bool:
 
 
 def in_best_micro_batches(
-    profile: Profile,
-    cluster: Cluster,
-    strategy: StrategyName,
-    effort: int,
-    whole: Found | None,
-    shared_out: Quick | None,
+    profile: Profile, divisor: int, planner: CutPlanner, whole: Found | None, shared_out: Quick | None
 ) -> Found | None:
     """The best plan with as many micro-batches as it takes, where memory is short: of quick plans that keep
     ever less of the batch that keeps most, instead of recomputing it, as long as that gains.
 
     Args:
+        divisor: of a micro-batch's samples, where that can be: the number of devices that share them equally.
         whole: the best plan of whole batches.
         shared_out: a plan that shares out parameters: what takes much longer is not searched for longer.
     """
     quick: tuple[Judged, MicroBatched] | None = None
     known: list[dict[str, int]] = []
     for times in KEPT_LESS:
-        counts = micro_batches_for(profile, times, cluster.num_devices)
+        counts = micro_batches_for(profile, times, divisor)
         if not counts or counts in known:
             continue
         known.append(counts)
         try:
-            cut = in_micro_batches(profile, counts, cluster)
-            one = least_fallback(cut.one, cluster, strategy, recomputes=False)
+            cut = planner.cut(counts)
+            one = planner.quickly(cut)
         except NoPlanError:  # shares of so few samples have no allocation here; fewer cuts may have
             continue
-        found = None if one is None else in_rounds(cut, one.judged)
+        found = None if one is None else in_rounds(cut, one)
         if found is not None and (quick is None or found.rank() < quick[0].rank()):
             quick = found, cut
         elif quick is not None:
@@ -187,7 +219,7 @@ def in_best_micro_batches(
     others += [shared_out.judged] if shared_out is not None else []
     if quick is None or not _is_near(quick[0], others):
         return whole
-    searched = find_in(quick[1], strategy, effort)
+    searched = find_in(quick[1], planner)
     best = Found(quick[0], is_short=True, cut=quick[1], sharding=profile.sharding)
     if searched is not None and searched.best.rank() < best.best.rank():
         best = searched

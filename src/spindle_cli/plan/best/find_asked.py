@@ -6,9 +6,15 @@ from __future__ import annotations
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
-from spindle_cli.plan.best.find import Found, find, find_in, find_on_any_number, in_best_micro_batches
+from spindle_cli.plan.best.find import (
+    Found,
+    OneTypeCutPlanner,
+    find,
+    find_in,
+    find_on_any_number,
+    in_best_micro_batches,
+)
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
-from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.profile.types import Profile
 
 
@@ -42,7 +48,8 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     if may_share:
         quick = quick_sharding(profile, cluster, strategy, asked.micro_batches, asked.sharding)
     if asked.micro_batches is None:
-        found = in_best_micro_batches(shared_out, cluster, strategy, effort, found, quick)
+        planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
+        found = in_best_micro_batches(shared_out, cluster.num_devices, planner, found, quick)
     if quick is not None and (found is None or found.is_short):
         found = in_best_sharding(quick, strategy, effort, found, is_asked=asked.sharding is not None)
     return found
@@ -53,8 +60,8 @@ def _in_memory(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     devices share out.
     """
     if asked.micro_batches is not None:
-        cut = in_micro_batches(profile, asked.micro_batches, cluster)
-        return find_in(cut, asked.strategy, asked.effort)
+        planner = OneTypeCutPlanner(profile, cluster, asked.strategy, asked.effort)
+        return find_in(planner.cut(asked.micro_batches), planner)
     # What is shared out runs on all devices in any case.
     search = find if asked.equal_shares or gives_up_memory(profile.sharding) else find_on_any_number
     return search(profile, cluster, asked.strategy, asked.effort)

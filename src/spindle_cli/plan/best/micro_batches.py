@@ -4,7 +4,7 @@ own whose MetaOps share their parameters with those of the others.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
@@ -15,7 +15,9 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.problem import Problem, make_problem, parts_of
 from spindle_cli.plan.types import Slice
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
+
+MakeProblem = Callable[[Profile, Cluster], Problem]
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,13 @@ class MicroBatched:
         one: the profile of one micro-batch of each task that is cut, and of the whole batches of the others.
         counts: of micro-batches, by task; of those that are cut.
         cluster: that it is planned for.
+        make: indexes a profile of either.
     """
 
     one: Profile
     counts: Mapping[str, int]
     cluster: Cluster
+    make: MakeProblem = make_problem
 
     def count_of(self, piece: Slice) -> int:
         """How many micro-batches the task of a slice has."""
@@ -39,7 +43,7 @@ class MicroBatched:
     @cached_property
     def first(self) -> Problem:
         """Of `one`."""
-        return make_problem(self.one, self.cluster)
+        return self.make(self.one, self.cluster)
 
     @cached_property
     def all(self) -> Problem:
@@ -49,7 +53,7 @@ class MicroBatched:
             for metaop in self.one.metaops
             for number in range(self.counts.get(metaop.task, 1))
         ]
-        return make_problem(self.one.with_metaops(metaops), self.cluster)
+        return self.make(self.one.with_metaops(metaops), self.cluster)
 
     def numbered(self, piece: Slice, number: int) -> Slice:
         """A slice of `one` as that of a micro-batch in `all`."""
@@ -71,8 +75,13 @@ class MicroBatched:
         return tuple(found)
 
 
-def in_micro_batches(profile: Profile, counts: Mapping[str, int], cluster: Cluster) -> MicroBatched:
+def in_micro_batches(
+    profile: Profile, counts: Mapping[str, int], cluster: Cluster, make: MakeProblem = make_problem
+) -> MicroBatched:
     """A profile whose tasks are cut into so many micro-batches, with curves as far as shares are known.
+
+    Args:
+        make: indexes a profile for the cluster.
 
     Raises:
         NoPlanError: a task cannot be cut so.
@@ -81,7 +90,8 @@ def in_micro_batches(profile: Profile, counts: Mapping[str, int], cluster: Clust
     _require_sound(profile, counts)
     counts = {task: count for task, count in counts.items() if count > 1}
     metaops = [_part(metaop, counts.get(metaop.task, 1), cluster) for metaop in profile.metaops]
-    return MicroBatched(on_all_devices(profile.with_metaops(metaops), cluster), counts, cluster)
+    one = on_all_devices(profile.with_metaops(metaops), cluster)
+    return MicroBatched(one, counts, cluster, make)
 
 
 def _name_of(name: str, number: int) -> str:
@@ -228,22 +238,30 @@ def _memory_of_part(entry: OpMemory, count: int) -> OpMemory:
 
 
 def _curve_of_part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> tuple[CurvePoint, ...]:
-    """On every number of devices that cuts a micro-batch into shares of known times.
+    """On every number of devices that cuts a micro-batch into shares of known times, of each type of device.
 
     Raises:
         NoPlanError: there is none.
     """
     samples = metaop.batch_size // count
-    points = []
-    for tp in sorted({share.tp for share in metaop.shares}):
-        for dp in range(1, min(samples, cluster.num_devices // tp) + 1):
-            op = share_seconds(metaop.shares, samples // dp, tp) if samples % dp == 0 else None
-            if op is not None and op.forward_s + op.backward_s > 0:
-                points.append(point_of_share(dp, tp, op))
+    points: list[CurvePoint] = []
+    for device in dict.fromkeys(share.device for share in metaop.shares):
+        shares = [share for share in metaop.shares if share.device == device]
+        own = sorted(_points(shares, samples, cluster), key=lambda point: (point.num_devices, point.tp))
+        points += [point.model_copy(update={"device": device}) for point in own]
     if not points:
         raise NoPlanError(
             f"{metaop.name}: the profile knows no share of {samples} samples, or of a part of them, on "
             f"{cluster.num_devices} devices",
             hint="Use fewer micro-batches, or profile again with this version.",
         )
-    return tuple(sorted(points, key=lambda point: (point.num_devices, point.tp)))
+    return tuple(points)
+
+
+def _points(shares: Sequence[ShareTime], samples: int, cluster: Cluster) -> Iterator[CurvePoint]:
+    """Of one type of device. `samples`: of a micro-batch."""
+    for tp in sorted({share.tp for share in shares}):
+        for dp in range(1, min(samples, cluster.num_devices // tp) + 1):
+            op = share_seconds(shares, samples // dp, tp) if samples % dp == 0 else None
+            if op is not None and op.forward_s + op.backward_s > 0:
+                yield point_of_share(dp, tp, op)

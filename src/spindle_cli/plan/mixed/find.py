@@ -1,14 +1,16 @@
-"""The best plan on a cluster of several types of device, of whole batches."""
+"""The best plan on a cluster of several types of device: of whole batches, or of micro-batches."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
-from spindle_cli.plan.best.find import Found, require_above
+from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best.find import Found, find_in, in_best_micro_batches, require_above
+from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.mixed.baselines import baseline
 from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
 from spindle_cli.plan.mixed.problem import make_mixed_problem
@@ -27,21 +29,15 @@ BASE_EFFORT = 12_000
 
 
 def require_possible(
-    profile: Profile,
-    cluster: Cluster,
-    micro_batches: Mapping[str, int] | None,
-    sharding: ShardingOf | None,
-    *,
-    offload: bool,
+    profile: Profile, cluster: Cluster, sharding: ShardingOf | None, *, offload: bool
 ) -> None:
     """Refuse what plans for several types of device do not have.
 
     Raises:
-        NoPlanError: micro-batches, shared-out parameters, activations in host memory, or sets of tasks; or
-            every device updates its own copies.
+        NoPlanError: shared-out parameters, activations in host memory, or sets of tasks; or every device
+            updates its own copies.
     """
     asked = {
-        "micro-batches": bool(micro_batches),
         "parameters that are shared out": bool(sharding),
         "activations in host memory": offload,
         "sets of tasks (train.sampling)": bool(profile.task_sets),
@@ -50,7 +46,7 @@ def require_possible(
         if is_asked:
             raise NoPlanError(
                 f"{what}: {cluster.name!r} has devices of several types ({', '.join(cluster.types)}), whose "
-                "plans run whole batches of all tasks, and share out optimizer state alone",
+                "plans run all tasks, and share out optimizer state alone",
                 hint="Plan without, or for the devices of one type.",
             )
     if not cluster.is_cpu and not profile.optimizer_state_sharded:
@@ -62,11 +58,52 @@ def require_possible(
         )
 
 
+def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
+    """The best plan that is asked for; where memory is short also of those of micro-batches, as many as
+    memory asks for. None if nothing fits.
+
+    Args:
+        bound: of whole batches, without recomputing any ops.
+
+    Raises:
+        NoPlanError: the strategy has no plan on these types, or a task cannot be cut so.
+        BelowBoundError: a bug of the planner.
+    """
+    planner = _CutPlanner(profile, cluster, asked.strategy, asked.effort)
+    if asked.micro_batches is not None:
+        return find_in(planner.cut(asked.micro_batches), planner)
+    found = find_in_memory(profile, cluster, asked.strategy, asked.effort, bound)
+    if found is not None and not found.is_short:
+        return found
+    # Devices of several types share no batch equally.
+    return in_best_micro_batches(profile, 1, planner, found, None)
+
+
+@dataclass(frozen=True)
+class _CutPlanner:
+    """Plans micro-batches on devices of several types."""
+
+    profile: Profile
+    cluster: Cluster
+    strategy: StrategyName
+    effort: int
+
+    def cut(self, counts: Mapping[str, int]) -> MicroBatched:
+        return in_micro_batches(self.profile, counts, self.cluster, make_mixed_problem)
+
+    def quickly(self, cut: MicroBatched) -> Judged | None:
+        strategy = "sequential" if self.strategy == "spindle" else self.strategy
+        return judge(cut.first, baseline(cut.first, strategy))
+
+    def searched(self, cut: MicroBatched) -> Found | None:
+        return find_in_memory(cut.one, self.cluster, self.strategy, self.effort, mixed_bound(cut.first))
+
+
 def find_in_memory(
     profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, bound: MixedBound
 ) -> Found | None:
-    """The best plan with as few ops recomputed as fit, of each MetaOp that keeps activations the same share;
-    None if nothing fits.
+    """The best plan; where memory is short also of those that recompute ops, of each MetaOp the same share,
+    ever more of them as long as that gains. None if nothing fits.
 
     Args:
         bound: without recomputing any.
@@ -75,15 +112,20 @@ def find_in_memory(
         NoPlanError: the strategy has no plan on these types.
         BelowBoundError: a bug of the planner.
     """
-    found = find_mixed(make_mixed_problem(profile, cluster), bound, strategy, effort)
-    for quarters in range(1, 5) if found is None else ():
+    best = find_mixed(make_mixed_problem(profile, cluster), bound, strategy, effort)
+    for quarters in range(1, 5) if best is None or best.is_short else ():
         counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
         problem = make_mixed_problem(profile, cluster, MemoryFallback(recompute=counts))
         found = find_mixed(problem, mixed_bound(problem), strategy, effort)
-        if found is not None:
-            note = f"Memory: {sum(counts.values())} ops are recomputed, {quarters}/4 of each MetaOp's."
-            return replace(found, note=note, is_short=True)
-    return found
+        if found is None:
+            continue
+        if best is not None and best.best.rank() <= found.best.rank():
+            break
+        note = f"Memory: {sum(counts.values())} ops are recomputed, {quarters}/4 of each MetaOp's."
+        best = replace(found, note=note, is_short=True)
+        if not found.is_short:
+            break
+    return best
 
 
 def find_mixed(problem: Problem, bound: MixedBound, strategy: StrategyName, effort: int) -> Found | None:
@@ -93,13 +135,14 @@ def find_mixed(problem: Problem, bound: MixedBound, strategy: StrategyName, effo
         NoPlanError: the strategy has no plan on these types.
         BelowBoundError: a bug of the planner.
     """
-    best = _best(_judged(problem, bound, strategy, effort))
+    judged = _judged(problem, bound, strategy, effort)
+    best = _best(judged)
     if best is None:
         return None
     require_above(bound.lower_bound_s, best)
     best = with_passes_apart(problem, best)
     told = best if best.is_apart else apart(problem, best)
-    return None if told is None else Found(told, is_short=False)
+    return None if told is None else Found(told, is_short=None in judged)
 
 
 def _judged(problem: Problem, bound: MixedBound, strategy: StrategyName, effort: int) -> list[Judged | None]:
