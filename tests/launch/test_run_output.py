@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,31 @@ def test_a_task_that_counts_nothing_is_warned_of_once(tmp_path: Path) -> None:
         "warning: step 2: in the loss of task 'a' a mean",
         "warning: step 3: in the loss of task 'b' a mean",
     ]
+
+
+def test_the_first_skipped_step_is_told_of(tmp_path: Path) -> None:
+    said: list[str] = []
+    _, plan = two_towers()
+    share = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "lo")
+    launch = build_launch(plan, Path("plan.yaml"), "w", tmp_path, share, LaunchOptions(steps=9))
+    watch = Watch(launch, MetricsFollower(tmp_path), Signals(), lambda metrics: None, said.append, [])
+    with (tmp_path / METRICS_FILE).open("w") as file:
+        for number, skipped in enumerate((False, True, True, False), start=1):
+            line = step(number).model_copy(update={"loss_scale": 2.0**-number, "skipped": skipped})
+            file.write(line.to_line())
+    watch.poll()
+    assert [(line.loss_scale, line.skipped) for line in watch.steps] == [
+        (0.5, False),
+        (0.25, True),
+        (0.125, True),
+        (0.0625, False),
+    ]
+    assert len(said) == 1
+    assert said[0].startswith("step 2 was skipped: a gradient overflowed at a loss scale of 0.25, and")
+
+
+def test_lines_without_a_loss_scale_do_not_speak_of_one() -> None:
+    assert not {"loss_scale", "skipped"} & json.loads(step(1).to_line()).keys()
 
 
 def test_a_broken_line_is_refused_with_its_file(tmp_path: Path) -> None:

@@ -154,6 +154,36 @@ def test_under_autocast_gradients_are_no_farther_from_the_exact_ones_than_in_one
     assert errors[1] <= 1.5 * errors[0]
 
 
+@pytest.mark.parametrize("scale", [2.0**8, 2.0**17])
+def test_in_float16_gradients_are_those_of_the_scaled_loss(scale: float) -> None:
+    """2^17 is no float16 number: gradients taken at 1 and scaled afterwards would all be infinite."""
+    task = task_of(head_toys.causal)
+    found = []
+    for module in (share_module(task, task.ops[-1]), chunked(task, 3).module):
+        arguments = arguments_of(task, torch.float32)
+        (hidden,) = (each for each in arguments if isinstance(each, Tensor) and each.requires_grad)
+        module.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            loss = module(*arguments)
+        (loss * scale).backward()
+        weight = dict(module.named_parameters())["head.weight"].grad
+        assert weight is not None and hidden.grad is not None
+        found.append((loss.detach(), weight.clone(), hidden.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.isfinite(other).all()
+        assert 0 < one.abs().max() < torch.inf
+        assert (one - other).abs().max() <= 2e-3 * one.abs().max()
+
+
+def test_recomputed_in_float16_the_loss_in_chunks_is_the_same() -> None:
+    task = task_of(head_toys.causal)
+    module, arguments = chunked(task, 3).module, arguments_of(task, torch.float32)
+    with torch.autocast("cpu", torch.float16):
+        expected = passed(module, module, arguments)
+        found = passed(lambda *given: run_recomputed(module, given), module, arguments)
+    assert same(found, expected, 0.0)
+
+
 def test_bfloat16_parameters_get_float32_gradients_where_these_are_asked_for() -> None:
     task = task_of(head_toys.causal)
     task.root.bfloat16()

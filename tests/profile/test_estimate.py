@@ -59,6 +59,27 @@ def test_in_bf16_everything_has_half_the_bytes_and_masters_come_on_top(tiny: Pro
     assert made.optimizer_state_per_param == 6.0
 
 
+def test_float16_autocast_is_estimated_by_its_own_peak_and_noted_for_the_plan(tmp_path: Path) -> None:
+    """A V100 has no bfloat16; its tensor cores make float16 eight times as fast as float32."""
+    source = tmp_path / "tiny.yaml"
+    content = {"schema": "spindle.workload/1", "model": TINY, "train": {"precision": "fp16-autocast"}}
+    source.write_text(yaml.safe_dump(content))
+    made = estimate_profile(
+        str(source), tmp_path / "tiny.json", NOBODY, device_name="v100-32gb", num_devices=2
+    )
+    assert made.environment["precision"] == "float16"
+    assert made.scales_losses and not made.clips_gradients
+    assert made.optimizer_state_per_param == 2.0
+    # Parameters and what is sent stay float32.
+    assert made.by_name["classify/layers"].inner_output_bytes == 16 * 8 * 4
+    content["train"] = {"precision": "bf16-autocast"}
+    source.write_text(yaml.safe_dump(content))
+    with pytest.raises(InputError) as caught:
+        estimate_profile(str(source), tmp_path / "no.json", NOBODY, device_name="v100-32gb", num_devices=2)
+    assert "'v100-32gb' has no bfloat16, only float16 and float32" in caught.value.message
+    assert "train.precision: fp16-autocast" in str(caught.value.hint)
+
+
 def test_the_optimizer_step_is_memory_traffic(tiny: Profile) -> None:
     # AdamW reads parameter, gradient and two moments, writes three of them, and the gradient is set to zero.
     assert tiny.optimizer_s_per_byte == pytest.approx(8 / (2.039e12 * 0.9))

@@ -16,7 +16,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.request import capture_path
 from spindle_cli.files.run_files import StepMetrics
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
-from spindle_cli.verify.comparing.losses import compare_losses
+from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
     compare_average,
@@ -311,3 +311,26 @@ def test_a_buffer_that_plain_training_leaves_alone_is_compared_where_a_rank_hold
     with runs(tmp_path, [changed], with_buffers(start, start)) as pair:
         check = compare_buffers(*pair, 1e-5)
     assert [(each.name, each.where) for each in check.failures] == [("scale", "rank 0")]
+
+
+def scaled(number: int, scale: float | None, skipped: bool | None, loss: float = 1.0) -> StepMetrics:
+    return StepMetrics(step=number, loss=loss, iteration_s=1.0, loss_scale=scale, skipped=skipped)
+
+
+def test_scales_and_skipped_steps_have_to_be_the_same() -> None:
+    plain = [scaled(1, 8.0, True), scaled(2, 4.0, False), scaled(3, 4.0, False)]
+    assert compare_scales(plain, plain).passed
+    assert compare_scales(plain, plain).compared == 3
+    ours = [scaled(1, 8.0, False), scaled(2, 8.0, False), scaled(3, None, None)]
+    failures = {failure.where: str(failure) for failure in compare_scales(ours, plain).failures}
+    assert "8, not skipped under the plan, 8, skipped in plain PyTorch" in failures["step 1"]
+    assert "relative difference 1.00e+00" in failures["step 2"]
+    assert "none under the plan, 4, not skipped in plain PyTorch" in failures["step 3"]
+
+
+@pytest.mark.parametrize(("ours", "theirs", "same"), [(True, True, True), (False, False, False)])
+def test_a_loss_may_be_no_number_in_a_step_that_both_skip(ours: bool, theirs: bool, same: bool) -> None:
+    steps = [scaled(1, 8.0, ours, math.inf)], [scaled(1, 8.0, theirs, math.nan)]
+    assert compare_losses(*steps, 1e-3).passed == same
+    one_alone = [scaled(1, 8.0, True, math.inf)], [scaled(1, 8.0, True, 1.0)]
+    assert not compare_losses(*one_alone, 1e-3).passed

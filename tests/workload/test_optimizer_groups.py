@@ -243,3 +243,15 @@ def test_the_words_and_their_rules_are_the_same_settings() -> None:
     )
     again = TrainSettings.model_validate({"groups": "no_decay"}).model_dump()
     assert TrainSettings.model_validate(again) == TrainSettings.model_validate({"groups": "no_decay"})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_float16_autocast_refuses_parameters_that_are_narrow_themselves(dtype: torch.dtype) -> None:
+    train = TrainSettings.model_validate({"precision": "fp16-autocast"})
+    narrow = roots()
+    narrow["text"].norm.to(dtype)
+    kind = str(dtype).removeprefix("torch.")
+    with pytest.raises(WorkloadError, match=f"parameters that are float32, and text.norm.weight is {kind}"):
+        optimizer_groups(train, narrow)
+    narrow["text"].norm.requires_grad_(False)  # what is not trained may be
+    assert "text.norm.weight" not in optimizer_groups(train, narrow).of

@@ -61,7 +61,13 @@ class Watch:
             self._listen(time.monotonic() - self._last_s)
 
     def _warn(self, metrics: StepMetrics) -> None:
-        """Say of each task once that it counts nothing in a step."""
+        """Say of each task once that it counts nothing in a step, and once that a step is skipped."""
+        if metrics.skipped and not any(earlier.skipped for earlier in self.steps):
+            self.say(
+                f"step {metrics.step} was skipped: a gradient overflowed at a loss scale of "
+                f"{metrics.loss_scale:g}, and every rank left out the update; such steps are marked in "
+                f"{METRICS_FILE}"
+            )
         known = {task for earlier in self.steps for task in earlier.uncounted_tasks}
         for task in metrics.uncounted_tasks:
             if task not in known:

@@ -76,9 +76,10 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
 
     Raises:
         WorkloadError: a parameter fits no rule or several, a rule fits no parameter, or its function cannot
-            be found or fails.
+            be found or fails; or a parameter has too few bits for the precision.
     """
     candidates = trained_candidates(roots)
+    _require_wide_enough(train, candidates)
     if train.groups is None:
         return OptimizerGroups(train.choices, dict.fromkeys(candidates, 0))
     fitting: dict[str, list[int]] = {name: [] for name in candidates}
@@ -100,6 +101,17 @@ def optimizer_groups(train: TrainSettings, roots: Mapping[str, nn.Module]) -> Op
     return OptimizerGroups(
         train.choices, {name: found[0] if found else rest or 0 for name, found in fitting.items()}
     )
+
+
+def _require_wide_enough(train: TrainSettings, candidates: Mapping[str, Candidate]) -> None:
+    """Refuse what `torch.amp.GradScaler` refuses: gradients that overflow again once the scale is out."""
+    for name, candidate in candidates.items():
+        if train.scaling is not None and candidate.parameter.dtype.itemsize < 4:
+            kind = str(candidate.parameter.dtype).removeprefix("torch.")
+            raise WorkloadError(
+                f"train.precision: fp16-autocast trains parameters that are float32, and {name} is {kind}",
+                hint="Build the model in float32: autocast makes its passes float16.",
+            )
 
 
 def groups_of_graph(train: TrainSettings, graph: WorkloadGraph) -> OptimizerGroups:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
 
@@ -20,7 +20,7 @@ class LossScaleSettings(Model):
     `init_scale`; a number instead of all this is short for it.
     """
 
-    init_scale: Annotated[float, Field(ge=_SMALLEST, le=_LARGEST), A_NUMBER] = 65536.0
+    init_scale: Annotated[float, A_NUMBER] = 65536.0
     growth_factor: Annotated[float, Field(gt=1), A_NUMBER] = 2.0
     backoff_factor: Annotated[float, Field(gt=0, lt=1), A_NUMBER] = 0.5
     growth_interval: Annotated[int, Field(ge=1, lt=2**31), A_NUMBER] = 2000
@@ -35,6 +35,13 @@ class LossScaleSettings(Model):
             raise ValueError("expected a number (the scale then never changes), or a dict of settings")
         require_known_keys(data, cls.model_fields)
         return data
+
+    @field_validator("init_scale")
+    @classmethod
+    def _a_scale_and_its_inverse_are_numbers(cls, value: float) -> float:
+        if not _SMALLEST <= value <= _LARGEST:
+            raise ValueError("expected a number from 2^-100 to 2^100")
+        return value
 
     @model_validator(mode="after")
     def _a_fixed_one_has_no_rules(self) -> LossScaleSettings:
