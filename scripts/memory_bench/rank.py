@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -26,7 +26,7 @@ from spindle_cli.files.request import RunRequest
 from spindle_cli.process.environment import WorkerEnvironment
 from spindle_cli.profile.op.live_bytes import LiveBytes
 from spindle_cli.runtime import training
-from spindle_cli.runtime.communication import pass_bucket
+from spindle_cli.runtime.communication import flat_bucket, pass_bucket
 from spindle_cli.runtime.connecting import connected
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.step.data import Feed
@@ -93,10 +93,10 @@ def noting_what_is_given_up(live: LiveBytes) -> Iterator[None]:
 
         return both
 
-    with (
-        mock.patch.object(pass_bucket, "give_up_memory", noted(give_up)),
-        mock.patch.object(pass_bucket, "take_back_memory", noted(take_back)),
-    ):
+    with ExitStack() as patched:
+        for module in (flat_bucket, pass_bucket):
+            patched.enter_context(mock.patch.object(module, "give_up_memory", noted(give_up)))
+            patched.enter_context(mock.patch.object(module, "take_back_memory", noted(take_back)))
         yield
 
 

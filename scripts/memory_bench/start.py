@@ -7,47 +7,24 @@ For each FOLDER/*/request.json it writes FOLDER/*/start.<rank>: the most bytes b
 
 from __future__ import annotations
 
-import gc
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
+from memory_bench.resident_memory import bytes_of, write_each
+from spindle_cli.runtime.training import Training
 
-from spindle_cli.files.request import RunRequest
-from spindle_cli.process.environment import WorkerEnvironment
-from spindle_cli.runtime.assembling import assemble
-from spindle_cli.runtime.connecting import connected, settle_process
-from spindle_cli.units import KIB
+
+def peak(made: Iterator[Training]) -> Iterator[int]:
+    """Of a training in the making."""
+    before = bytes_of("VmRSS")
+    next(made)
+    yield bytes_of("VmHWM") - before
 
 
 def main(argv: list[str]) -> None:
     """Entry point of a rank."""
-    environment, device = WorkerEnvironment.read(), torch.device("cpu")
-    for path in sorted(Path(argv[1]).glob("*/request.json")):
-        request = RunRequest.read(path)
-        settle_process(request)
-        with connected(request, environment, device):
-            forget_peak()
-            before = bytes_of("VmRSS")
-            training = assemble(request, environment, device)
-            taken = bytes_of("VmHWM") - before
-            (path.parent / f"start.{environment.rank}").write_text(str(taken), encoding="utf-8")
-            training.feed.close()
-            del training
-        gc.collect()
-
-
-def forget_peak() -> None:
-    """The most that this process has had begins anew (proc(5))."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-
-
-def bytes_of(key: str) -> int:
-    """A line of /proc/self/status."""
-    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-        if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * KIB
-    raise LookupError(key)
+    write_each(Path(argv[1]), "start", peak)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from torch import nn
 
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.bucket_maker import lay_out
 from spindle_cli.runtime.communication.collectives import Members, start_gather
-from spindle_cli.runtime.communication.gradients import lay_out
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 
 

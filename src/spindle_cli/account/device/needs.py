@@ -77,17 +77,13 @@ def find_needs(
             piece,
             by_name,
             cuts_like_largest(piece),
-            is_handed_on=crossings.is_handed_on(index),
+            is_handed_on=index < len(in_order) and crossings.is_handed_on(index),
             known=known,
         )
-        for index, piece in enumerate(in_order)
+        for index, piece in enumerate((*in_order, *others))
     ]
     passes = passes_by_device(in_order, cluster.num_devices)
-    held: list[list[Role]] = [[] for _ in range(cluster.num_devices)]
-    for index, piece in enumerate(others, len(in_order)):
-        parts.append(Part(index, piece, by_name, cuts_like_largest(piece), is_handed_on=False, known=known))
-        for position, device in enumerate(piece.devices):
-            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    held = _held_only(others, len(in_order), cluster.num_devices)
     takes_buffers = cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
@@ -115,6 +111,17 @@ def find_needs(
     return _each_once(
         Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due), of_device, has_room
     )
+
+
+def _held_only(others: Sequence[SliceShape], first: int, num_devices: int) -> list[list[Role]]:
+    """What each device has to do of slices that other plans alone run: nothing, but it holds their
+    parameters. `first`: the number of the first of their parts.
+    """
+    held: list[list[Role]] = [[] for _ in range(num_devices)]
+    for index, piece in enumerate(others, first):
+        for position, device in enumerate(piece.devices):
+            held[device].append((index, position % piece.tp, 0.0, 0.0))
+    return held
 
 
 def _each_once(

@@ -11,32 +11,27 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
-from spindle_cli.account.gather_buffers import Lot, Span, places_of
 from spindle_cli.account.types import ParameterGroup
-from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.bucket_maker import (
+    AnyBucket,
+    BucketMaker,
+    RangedBucket,
+    SummedBucket,
+    TrainedBucket,
+    lay_out,
+)
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
-from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.measuring.timing import Passing
-from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
-from spindle_cli.runtime.update.owned_ranges import OwnedRange, round_up
+from spindle_cli.runtime.update.owned_ranges import OwnedRange
 from spindle_cli.workload.initial.own import OwnValues
-
-# Those whose ranks step a range each.
-RangedBucket = ShardedBucket | PassBucket
-# Those that are summed between passes, or in one that completes them.
-SummedBucket = Bucket | ShardedBucket
-TrainedBucket = SummedBucket | PassBucket
-AnyBucket = TrainedBucket | FrozenBucket
 
 
 class GradientPool:
@@ -64,30 +59,13 @@ class GradientPool:
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
-        own = {} if own is None else own
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
+        make = BucketMaker(parameters, communicators, rank, stepped_whole, {} if own is None else own)
         for group in groups:
-            if rank not in group.devices or len(group.devices) < 2:
-                continue
-            if not group.is_trained:
-                self._buckets[group.index] = _frozen(parameters, group, communicators, rank, own)
-                continue
-            members = Members.of(group.devices, rank, communicators.summing(group.devices))
-            names = [name for name, _ in group.blocks]
-            in_ranges = [
-                name for name in names if name not in stepped_whole and group.sharding is not Sharding.NONE
-            ]
-            sharded = [
-                _ranged(alike, group, members, communicators, own)
-                for alike in _by_dtype({name: trained[name] for name in in_ranges})
-            ]
-            whole = [
-                Bucket(alike, members)
-                for alike in _by_dtype({name: trained[name] for name in names if name not in in_ranges})
-            ]
-            self._buckets[group.index] = (*sharded, *whole)
-            if sharded:
-                by_ranks.setdefault(group.devices, []).extend(sharded)
+            if rank in group.devices and len(group.devices) > 1:
+                made = self._buckets[group.index] = make.of(group)
+                if ranged := [bucket for bucket in made if isinstance(bucket, RangedBucket)]:
+                    by_ranks.setdefault(group.devices, []).extend(ranged)
         self.gather_memory = lay_out(groups, self._buckets)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         alone = {name: parameter for name, parameter in trained.items() if name not in shared}
@@ -289,57 +267,3 @@ class _Part:
             for bucket in found
             if not isinstance(bucket, FrozenBucket)
         )
-
-
-def _ranged(
-    parameters: Mapping[str, nn.Parameter],
-    group: ParameterGroup,
-    members: Members,
-    communicators: Communicators,
-    own: MutableMapping[str, OwnValues],
-) -> RangedBucket:
-    if not group.sharding.is_by_pass:
-        return ShardedBucket(parameters, members)
-    inside = replace(members, communicator=communicators.sharing(group.devices))
-    return PassBucket(parameters, inside, group.sharding, members.communicator, own)
-
-
-def _frozen(
-    parameters: Mapping[str, nn.Parameter],
-    group: ParameterGroup,
-    communicators: Communicators,
-    rank: int,
-    own: MutableMapping[str, OwnValues],
-) -> tuple[FrozenBucket, ...]:
-    members = Members.of(group.devices, rank, communicators.sharing(group.devices))
-    return tuple(
-        FrozenBucket(alike, members, group.sharding, own)
-        for alike in _by_dtype({name: parameters[name] for name, _ in group.blocks})
-    )
-
-
-def lay_out(
-    groups: Iterable[ParameterGroup], buckets: Mapping[int, Sequence[AnyBucket]]
-) -> GatherMemory | None:
-    """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group."""
-    lots: dict[FlatBucket, Lot] = {}
-    for group in groups:
-        spans = tuple(map(Span, group.slices, group.first_ops, group.last_ops))
-        for bucket in buckets.get(group.index, ()):
-            if isinstance(bucket, FlatBucket) and bucket.is_fetched and not bucket.is_kept:
-                size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)
-                lots[bucket] = Lot(size, tuple(sorted(spans)))
-    if not lots:
-        return None
-    places = places_of(tuple(lots.values()))
-    memory = GatherMemory(round(places.num_bytes), next(iter(lots)).parameters[0].device)
-    for placed, begin in zip(lots, places.offsets, strict=True):
-        placed.gather_into(memory, round(begin))
-    return memory
-
-
-def _by_dtype(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
-    found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
-    for name, parameter in parameters.items():
-        found.setdefault(parameter.dtype, {})[name] = parameter
-    return list(found.values())

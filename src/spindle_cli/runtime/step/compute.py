@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,13 +105,9 @@ def run_forward(
     unused = _unused_behind(local)
     for place, (op, module) in enumerate(zip(local.wired.ops, local.runnable, strict=True)):
         index = local.wired.piece.ops[0] + place
-        moving: AbstractContextManager[None] = nullcontext()
-        is_moved = copies is not None and local.is_offloaded(index)
         if copies is not None:
             copies.make_room()
         before(index)
-        if copies is not None and is_moved:
-            moving = copies.moving(index, (module, local.modules[place]))
         own = module.taken if isinstance(module, PartialOp) else None
         taken = [
             values[name] if number == own else _whole(values, name)
@@ -122,22 +117,31 @@ def run_forward(
             _call_when_backward_reaches(taken, watched[index])
         more = loss_arguments if op.shares is not None else ()
         arguments = [*[fields[name] for name in op.fields], *taken, *more]
-        is_recomputed = local.wired.piece.recompute and not is_moved
-        with moving:
-            result = run_recomputed(module, arguments) if is_recomputed else module(*arguments)
+        result = _run_op(local, place, arguments, copies)
         if op.is_loss:
             loss = result
         else:
             values.update(zip(op.outputs, result, strict=True))
         if behind is not None:
             behind(index, [] if op.is_loss else result)
-        if copies is not None and not is_moved and local.is_offloaded(index + 1):
+        if copies is not None and not local.is_offloaded(index) and local.is_offloaded(index + 1):
             copies.watch(result)
         for name in unused[place]:
             values.pop(name, None)
     if copies is not None:
         copies.end_forward()
     return ForwardRun(leaves, {spec.name: _whole(values, spec.name) for spec in local.wired.outputs}, loss)
+
+
+def _run_op(local: LocalSlice, place: int, arguments: Sequence[Any], copies: SliceCopies | None) -> Any:
+    """What the slice's op at `place` makes of its arguments; it keeps what the plan says."""
+    index, module = local.wired.piece.ops[0] + place, local.runnable[place]
+    if copies is not None and local.is_offloaded(index):
+        with copies.moving(index, (module, local.modules[place])):
+            return module(*arguments)
+    if local.wired.piece.recompute:
+        return run_recomputed(module, arguments)
+    return module(*arguments)
 
 
 def _unused_behind(local: LocalSlice) -> list[list[str]]:

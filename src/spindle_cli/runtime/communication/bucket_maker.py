@@ -1,0 +1,100 @@
+"""Which buckets a rank's parameters lie in, and where those that are gathered lie while they are."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from spindle_cli.account.gather_buffers import Lot, Span, places_of
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.communication.buckets import Bucket, ShardedBucket
+from spindle_cli.runtime.communication.collectives import Members
+from spindle_cli.runtime.communication.communicators import Communicators
+from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
+from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
+from spindle_cli.runtime.update.owned_ranges import round_up
+from spindle_cli.workload.initial.own import OwnValues
+
+# Those whose ranks step a range each.
+RangedBucket = ShardedBucket | PassBucket
+# Those that are summed between passes, or in one that completes them.
+SummedBucket = Bucket | ShardedBucket
+TrainedBucket = SummedBucket | PassBucket
+AnyBucket = TrainedBucket | FrozenBucket
+
+
+@dataclass(frozen=True)
+class BucketMaker:
+    """Makes the buckets of a rank.
+
+    Attributes:
+        parameters: the rank's, by canonical name, which is also the groups' key for them.
+        stepped_whole: those that every rank with them steps; of the others each steps its range.
+        own: of parameters without memory, what the rank has; buckets take it away.
+    """
+
+    parameters: Mapping[str, nn.Parameter]
+    communicators: Communicators
+    rank: int
+    stepped_whole: Collection[str]
+    own: MutableMapping[str, OwnValues]
+
+    def of(self, group: ParameterGroup) -> tuple[AnyBucket, ...]:
+        """Of a group that several ranks share, this one among them: one for each dtype."""
+        names = [name for name, _ in group.blocks]
+        if not group.is_trained:
+            inside = Members.of(group.devices, self.rank, self.communicators.sharing(group.devices))
+            return tuple(
+                FrozenBucket(alike, inside, group.sharding, self.own) for alike in self._by_dtype(names)
+            )
+        members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices))
+        in_ranges = [
+            name for name in names if name not in self.stepped_whole and group.sharding is not Sharding.NONE
+        ]
+        return (
+            *(self._ranged(alike, group, members) for alike in self._by_dtype(in_ranges)),
+            *(
+                Bucket(alike, members)
+                for alike in self._by_dtype([name for name in names if name not in in_ranges])
+            ),
+        )
+
+    def _ranged(
+        self, parameters: Mapping[str, nn.Parameter], group: ParameterGroup, members: Members
+    ) -> RangedBucket:
+        if not group.sharding.is_by_pass:
+            return ShardedBucket(parameters, members)
+        inside = replace(members, communicator=self.communicators.sharing(group.devices))
+        return PassBucket(parameters, inside, group.sharding, members.communicator, self.own)
+
+    def _by_dtype(self, names: Iterable[str]) -> list[dict[str, nn.Parameter]]:
+        found: dict[torch.dtype, dict[str, nn.Parameter]] = {}
+        for name in names:
+            parameter = self.parameters[name]
+            found.setdefault(parameter.dtype, {})[name] = parameter
+        return list(found.values())
+
+
+def lay_out(
+    groups: Iterable[ParameterGroup], buckets: Mapping[int, Sequence[AnyBucket]]
+) -> GatherMemory | None:
+    """Give each bucket that is fetched its place in one piece of memory. `buckets`: by group."""
+    lots: dict[FlatBucket, Lot] = {}
+    for group in groups:
+        spans = tuple(map(Span, group.slices, group.first_ops, group.last_ops))
+        for bucket in buckets.get(group.index, ()):
+            if isinstance(bucket, FlatBucket) and bucket.is_fetched and not bucket.is_kept:
+                size = round_up(bucket.gathered_bytes, ALIGNMENT_BYTES)
+                lots[bucket] = Lot(size, tuple(sorted(spans)))
+    if not lots:
+        return None
+    places = places_of(tuple(lots.values()))
+    memory = GatherMemory(round(places.num_bytes), next(iter(lots)).parameters[0].device)
+    for placed, begin in zip(lots, places.offsets, strict=True):
+        placed.gather_into(memory, round(begin))
+    return memory
