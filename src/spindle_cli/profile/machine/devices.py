@@ -58,56 +58,16 @@ _HOST_S_PER_KERNEL = 20e-6
 # Between two dependent kernels of a stream.
 _DEVICE_S_PER_KERNEL = 1.5e-6
 
+
 # Peaks: NVIDIA data sheets (costs/peaks.py). Best matrix share: an 8192-cube bf16 product on an H200 measured
 # 769-798 of 989 TFLOP/s; best memory share: a copy on an H200 measured 4,300 of 4,800 GB/s. Multiprocessors:
 # 108 (A100), 132 (H100, H200).
-_A100 = DevicePeak(
-    name="a100-80gb",
-    flops_per_s=dict(PEAK_FLOPS_PER_S["a100"]),
-    memory_bytes=80 * GIB,
-    memory_bytes_per_s=2.039e12,
-    best_matrix_share=0.8,
-    best_memory_share=0.9,
-    tiles_to_fill=108,
-    tile_elements=_GPU_TILE_ELEMENTS,
-    ramp_depth=_GPU_RAMP_DEPTH,
-    host_s_per_kernel=_HOST_S_PER_KERNEL,
-    device_s_per_kernel=_DEVICE_S_PER_KERNEL,
-)
-_H100 = DevicePeak(
-    name="h100-80gb",
-    flops_per_s=dict(PEAK_FLOPS_PER_S["h100"]),
-    memory_bytes=80 * GIB,
-    memory_bytes_per_s=3.35e12,
-    best_matrix_share=0.8,
-    best_memory_share=0.9,
-    tiles_to_fill=132,
-    tile_elements=_GPU_TILE_ELEMENTS,
-    ramp_depth=_GPU_RAMP_DEPTH,
-    host_s_per_kernel=_HOST_S_PER_KERNEL,
-    device_s_per_kernel=_DEVICE_S_PER_KERNEL,
-)
-_H200 = DevicePeak(
-    name="h200-141gb",
-    flops_per_s=dict(PEAK_FLOPS_PER_S["h200"]),
-    memory_bytes=141 * 10**9,
-    memory_bytes_per_s=4.8e12,
-    best_matrix_share=0.8,
-    best_memory_share=0.9,
-    tiles_to_fill=132,
-    tile_elements=_GPU_TILE_ELEMENTS,
-    ramp_depth=_GPU_RAMP_DEPTH,
-    host_s_per_kernel=_HOST_S_PER_KERNEL,
-    device_s_per_kernel=_DEVICE_S_PER_KERNEL,
-)
-
-
-def _older(name: str, memory_gib: int, bytes_per_s: float, multiprocessors: int) -> DevicePeak:
-    """A GPU of which no kernels have been looked at: it is taken to reach what the others do."""
+def _gpu(name: str, memory_bytes: int, bytes_per_s: float, multiprocessors: int) -> DevicePeak:
+    """A GPU; one of which no kernels have been looked at is taken to reach what the others do."""
     return DevicePeak(
         name=name,
         flops_per_s=dict(PEAK_FLOPS_PER_S[name.partition("-")[0]]),
-        memory_bytes=memory_gib * GIB,
+        memory_bytes=memory_bytes,
         memory_bytes_per_s=bytes_per_s,
         best_matrix_share=0.8,
         best_memory_share=0.9,
@@ -119,9 +79,13 @@ def _older(name: str, memory_gib: int, bytes_per_s: float, multiprocessors: int)
     )
 
 
-_H20 = _older("h20-96gb", 96, 4.0e12, 78)
-_V100 = _older("v100-32gb", 32, 0.9e12, 80)
-_P100 = _older("p100-16gb", 16, 0.732e12, 56)
+_A100 = _gpu("a100-80gb", 80 * GIB, 2.039e12, 108)
+_H100 = _gpu("h100-80gb", 80 * GIB, 3.35e12, 132)
+_H200 = _gpu("h200-141gb", 141 * 10**9, 4.8e12, 132)
+# Kernels of these have not been looked at.
+_H20 = _gpu("h20-96gb", 96 * GIB, 4.0e12, 78)
+_V100 = _gpu("v100-32gb", 32 * GIB, 0.9e12, 80)
+_P100 = _gpu("p100-16gb", 16 * GIB, 0.732e12, 56)
 # One core of a server, one thread: two 256-bit fused multiply-adds a cycle at 2.5 GHz make 80 GFLOP/s, of
 # which half is reached; no tile ever leaves it idle. bfloat16 and float16 are emulated at float32's speed.
 _CPU = DevicePeak(
