@@ -24,12 +24,13 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, StrategyName
+from spindle_cli.profile.machine.devices import Precision
 from spindle_cli.profile.profiling import estimate_profile
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
 
 CLUSTERS = ("h100-16-a100-32", "h800-16-h20-32", "a100-16-v100-16")
-# V100s have no bfloat16: there all types are estimated in float32.
+# V100s have no bfloat16: there all types are estimated in float16.
 WITHOUT_BFLOAT16 = ("v100", "p100")
 DATA, PAGE = ROOT / "docs" / "mixed-devices.json", ROOT / "docs" / "mixed-devices.md"
 
@@ -91,19 +92,13 @@ def rows_of(workload: str, name: str) -> list[Row]:
 
 def _profile_path(workload: str, name: str, cluster: Cluster) -> Path:
     """Estimated for all types unless it has been before."""
-    path = FOLDER / f"{workload}-on-{name}.json"
+    has_bfloat16 = not any(kind.startswith(WITHOUT_BFLOAT16) for kind in cluster.types)
+    precision: Precision = "bfloat16" if has_bfloat16 else "float16"
+    path = FOLDER / f"{workload}-on-{name}-{precision}.json"
     if not path.exists():
         FOLDER.mkdir(parents=True, exist_ok=True)
         source = ROOT / "configs" / "workloads" / f"{workload}.yaml"
-        is_narrow = not any(kind.startswith(WITHOUT_BFLOAT16) for kind in cluster.types)
-        estimate_profile(
-            str(source),
-            path,
-            NOBODY,
-            cluster=cluster,
-            precision="bfloat16" if is_narrow else "float32",
-            check=False,
-        )
+        estimate_profile(str(source), path, NOBODY, cluster=cluster, precision=precision, check=False)
     return path
 
 
