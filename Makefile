@@ -4,7 +4,7 @@ PYTHON := $(VENV)/bin/python
 SETUP := $(VENV)/.set-up
 PYTHON3 ?= python3
 
-.PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-gpu bench-predictions clean
+.PHONY: help demo example fuzz fuzz-models mutants test test-lowest test-many test-strict test-gpu gpu-check check format schemas reliability bench bench-plan bench-runtime bench-mixed bench-gpu bench-predictions clean
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -56,13 +56,16 @@ format: $(SETUP)  ## format the code and sort its imports
 gpu-check: $(SETUP)  ## everything that only a GPU can show, in less than ten minutes: a table, and build/gpu-check.json
 	$(PYTHON) scripts/gpu_check.py $(GPU_CHECK_ARGS)
 
-bench: bench-plan bench-predictions bench-runtime bench-gpu  ## every benchmark
+bench: bench-plan bench-predictions bench-runtime bench-mixed bench-gpu  ## every benchmark
 
 bench-plan: $(SETUP)  ## plan every workload on every cluster by every strategy; about 15 minutes
 	$(PYTHON) scripts/bench_plan.py $(BENCH_ARGS)
 
 bench-runtime: $(SETUP)  ## train by a plan against DDP and FSDP2 on two hosts with a shaped link (as root); about 10 minutes
 	$(PYTHON) scripts/bench_runtime.py $(BENCH_ARGS)
+
+bench-mixed: $(SETUP)  ## train by plans for two hosts of unequal speed against DDP and even shares (as root); about an hour
+	$(PYTHON) scripts/bench_mixed.py $(BENCH_ARGS)
 
 reliability: $(SETUP)  ## write the table of docs/reliability.md from the faults that tests inject
 	PYTHONPATH=tests $(PYTHON) tests/reliability/fault_table.py

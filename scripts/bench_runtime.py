@@ -20,7 +20,8 @@ from pathlib import Path
 
 import yaml
 from runtime_bench.contestants import Contestant, Job, Run, by_hand, plain, planned
-from runtime_bench.hosts import BenchError, Host, python, require_tools, run_on_both, shape, two_hosts
+from runtime_bench.errors import BenchError
+from runtime_bench.hosts import Host, python, require_tools, run_on_both, shape, two_hosts
 from runtime_bench.page import NAMES, Outcome, Trial, here_and_now, read_outcome, write_outcome
 
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 
 from runtime_bench.hosts import ADDRESSES, PORT, Host, python, run_on_both
-from runtime_bench.plain_training import Step
+from runtime_bench.plain_training import Step, begun_path
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured, read_metrics
 
 # Steps at the start of each run that are not counted: allocators, buckets and links warm up.
@@ -33,12 +33,14 @@ class Run:
     """One run. `iterations_s`: of the steps after the warm-up. `losses`: of every step, by task.
 
     `outside`: of a run by a plan, the share of the iteration that its slowest device spends neither computing
-    nor communicating; None otherwise.
+    nor communicating; None otherwise. `speeds`: of a run by a plan, that of each type of device, as a share
+    of its profile's.
     """
 
     iterations_s: list[float]
     losses: list[dict[str, float]]
     outside: float | None = None
+    speeds: dict[str, float] = field(default_factory=dict)
 
 
 Contestant = Callable[[Job], Run]
@@ -51,7 +53,9 @@ def plain(how: str) -> Contestant:
         outs = [job.folder / f"{how}-{host.rank}.json" for host in job.hosts]
         module = ("-m", "runtime_bench.plain_training")
         commands = [python(*module, job.workload, how, str(job.num_steps), out) for out in outs]
-        run_on_both(job.hosts, commands, timeout_s=_TIMEOUT_S, folder=_SCRIPTS)
+        started = begun_path(outs[0])
+        started.unlink(missing_ok=True)
+        run_on_both(job.hosts, commands, timeout_s=_TIMEOUT_S, folder=_SCRIPTS, started=started.exists)
         return as_run([read_steps(out) for out in outs])
 
     return run
@@ -88,13 +92,20 @@ def planned(plan: Path) -> Contestant:
         launch: list[str | Path] = ["launch", plan, "--steps", str(job.num_steps), "--run-dir", run_dir]
         meet = ["--master", f"{ADDRESSES[0]}:{PORT}", "--node-rank"]
         commands = [python("-m", "spindle_cli", *launch, *meet, str(host.rank)) for host in job.hosts]
-        run_on_both(job.hosts, commands, timeout_s=_TIMEOUT_S, folder=_SCRIPTS)
+        run_on_both(
+            job.hosts,
+            commands,
+            timeout_s=_TIMEOUT_S,
+            folder=_SCRIPTS,
+            started=lambda: next(read_metrics(run_dir), None) is not None,
+        )
         steps = list(read_metrics(run_dir))
         devices = PredictedVsMeasured.read(run_dir / PREDICTED_FILE)
         return Run(
             [step.iteration_s for step in steps][WARM_UP:],
             [step.task_losses for step in steps],
             outside_share(devices),
+            {each.type: each.speed for each in devices.types if each.speed is not None},
         )
 
     return run

@@ -12,10 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from runtime_bench.errors import BenchError
+from runtime_bench.quota import Quota
 
 ADDRESSES = ("10.79.0.1", "10.79.0.2")
 DEVICE = "link0"
@@ -26,21 +29,30 @@ _BURST, _LATENCY = "128k", "50ms"
 
 @dataclass(frozen=True)
 class Host:
-    """A network namespace with an address, and the core that its processes are pinned to."""
+    """A network namespace with an address, and the core that its processes are pinned to.
+
+    `quota`: the control group that its processes are moved to once they have started, if any.
+    """
 
     rank: int
     namespace: str
     address: str
     core: int
+    quota: Quota | None = None
 
     def command(self, words: Sequence[str | Path]) -> list[str]:
         """`words`, run on this host."""
         pinned = ["taskset", "-c", str(self.core), *(str(word) for word in words)]
         return ["ip", "netns", "exec", self.namespace, *pinned]
 
+    def slow_down(self) -> None:
+        """Move all that runs on this host to its control group.
 
-class BenchError(Exception):
-    """What keeps the benchmark from running, or a contestant that failed, in a sentence for people."""
+        Raises:
+            BenchError: the group does not take them.
+        """
+        if self.quota is not None:
+            self.quota.take(map(int, _run(["ip", "netns", "pids", self.namespace]).split()))
 
 
 def require_tools() -> None:
@@ -103,10 +115,11 @@ def _ip(*words: str) -> None:
     _run(["ip", *words])
 
 
-def _run(words: Sequence[str]) -> None:
+def _run(words: Sequence[str]) -> str:
     done = subprocess.run(words, check=False, capture_output=True, text=True)
     if done.returncode != 0:
         raise BenchError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
+    return done.stdout
 
 
 def run_on_both(
@@ -115,8 +128,12 @@ def run_on_both(
     *,
     timeout_s: float,
     folder: Path,
+    started: Callable[[], bool] = lambda: True,
 ) -> None:
     """Run one command on each host at once, in `folder`; the first that fails ends the other.
+
+    Args:
+        started: whether hosts may be slowed down from now on.
 
     Raises:
         BenchError: a command failed, with the end of its output, or took longer than `timeout_s`.
@@ -127,10 +144,15 @@ def run_on_both(
             _start(host, words, log, folder) for host, words, log in zip(hosts, commands, logs, strict=True)
         ]
         give_up_at = time.monotonic() + timeout_s
+        slowed_down = False
         try:
             while any(process.poll() is None for process in running):
                 if any(process.returncode for process in running) or time.monotonic() > give_up_at:
                     break
+                if not slowed_down and started():
+                    slowed_down = True
+                    for host in hosts:
+                        host.slow_down()
                 time.sleep(0.05)
         finally:
             for process in running:

@@ -125,8 +125,8 @@ def batches_of(workload: Workload, seed: int, steps: int) -> Iterator[TaskBatche
             yield ready
 
 
-def train(source: str, how: str, num_steps: int) -> list[Step]:
-    """Train; what each step took, from its batch to its update."""
+def train(source: str, how: str, num_steps: int, begun: Path) -> list[Step]:
+    """Train; what each step took, from its batch to its update. `begun`: a file to make after the first."""
     loaded = load(source)
     model = WRAPPERS[how](AllTasks(loaded.workload), loaded)
     optimizer = make_optimizer(loaded.train.choices[0], model.parameters())
@@ -140,8 +140,15 @@ def train(source: str, how: str, num_steps: int) -> list[Step]:
         optimizer.step()
         optimizer.zero_grad()
         steps.append(Step(time.perf_counter() - begin, as_numbers(losses)))
+        if len(steps) == 1:
+            begun.touch()
         begin = time.perf_counter()
     return steps
+
+
+def begun_path(out: Path) -> Path:
+    """A file that is there from the first step on, of a rank that writes its steps to `out`."""
+    return out.with_suffix(".begun")
 
 
 def as_numbers(losses: Mapping[str, Tensor]) -> dict[str, float]:
@@ -154,7 +161,7 @@ def main() -> None:
     source, how, num_steps, out = sys.argv[1:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    steps = train(source, how, int(num_steps))
+    steps = train(source, how, int(num_steps), begun_path(Path(out)))
     Path(out).write_text(json.dumps([asdict(step) for step in steps]), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()

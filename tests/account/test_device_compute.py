@@ -6,10 +6,11 @@ import pytest
 
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
-from helpers.several_types import metaop_on_types, plan_in_rows
+from helpers.several_types import cluster_of_types, metaop_on_types, plan_in_rows
 from helpers.uneven import uneven_plan
 from spindle_cli.account.device.compute import compute_of_devices
 from spindle_cli.account.traffic import traffic_of
+from spindle_cli.costs.share_times import times_of_share
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import ProcessorCosts
 
@@ -51,6 +52,17 @@ def test_of_one_type_a_share_that_is_not_known_counts_as_the_largest() -> None:
     net = cuttable("t/net", 2, {8: 9.0, 6: 6.0, 2: 2.5})
     assert seconds(uneven_plan(net, (0, 6, 8))) == pytest.approx((12.0, 5.0))
     assert seconds(uneven_plan(net, (0, 7, 8))) == pytest.approx((15.0, 15.0))
+
+
+def test_a_share_of_several_devices_is_of_the_type_of_all_of_them() -> None:
+    """Of two pairs, the first fast."""
+    net = metaop_on_types("t/net", 1, {FAST: 1.0, SLOW: 3.0})
+    net = net.model_copy(update={"shares": tuple(each.model_copy(update={"tp": 2}) for each in net.shares)})
+    piece = slice_of(metaop_of("t/net", 1, {4: 1.0}), (0, 1), (0, 1, 2, 3), 0.0)
+    pair = piece.model_copy(update={"dp": 2, "tp": 2})
+    cluster = cluster_of_types({FAST: 2, SLOW: 2})
+    found = [times_of_share(net, pair, share, cluster) for share in range(2)]
+    assert [each and each.forward_s + each.backward_s for each in found] == pytest.approx([4.0, 12.0])
 
 
 def test_devices_without_a_slice_compute_nothing() -> None:

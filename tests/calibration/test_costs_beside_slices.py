@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from helpers.plans import metaop_of, slice_of
@@ -92,3 +94,11 @@ def test_slices_that_compute_again_say_nothing_of_the_costs() -> None:
     again = slice_of(LAYERS, (0, 1), (4,), 0.0, recompute=True)
     longer = beside([*run.slices, again], [*run.took_s, 9.0], [*run.beside_s, 0.5])
     assert processor_times([longer]) == pytest.approx(0.5)
+
+
+def test_slices_on_other_shares_or_types_are_not_set_against_each_other() -> None:
+    run = told(0.5)
+    uneven = [each.model_copy(update={"rows": (0, 8 - number)}) for number, each in enumerate(run.slices)]
+    assert processor_times([replace(run, slices=uneven)]) == 1.0
+    assert processor_times([replace(run, type_of=("a", "b", "c", "d"))]) == 1.0
+    assert processor_times([replace(run, type_of=("a", "a", "a", "a"))]) == pytest.approx(0.5)

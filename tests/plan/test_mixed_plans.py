@@ -10,6 +10,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from helpers.several_types import cluster_of_types, metaop_on_types, on_types, profile_on_types
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.links import Links
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text
@@ -89,6 +90,20 @@ def test_strategies_for_one_type_say_so(strategy: StrategyName) -> None:
 def test_peaks_that_are_not_published_cut_no_batch() -> None:
     with pytest.raises(NoPlanError, match="dp-flops: no peak in float32 is known of fast, slow"):
         make_plan(chain(), FAST_AND_SLOW, "dp-flops")
+
+
+def test_shares_by_flops_go_by_the_peaks_that_the_cluster_file_gives() -> None:
+    """As 0.2 to 0.1, whatever the curves say: of 6 samples beyond one each, 4 and 2; one alone is too few."""
+
+    def given(*tflops: float | None) -> Cluster:
+        nodes = zip(FAST_AND_SLOW.nodes, tflops, strict=True)
+        groups = tuple(group.model_copy(update={"peak_tflops": peak}) for group, peak in nodes)
+        return Cluster(name="given", nodes=groups, links=FAST_AND_SLOW.links)
+
+    net = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 1.0})
+    assert rows_of(make_plan(profile_on_types(net), given(0.2, 0.1), "dp-flops")) == [(0, 5, 8)]
+    with pytest.raises(NoPlanError, match="no peak in float32 is known of slow"):
+        make_plan(profile_on_types(net), given(0.3, None), "dp-flops")
 
 
 def test_what_plans_for_several_types_do_not_have_is_refused() -> None:

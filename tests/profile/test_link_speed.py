@@ -5,10 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spindle_cli.costs.links import transfer_s
+from spindle_cli.profile.machine import link_speed
 from spindle_cli.profile.machine.link_speed import CURVE_ELEMENTS, OneWay, as_link, as_measured
 
 
@@ -28,6 +30,28 @@ def test_larger_messages_are_never_faster_whatever_was_seen(seen: list[float]) -
     link = as_link(as_measured(smallest, dict(zip(CURVE_ELEMENTS, larger, strict=True))))
     times = [transfer_s(elements * 4, link) for elements in CURVE_ELEMENTS]
     assert all(later >= earlier * 0.89 for earlier, later in pairwise(times))
+
+
+class StoppedNowAndThen:
+    """Round trips of 200 us, 30 us of a processor, but every third of 9 ms, in which other threads ran on."""
+
+    def __init__(self) -> None:
+        self.trips: list[OneWay] = []
+
+    def __call__(self, rank: int, message: torch.Tensor) -> OneWay:
+        is_stopped = len(self.trips) % 3 == 2
+        self.trips.append(OneWay(9e-3, 5e-3) if is_stopped else OneWay(2e-4, 3e-5))
+        return self.trips[-1]
+
+
+def test_a_process_that_is_stopped_now_and_then_does_not_change_a_message(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trips = StoppedNowAndThen()
+    monkeypatch.setattr(link_speed, "_round_trip", trips)
+    monkeypatch.setattr(link_speed.dist, "broadcast", lambda tensor, source: None)
+    assert link_speed._one_way(0, 1, torch.device("cpu")) == OneWay(pytest.approx(1e-4), 1.5e-5)
+    assert len(trips.trips) == 2 + 200  # as many as 0.12 s have of the faster of two, at most
 
 
 def test_the_processor_s_time_is_of_a_message_and_of_its_bytes() -> None:

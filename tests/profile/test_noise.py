@@ -121,3 +121,18 @@ def test_a_noisy_profile_is_refused_and_goes_on_where_noise_is_accepted(
     assert "measured while the machine was busy: other processes took 50%" in accepted.err
     made = Profile.read(out)
     assert made.noise is not None and made.noise.others_share == 0.5
+
+
+def test_ops_take_as_much_longer_as_processes_are_granted_less_than_a_core(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def op_s(granted: float) -> float:
+        monkeypatch.setattr(measure, "cores_of_time", lambda: granted)
+        out = tmp_path / f"{granted}.json"
+        asked = ("profile", workload, "-o", out, "--nproc", 1, "--threads", 1, "--time-limit", 0.02)
+        ended = run_spindle(*asked, "--accept-noise")
+        assert ended.code == 0, ended.err
+        return max(point.op_s for metaop in Profile.read(out).metaops for point in metaop.curve)
+
+    workload = str(Path(__file__).parent / "tiny_workload.py") + ":build"
+    assert op_s(0.01) > 20 * op_s(1.0)

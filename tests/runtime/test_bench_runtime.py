@@ -12,7 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 from runtime_bench.contestants import WARM_UP, Run, as_run
-from runtime_bench.hosts import BenchError, require_tools
+from runtime_bench.errors import BenchError
+from runtime_bench.hosts import require_tools
 from runtime_bench.page import BEGIN, END, Outcome, Trial, read_outcome, write_outcome
 from runtime_bench.plain_training import Step
 

@@ -22,6 +22,7 @@ MAX_DEVICES = 2**16
 MAX_MEMORY_GIB = 2**30  # of a device: more than there is, so that bytes stay whole numbers of a usual size
 MAX_PRICE = 1e9  # of a device for an hour, in whatever currency: more than any, so that sums stay finite
 MAX_WATTS = 1e6  # of a device: more than any
+MAX_TFLOPS = 1e6  # of a device: more than any
 MAX_CO2_GRAMS_PER_KWH = 1e6  # more than any way to make electricity
 
 Backend: TypeAlias = Literal["gloo", "nccl"]  # of torch.distributed
@@ -49,6 +50,8 @@ class NodeGroup(Model):
     `price_per_device_hour`: of one device, in any currency, one for all groups.
     `watts_per_device`: what a device draws while it works; by default the board power that is published for
     its type (`costs/peaks.py`). `idle_watts_per_device`: what it draws while it waits; by default as much.
+    `peak_tflops`: 10^12 operations per second that a device can do at most, in the arithmetic that is trained
+    in; by default what is published for its type.
     """
 
     count: Annotated[int, Field(ge=1), A_NUMBER] = 1
@@ -64,6 +67,7 @@ class NodeGroup(Model):
     price_per_device_hour: Annotated[float, Field(ge=0, le=MAX_PRICE), A_NUMBER] | None = None
     watts_per_device: Annotated[float, Field(gt=0, le=MAX_WATTS), A_NUMBER] | None = None
     idle_watts_per_device: Annotated[float, Field(ge=0, le=MAX_WATTS), A_NUMBER] | None = None
+    peak_tflops: Annotated[float, Field(gt=0, le=MAX_TFLOPS), A_NUMBER] | None = None
 
     @model_validator(mode="after")
     def _idles_below_its_watts(self) -> NodeGroup:

@@ -20,6 +20,7 @@ from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
+from spindle_cli.units import TERA
 
 
 def baseline(problem: Problem, strategy: StrategyName) -> Draft:
@@ -80,15 +81,21 @@ _STRATEGIES: dict[StrategyName, Callable[[Problem, Node], Point]] = {
 
 def _peaks(profile: Profile, cluster: Cluster) -> list[Fraction]:
     arithmetic = arithmetic_of(profile.environment) or "float32"
-    found = [peak_flops_per_s(kind, arithmetic) for kind in cluster.types]
+    found = [_own_peak(cluster, kind) or peak_flops_per_s(kind, arithmetic) for kind in cluster.types]
     peaks = [Fraction(peak) for peak in found if peak is not None]
     if len(peaks) < len(found):
         raise NoPlanError(
             f"dp-flops: no peak in {arithmetic} is known of "
             f"{', '.join(kind for kind, peak in zip(cluster.types, found, strict=True) if peak is None)}",
-            hint="Take dp-even, which does not need it.",
+            hint="Say it in the cluster file (nodes: peak_tflops), or take dp-even, which does not need it.",
         )
     return peaks
+
+
+def _own_peak(cluster: Cluster, kind: str) -> float | None:
+    """Operations per second of a type's devices, as the first of its groups says that has it."""
+    own = (group.peak_tflops for group in cluster.nodes if group.device == kind)
+    return next((peak * TERA for peak in own if peak is not None), None)
 
 
 def _by_weight(problem: Problem, node: Node, weights: Sequence[Fraction]) -> Point:

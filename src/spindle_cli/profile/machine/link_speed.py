@@ -78,24 +78,22 @@ def _one_way(rank: int, elements: int, device: torch.device) -> OneWay:
     """Median of messages of `elements` float32; seconds are the same on both, processor time is their own."""
     message = torch.ones(elements, device=device)
     rounds = torch.zeros(1, device=device)
-    started = time.perf_counter()
-    for _ in range(2):
-        _round_trip(rank, message)
+    one_s = min(_round_trip(rank, message).seconds for _ in range(2))
     if rank == 0:
-        one_s = (time.perf_counter() - started) / 2
         rounds.fill_(min(max(_SECONDS_PER_SIZE / one_s, _MIN_ROUNDS), _MAX_ROUNDS))
     dist.broadcast(rounds, 0)
-    begin_s = time.process_time()
-    trips_s = [_round_trip(rank, message) for _ in range(int(rounds.item()))]
-    # A round trip is one message sent and one received, and has two ends here.
-    processor_s = (time.process_time() - begin_s) / len(trips_s) / 2
-    result = torch.tensor([median(trips_s) / 2], device=device)
+    trips = [_round_trip(rank, message) for _ in range(int(rounds.item()))]
+    # A round trip is one message sent and one received, and has two ends here. Waiting takes some of the
+    # processor, too, so that a trip in which one of the two was stopped says little of a message.
+    processor_s = median(trip.processor_s for trip in trips) / 2
+    result = torch.tensor([median(trip.seconds for trip in trips) / 2], device=device)
     dist.broadcast(result, 0)
     return OneWay(float(result.item()), processor_s)
 
 
-def _round_trip(rank: int, message: torch.Tensor) -> float:
-    started = time.perf_counter()
+def _round_trip(rank: int, message: torch.Tensor) -> OneWay:
+    """There and back: seconds, and those of this process's threads."""
+    started, processor_s = time.perf_counter(), time.process_time()
     if rank == 0:
         dist.send(message, 1)
         dist.recv(message, 1)
@@ -104,7 +102,7 @@ def _round_trip(rank: int, message: torch.Tensor) -> float:
         dist.send(message, 0)
     if message.is_cuda:
         torch.cuda.synchronize()
-    return time.perf_counter() - started
+    return OneWay(time.perf_counter() - started, time.process_time() - processor_s)
 
 
 def as_link(measured: MeasuredLink) -> Link:
