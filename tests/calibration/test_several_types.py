@@ -18,6 +18,7 @@ from spindle_cli.files.artifact import write_json
 from spindle_cli.files.run_files import PREDICTED_FILE, PredictedVsMeasured
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import Plan
+from spindle_cli.profile.mixed.seen import of_types
 from spindle_cli.profile.types import CurvePoint, ProcessorCosts, Profile, ShareTime
 
 FAST, SLOW = "a100-80gb", "v100-32gb"
@@ -164,6 +165,15 @@ def test_runs_on_shares_that_the_profile_does_not_have_are_refused(tmp_path: Pat
     less = profile_on_types(net.model_copy(update={"shares": shares, "curve": curve}))
     with pytest.raises(InputError, match=r"slice t/net\[0:4\] ran on dp 2, tp 1, which profile.json has no"):
         calibrated(less, folder)
+
+
+def test_a_profile_that_lacks_a_type_of_the_run_is_refused(tmp_path: Path) -> None:
+    folder = made_run(tmp_path / "run", planned(profile()), profile())
+    fast = of_types(profile())[FAST]
+    with pytest.raises(
+        InputError, match=rf"on devices '{FAST}' and '{SLOW}'; profile.json is of '{FAST}' \("
+    ):
+        calibrated(fast, folder)
 
 
 def test_of_a_folders_runs_those_on_the_same_types_count(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from spindle_cli.files.runs.timeline import TIMELINE_FILE, MeasuredTimeline
 from spindle_cli.plan.file import read_plan
 from spindle_cli.plan.same_device import is_of_devices
 from spindle_cli.plan.types import Plan, Slice
-from spindle_cli.profile.mixed.seen import seen_on
+from spindle_cli.profile.mixed.seen import devices_of, seen_on
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 FEWEST_STEPS = 3
@@ -135,9 +135,9 @@ def require_belongs(run: Run, profile: Profile, profile_path: Path) -> None:
         )
     if not is_of_devices(profile, plan.cluster):
         raise InputError(
-            f"{folder}: a run on devices {plan.cluster.device_type!r}; {profile_path} is of "
-            f"{profile.device.name!r} (type {profile.device.type!r})",
-            hint="Give a run on the profile's type of device.",
+            f"{folder}: a run on devices {' and '.join(map(repr, plan.cluster.types))}; {profile_path} is of "
+            f"{' and '.join(f'{each.name!r} (type {each.type!r})' for each in devices_of(profile))}",
+            hint="Give a run on the profile's types of device, or a profile that has those of the run.",
         )
     require_same_settings(plan, profile, f"{folder}: a run by a plan", profile_path)
     if plan.micro_batches:
