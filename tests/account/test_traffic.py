@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from math import lcm
 
 import pytest
@@ -12,10 +13,13 @@ from helpers.examples import examples
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans
 from spindle_cli.account.device_memory import device_memory, optimizer_steps_s
+from spindle_cli.account.joint import joint_of, plans_in_turn
 from spindle_cli.account.traffic import traffic_of
+from spindle_cli.account.types import Collective
 from spindle_cli.files.cluster import Link, Links
 from spindle_cli.plan.placing.predict import Prediction, predict
 from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.schedule import placed_slices
 from spindle_cli.plan.types import Plan, PlanMetaOp
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile
 from spindle_cli.program.link import link
@@ -88,6 +92,20 @@ def test_all_wait_for_the_sum_of_the_losses_where_backward_passes_do_not_hide_it
     assert prediction.iteration_s == pytest.approx(1.0 + losses_s, abs=1e-9)
     assert prediction.gradient_sum_s == pytest.approx(losses_s - 1e-6, abs=1e-9)
     assert simulate(plan).step_s == pytest.approx(1.0 + losses_s, abs=1e-8)
+
+
+@pytest.mark.parametrize(("clips", "scales"), [(True, False), (False, True)])
+def test_drafts_and_plans_in_turn_sum_what_the_plan_does_before_the_update(clips: bool, scales: bool) -> None:
+    net = metaop_of("a/m", 1, {2: 1.0})
+    training = {"clips_gradients": clips, "scales_losses": scales}
+    profile = profile_of(net).model_copy(update=training)
+    plan = plan_of(profile, cluster_of(2), [[slice_of(net, (0, 1), (0, 1), 0.0)]])
+    draft = placed_slices(make_problem(profile, plan.cluster), plan.slices)
+    jointly = replace(draft, joint=joint_of([plan.slices, plan.slices], plan.by_name))
+    for each in (plan, draft, *plans_in_turn(jointly)):
+        assert (each.clips_gradients, each.scales_losses) == (clips, scales)
+        norms = [found for found in traffic_of(each).collectives if found.kind is Collective.NORM]
+        assert [(norm.devices, norm.num_bytes) for norm in norms] == [((0, 1), 8)]
 
 
 @pytest.mark.parametrize("batches", [1, 2, 5])

@@ -100,6 +100,28 @@ def test_the_first_skipped_step_is_told_of(tmp_path: Path) -> None:
     assert said[0].startswith("step 2 was skipped: a gradient overflowed at a loss scale of 0.25, and")
 
 
+@pytest.mark.parametrize(
+    ("flags", "count", "said"),
+    [
+        ((True, False, True), 2, "3 steps (2 of them skipped), loss"),
+        ((False, False), 0, "2 steps, loss"),
+        ((None, None), None, "2 steps, loss"),
+    ],
+)
+def test_the_runs_end_says_how_many_steps_were_skipped(
+    flags: tuple[bool | None, ...], count: int | None, said: str, tmp_path: Path
+) -> None:
+    _, plan = two_towers()
+    share = NodeShare(0, 1, 2, Address("127.0.0.1", 0), "lo")
+    launch = build_launch(plan, Path("plan.yaml"), "w", tmp_path, share, LaunchOptions(steps=9))
+    steps = [step(number).model_copy(update={"skipped": flag}) for number, flag in enumerate(flags, start=1)]
+    report = report_run(launch, steps, 8)
+    assert report.skipped == count
+    console = Console(file=(out := io.StringIO()), width=120)
+    console.print(render_report(report))
+    assert said in out.getvalue()
+
+
 def test_lines_without_a_loss_scale_do_not_speak_of_one() -> None:
     assert not {"loss_scale", "skipped"} & json.loads(step(1).to_line()).keys()
 

@@ -155,12 +155,13 @@ def test_under_autocast_gradients_are_no_farther_from_the_exact_ones_than_in_one
 
 
 @pytest.mark.parametrize("scale", [2.0**8, 2.0**17])
-def test_in_float16_gradients_are_those_of_the_scaled_loss(scale: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_in_float16_gradients_are_those_of_the_scaled_loss(dtype: torch.dtype, scale: float) -> None:
     """2^17 is no float16 number: gradients taken at 1 and scaled afterwards would all be infinite."""
     task = task_of(head_toys.causal)
     found = []
     for module in (share_module(task, task.ops[-1]), chunked(task, 3).module):
-        arguments = arguments_of(task, torch.float32)
+        arguments = arguments_of(task, dtype)
         (hidden,) = (each for each in arguments if isinstance(each, Tensor) and each.requires_grad)
         module.zero_grad()
         with torch.autocast("cpu", torch.float16):
@@ -173,6 +174,43 @@ def test_in_float16_gradients_are_those_of_the_scaled_loss(scale: float) -> None
         assert torch.isfinite(other).all()
         assert 0 < one.abs().max() < torch.inf
         assert (one - other).abs().max() <= 2e-3 * one.abs().max()
+
+
+@pytest.mark.parametrize(("dtype", "forward", "backward"), [(torch.bfloat16, 3, 0), (torch.float16, 0, 3)])
+def test_in_float16_alone_gradients_are_taken_in_the_backward_pass(
+    dtype: torch.dtype, forward: int, backward: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There what the loss is scaled by is known, without which small ones would vanish."""
+    task = task_of(head_toys.causal)
+    module, taken = chunked(task, 3).module, 0
+    original = torch.autograd.grad
+
+    def grad(*arguments: Any, **named: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(torch.autograd, "grad", grad)
+    with torch.autocast("cpu", dtype):
+        loss = module(*arguments_of(task, torch.float32))
+    assert taken == forward
+    loss.backward()
+    assert taken == forward + backward
+
+
+def test_in_float16_chunks_are_counted_forward_twice() -> None:
+    task = task_of(head_toys.causal)
+    op = task.ops[-1]
+    at_once, later = (
+        count_work(task, op, SHARE, precision, loss_chunks=3) for precision in ("bfloat16", "float16")
+    )
+
+    def flops(kernels: Any) -> float:
+        return sum(kernel.flops for kernel in kernels)
+
+    product = 2 * SHARE * TOKENS * WIDTH * WORDS  # of the head: one forward, two backward
+    assert flops(at_once.forward) - flops(later.forward) == 2 * product
+    assert flops(later.backward) - flops(at_once.backward) == 3 * product
 
 
 def test_recomputed_in_float16_the_loss_in_chunks_is_the_same() -> None:

@@ -156,6 +156,10 @@ def test_a_merged_profile_can_be_merged_again() -> None:
             r"1.json: optimizer_state_per_param is 0.0; expected 2.0, as in 0.json",
         ),
         (
+            of_one(SLOW, 2.0).model_copy(update={"scales_losses": True}),
+            r"1.json: scales_losses is True; expected False, as in 0.json",
+        ),
+        (
             of_one(SLOW, 2.0).model_copy(update={"environment": {"precision": "float32"}}),
             r"1.json: environment.precision is 'float32'; expected None",
         ),

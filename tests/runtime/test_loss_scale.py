@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from alone import world_of_one
+from alone import run_case, world_of_one
+from case_runs import Case
 from torch import Tensor, nn
 from torch.amp import GradScaler
 
 from spindle_cli.checkpoint.index import SavedLossScale
+from spindle_cli.errors import RunFailedError
+from spindle_cli.files.run_files import read_metrics
 from spindle_cli.runtime.step.compute import ForwardRun, run_backward
 from spindle_cli.runtime.step.losses import MOST_SKIPPED, step_failure
 from spindle_cli.runtime.update.loss_scale import LossScale
@@ -218,3 +223,25 @@ def test_skipped_steps_end_a_run_only_where_there_are_many_in_a_row() -> None:
     assert f"step 70: gradients have overflowed in {MOST_SKIPPED} steps in a row" in failure.message
     assert failure.message.endswith("the loss of a is nan")
     assert step_failure({"a": math.nan}, None, 70, 0) is not None
+
+
+@pytest.mark.parametrize(("overflowing", "ends_at"), [((1, 3), None), ((1, 2), 3)])
+def test_only_steps_in_a_row_are_counted(
+    overflowing: tuple[int, int], ends_at: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two skipped steps in a row end this run. In others gradients are large, too, but can be said."""
+    monkeypatch.setattr("spindle_cli.runtime.step.losses.MOST_SKIPPED", 2)
+    points = [[step, 1e30 if step in overflowing else 1.0] for step in range(5)]
+    train = {
+        "precision": "fp16-autocast",
+        "loss_scale": 1,
+        "optimizer": "SGD",
+        "lr": 1e-3,
+        "task_weights": {"moving": points},
+    }
+    case = Case("moving", (0,), function="build_moving", train=train, dtype=None, steps=5)
+    ends = nullcontext() if ends_at is None else pytest.raises(RunFailedError, match=f"step {ends_at}: grad")
+    with ends:
+        run_case(case, tmp_path / "run", capture_dir=None)
+    skipped = [line.step - 1 for line in read_metrics(tmp_path / "run") if line.skipped]
+    assert skipped == list(overflowing)

@@ -42,6 +42,7 @@ class RunReport(Artifact):
         samples_per_s: of all tasks together, over the median step.
         evaluations: of each task that was evaluated, predicted against measured.
         files: what the run has left, by what it is.
+        skipped: of the steps, so many changed nothing, as a gradient had overflowed; None: no loss was scaled.
     """
 
     KIND: ClassVar[str] = "run-report"
@@ -57,6 +58,7 @@ class RunReport(Artifact):
     predicted_vs_measured: PredictedVsMeasured | None
     evaluations: tuple[EvaluationTimes, ...] = ()
     files: dict[str, str]
+    skipped: int | None = None
 
 
 def report_run(launch: Launch, steps: list[StepMetrics], samples_per_step: int) -> RunReport:
@@ -76,7 +78,13 @@ def report_run(launch: Launch, steps: list[StepMetrics], samples_per_step: int) 
         samples_per_s=_samples_per_s(steps[1:] or steps, samples_per_step),
         predicted_vs_measured=PredictedVsMeasured.read(predicted) if predicted.exists() else None,
         files=_files(launch.run_dir),
+        skipped=_skipped(steps),
     )
+
+
+def _skipped(steps: Sequence[StepMetrics]) -> int | None:
+    told = [step.skipped for step in steps if step.skipped is not None]
+    return sum(told) if told else None
 
 
 def _samples_per_s(steps: Sequence[StepMetrics], samples_per_step: int) -> float | None:
@@ -118,7 +126,8 @@ def render_report(report: RunReport) -> RenderableType:
 def _summary(report: RunReport) -> str:
     if report.first is None or report.last is None:
         return f"node {report.node_rank}: {report.workers} workers done; rank 0's node has the metrics"
-    text = f"{report.steps} steps, loss {report.first.loss:.4g} -> {report.last.loss:.4g}"
+    skipped = f" ({report.skipped} of them skipped)" if report.skipped else ""
+    text = f"{report.steps} steps{skipped}, loss {report.first.loss:.4g} -> {report.last.loss:.4g}"
     return text if report.samples_per_s is None else f"{text}, {report.samples_per_s:.4g} samples/s"
 
 

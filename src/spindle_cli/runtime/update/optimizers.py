@@ -73,10 +73,9 @@ class Optimizers:
                 `torch.amp.GradScaler` does.
         """
         stepped = [group.optimizer for group in self.groups]
-        if skips is not None and not all(map(skips_by_itself, stepped)) and is_left_out(skips):
-            stepped = [optimizer for optimizer in stepped if skips_by_itself(optimizer)]
-        for optimizer in stepped:
-            optimizer.step()
+        if skips is None or all(map(skips_by_itself, stepped)) or not is_left_out(skips):
+            for optimizer in stepped:
+                optimizer.step()
         if self.average is not None:
             self.average.update()
         for group in self.groups:
