@@ -42,7 +42,7 @@ class RunReport(Artifact):
         samples_per_s: of all tasks together, over the median step.
         evaluations: of each task that was evaluated, predicted against measured.
         files: what the run has left, by what it is.
-        skipped: of the steps, so many changed nothing, as a gradient had overflowed; None: no loss was scaled.
+        skipped: of the steps, so many changed nothing, as a gradient overflowed; None: no loss was scaled.
     """
 
     KIND: ClassVar[str] = "run-report"

@@ -87,9 +87,9 @@ _H20 = _gpu("h20-96gb", 96 * GIB, 4.0e12, 78)
 _V100 = _gpu("v100-32gb", 32 * GIB, 0.9e12, 80)
 _P100 = _gpu("p100-16gb", 16 * GIB, 0.732e12, 56)
 # One core of a server, one thread: two 256-bit fused multiply-adds a cycle at 2.5 GHz make 80 GFLOP/s, of
-# which half is reached; no tile ever leaves it idle. bfloat16 is emulated at float32's speed; float16, without
-# instructions for it, was measured at 2.3 GFLOP/s (products of 256 cubed; 0.6 of 1024 cubed; torch 2.13, one
-# thread of an AMD EPYC, 2026-11-23).
+# which half is reached; no tile ever leaves it idle. bfloat16 is emulated at float32's speed;
+# float16, without instructions for it, was measured at 2.3 GFLOP/s (products of 256 cubed; 0.6 of 1024 cubed;
+# torch 2.13, one thread of an AMD EPYC, 2026-11-23).
 _CPU = DevicePeak(
     name="cpu",
     flops_per_s={"bfloat16": 80e9, "float16": 4e9, "float32": 80e9},
