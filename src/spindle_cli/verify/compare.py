@@ -28,6 +28,7 @@ from spindle_cli.verify.runs import Runs, VerifyOptions, capture_dir_of
 from spindle_cli.verify.types import (
     FINAL_TOLERANCE,
     NOISE_FLOOR,
+    SPLIT_FINAL_TOLERANCE,
     SPLIT_GRADIENT_TOLERANCE,
     TOLERANCE,
     Check,
@@ -134,6 +135,8 @@ def _compare_trained(
     """
     is_sharp = runs.arithmetic == "float64"
     tolerance = FINAL_TOLERANCE if is_sharp else TOLERANCE[runs.arithmetic]
+    if runs.is_split:
+        tolerance = SPLIT_FINAL_TOLERANCE.get(runs.arithmetic, tolerance)
     floor = NOISE_FLOOR[runs.arithmetic]
     final, noise = compare_final(ours, plain, left_out, tolerance, floor)
     rounding: float | None = None
@@ -152,5 +155,4 @@ def _compare_trained(
 
 def _gradient_tolerance(runs: Runs, tolerance: float) -> float:
     """Tensor parallelism rounds once more, which shows where numbers have few bits."""
-    is_split = any(piece.tp > 1 for piece in runs.plan.slices)
-    return SPLIT_GRADIENT_TOLERANCE.get(runs.arithmetic, tolerance) if is_split else tolerance
+    return SPLIT_GRADIENT_TOLERANCE.get(runs.arithmetic, tolerance) if runs.is_split else tolerance

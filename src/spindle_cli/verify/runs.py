@@ -53,6 +53,11 @@ class Runs:
     arithmetic: ArithmeticName
     averages: bool = False
 
+    @property
+    def is_split(self) -> bool:
+        """Whether tensor parallelism splits any layer."""
+        return any(piece.tp > 1 for piece in self.plan.slices)
+
 
 def build_runs(
     plan: Plan,

@@ -30,6 +30,13 @@ SPLIT_GRADIENT_TOLERANCE: dict[ArithmeticName, float] = {
     "fp16-autocast": 2e-2,
     "bf16": 8e-2,
 }
+# And for what comes of them: a bias that began at 0 is after a few of Adam's steps little but their
+# directions, of which elements with small gradients take the other one.
+SPLIT_FINAL_TOLERANCE: dict[ArithmeticName, float] = {
+    "bf16-autocast": 2e-1,
+    "fp16-autocast": 5e-2,
+    "bf16": 2e-1,
+}
 # A tensor whose gradients are all below this share of the model's largest may hold rounding noise and nothing
 # else: a value that is zero by mathematics (an attention's key bias) comes out as the unit roundoff times
 # what cancelled.
