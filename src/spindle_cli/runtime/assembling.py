@@ -299,6 +299,18 @@ def make_executors(
     return {part.tasks: executor for part, executor in zip(model.steps, made, strict=True)}
 
 
+def make_update(state: TrainState) -> Update:
+    """What a rank's step ends with."""
+    return Update(
+        state.optimizers,
+        state.owned_ranges,
+        state.masters,
+        state.loss_scale,
+        state.model.train.clip_norm,
+        state.device,
+    )
+
+
 def make_training(
     seat: Seat,
     state: TrainState,
@@ -333,14 +345,7 @@ def make_training(
         pool=pool,
         board=board,
         optimizers=state.optimizers,
-        update=Update(
-            state.optimizers,
-            state.owned_ranges,
-            state.masters,
-            state.loss_scale,
-            model.train.clip_norm,
-            device,
-        ),
+        update=make_update(state),
         masters=state.masters,
         checkpoints=Checkpoints(request, state, seat.rank, steps.start, feed.states),
         stopwatch=stopwatch,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA, DeviceMemory, host_memory
 from spindle_cli.files.cluster import Cluster
@@ -48,20 +48,13 @@ def _notes(profile: Profile, cluster: Cluster, strategy: StrategyName, found: Fo
 
 
 def _predicted(best: Judged, cluster: Cluster, bounds: Bounds) -> Predicted:
-    prediction = best.prediction
     return Predicted(
-        iteration_s=prediction.iteration_s,
-        compute_s=prediction.compute_s,
+        **asdict(best.prediction),
         lower_bound_s=bounds.lower_s,
         lower_bound_any_s=bounds.any_s,
         peak_memory_bytes=tuple(device.total_bytes for device in best.memory),
         host_memory_bytes=_host_memory(best.memory, cluster),
         memory_formula=MEMORY_FORMULA,
-        transfer_s=prediction.transfer_s,
-        processor_s=prediction.processor_s,
-        gradient_sum_s=prediction.gradient_sum_s,
-        optimizer_s=prediction.optimizer_s,
-        held_up_s=prediction.held_up_s,
     )
 
 

@@ -9,7 +9,7 @@ together, by the mean time of a step.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from spindle_cli.account.device_memory import MEMORY_FORMULA
 from spindle_cli.plan.assemble import make_waves, plan_metaop
@@ -151,18 +151,11 @@ class _Sets:
 
 
 def _predicted(chosen: InTurn, number: int, lower_bound_s: float) -> Predicted:
-    prediction = chosen.predictions[number]
     return Predicted(
-        iteration_s=prediction.iteration_s,
-        compute_s=prediction.compute_s,
+        **asdict(chosen.predictions[number]),
         lower_bound_s=lower_bound_s,
         peak_memory_bytes=tuple(device.total_bytes for device in chosen.memory[number]),
         memory_formula=MEMORY_FORMULA,
-        transfer_s=prediction.transfer_s,
-        processor_s=prediction.processor_s,
-        gradient_sum_s=prediction.gradient_sum_s,
-        optimizer_s=prediction.optimizer_s,
-        held_up_s=prediction.held_up_s,
     )
 
 
