@@ -14,7 +14,7 @@ from spindle_cli.costs.links import (
     spread_collective_s,
     transfer_s,
 )
-from spindle_cli.costs.update import update_traffic
+from spindle_cli.costs.parameters.update import update_traffic
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 
 

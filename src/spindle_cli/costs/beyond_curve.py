@@ -9,7 +9,7 @@ from functools import cached_property
 
 from spindle_cli.costs.batch_sums import Summing, sums_beyond_curve_s
 from spindle_cli.costs.memory import SliceShape
-from spindle_cli.costs.sharded import Moved, SharedOut, moved_in_passes
+from spindle_cli.costs.parameters.sharded import Moved, SharedOut, moved_in_passes
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOp

@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple
 
 from spindle_cli.costs.memory import op_param_bytes, parameter_block
-from spindle_cli.costs.sharded import moved_in_passes
+from spindle_cli.costs.parameters.sharded import moved_in_passes
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster

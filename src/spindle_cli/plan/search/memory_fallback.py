@@ -14,7 +14,7 @@ from math import inf
 
 from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block, slice_activation_bytes
 from spindle_cli.costs.offload import hidden_share
-from spindle_cli.costs.update import optimizer_bytes
+from spindle_cli.costs.parameters.update import optimizer_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import Bound, lower_bound
