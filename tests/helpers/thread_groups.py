@@ -58,6 +58,21 @@ class ThreadGroup(TensorGroup):
         total = torch.stack(self.meeting.all(self.member, "scatter", whole)).sum(0)
         return torch.split(total, list(per_share))[self.member]
 
+    def exchange(
+        self,
+        own: Tensor,
+        cut: tuple[int, Sequence[int]],
+        joined: tuple[int, Sequence[int]],
+        *,
+        is_gradient: bool,
+    ) -> Tensor:
+        (cut_dim, cut_sizes), (dim, sizes) = cut, joined
+        assert own.shape[cut_dim] == sum(cut_sizes)
+        assert own.shape[dim] == sizes[self.member]
+        kind = "exchange back" if is_gradient else "exchange"
+        parts = self.meeting.all(self.member, kind, own)
+        return torch.cat([torch.split(part, list(cut_sizes), cut_dim)[self.member] for part in parts], dim)
+
 
 def in_threads(degree: int, run: Callable[[ThreadGroup], _Result]) -> tuple[list[_Result], Meeting]:
     """What every device of a group gives, and where they met."""

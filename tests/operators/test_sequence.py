@@ -15,7 +15,7 @@ from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
 from spindle_cli.operators.sequence.exchange import SequencePart
 from spindle_cli.operators.sequence.types import part_sizes
-from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
+from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.runtime.step.compute import run_backward, run_forward
 from spindle_cli.workload.graph import TaskGraph
@@ -44,7 +44,7 @@ def part_of(
             leaf = leaves[name] = nn.Parameter(part.clone())
         is_zero = split is not None and not first and name in split.added_once
         views[name] = View((leaf,), counts=first or is_own, is_zero=is_zero)
-    return PartialOp(module, views, None if split is None else SplitRegion(module, split, group))
+    return PartialOp(module, views, None if split is None else region_of(module, split, group))
 
 
 def trained(

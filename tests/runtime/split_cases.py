@@ -11,6 +11,7 @@ from hand_plans import Placement
 from runtime_cases import CLIPPED
 from shard_cases import SPLIT as SHARED_OUT
 
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.workload.graph import WorkloadGraph
 
 # Degrees of 1, 2 and 4 for the same parameters, on ranks that hold all of them, a half, or other halves;
@@ -38,6 +39,15 @@ def split_at_random(seed: int, num_devices: int, graph: WorkloadGraph) -> tuple[
             placements.append((metaop.name, (first, last), tuple(devices), tp))
             first = last
     return tuple(placements)
+
+
+# Samples and experts shared out over 2 and 4 devices, in groups in another order than their ranks, and not.
+ROUTED: tuple[Placement, ...] = (
+    ("left/tower", (0, 1), (0, 1), 2),
+    ("right/tower", (0, 2), (0, 1, 2, 3), 4),
+    ("left/tower", (1, 3), (3, 1, 0, 2), 2),
+    ("right/tower", (2, 3), (2,)),
+)
 
 
 FROZEN = {"frozen": True}
@@ -72,6 +82,27 @@ EXACT = (
     ),
     *(Case(f"random-{seed}", partial(split_at_random, seed, 4), "split_toys") for seed in (0, 3)),
     SHARED_OUT,
+    Case("routed", ROUTED, "routed_toys", train={**CLIPPED, "accumulate": 2}),
+    # Micro-batches of fewer samples than devices.
+    Case(
+        "routed-cut",
+        ROUTED,
+        "routed_toys",
+        args=FROZEN,
+        train=ADAMW,
+        micro_batches={"left": 4, "right": 2},
+        recompute=("left/tower",),
+        apart=6,
+    ),
+    Case(
+        "routed-shared-out",
+        ROUTED,
+        "routed_toys",
+        train={**CLIPPED, "accumulate": 2},
+        offload=True,
+        apart=7,
+        sharding=Sharding.PARAMETERS,
+    ),
 )
 # A run that is cut short after its second step, and goes on by the same plan and by others.
 SAVED = Case("saved", SPLIT, "split_toys", args=FROZEN, train=ADAMW, steps=2, checkpoint_every=1)

@@ -7,7 +7,7 @@ sum for each further map that takes the same input and more work of the host for
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spindle_cli.errors import WorkloadError
 from spindle_cli.operators.autograd import applied
+from spindle_cli.operators.experts.region import ExpertRegion
 from spindle_cli.operators.random_streams import RandomState, draw_seed, seed_generators
 from spindle_cli.operators.sequence.exchange import SequencePart, Shared
 from spindle_cli.operators.sequence.region import SequenceRun
@@ -55,7 +56,9 @@ class View:
 class PartialOp(nn.Module):
     """An op that takes some of its parameters from leaves; `region`: where it is split over a group."""
 
-    def __init__(self, op: nn.Module, views: Mapping[str, View], region: SplitRegion | None) -> None:
+    def __init__(
+        self, op: nn.Module, views: Mapping[str, View], region: SplitRegion | ExpertRegion | None
+    ) -> None:
         """`views`: by the parameters' names in `op`; equal ones are taken once."""
         super().__init__()
         self.op = op
@@ -69,10 +72,9 @@ class PartialOp(nn.Module):
         return {name: view.leaves[0] for name, view in self._views.items() if len(view.leaves) == 1}
 
     @property
-    def taken(self) -> int | None:
-        """The argument that may be a `Shared`."""
-        sequence = None if self._region is None else self._region.sequence
-        return None if sequence is None else sequence.taken
+    def taken(self) -> Collection[int]:
+        """The arguments that may be a `Shared`."""
+        return () if self._region is None else self._region.taken
 
     def forward(self, *arguments: Tensor | Shared) -> Any:
         """What the op gives on these arguments; a `Shared` where it hands a part of the sequence on."""
@@ -100,9 +102,9 @@ class SplitRegion:
         self._draws_apart = draws_apart
 
     @property
-    def sequence(self) -> SequenceSplit | None:
-        """How the sequence is shared out, if it is."""
-        return self._split.sequence
+    def taken(self) -> Collection[int]:
+        """The op's arguments that may be a `Shared`."""
+        return self._split.parts_taken(self._group)
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -155,6 +157,20 @@ class SplitRegion:
                     f"tp_plans: the layer does not call {name}, so that it cannot be split",
                     hint="It may use that module's weight itself: call the module, or give it no plan.",
                 )
+
+
+def region_of(
+    op: nn.Module, split: LayerSplit, group: TensorGroup, *, draws_apart: bool = True
+) -> SplitRegion | ExpertRegion:
+    """What of an op the devices of a group share out.
+
+    Args:
+        op: that has the names of the split.
+        draws_apart: inside of its part each device draws random numbers of its own.
+    """
+    if split.experts is None:
+        return SplitRegion(op, split, group, draws_apart=draws_apart)
+    return ExpertRegion(op, split.experts, group, split.degree, draws_apart=draws_apart)
 
 
 @dataclass

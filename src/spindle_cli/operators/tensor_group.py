@@ -134,6 +134,49 @@ class TensorGroup:
         own = self.scatter_sum(torch.stack(parts), (1,) * len(sizes))[0]
         return own.narrow(dim, 0, sizes[self.member]).contiguous()
 
+    def exchange(
+        self,
+        own: Tensor,
+        cut: tuple[int, Sequence[int]],
+        joined: tuple[int, Sequence[int]],
+        *,
+        is_gradient: bool,  # noqa: ARG002 - as `sum_`
+    ) -> Tensor:
+        """All-to-all: of a tensor that each member has all of along one dimension, and its own part of along
+        another, its own part along the first and all along the second.
+
+        Args:
+            own: this member's.
+            cut: a dimension, and how much of it each member gets.
+            joined: another one, and how much of it each member has.
+
+        Raises:
+            PeerLostError: as `sum_`.
+        """
+        (cut_dim, cut_sizes), (dim, sizes) = cut, joined
+        parts = torch.split(own, list(cut_sizes), cut_dim)
+        at_place = sorted(range(len(self.ranks)), key=self._order().__getitem__)
+        shapes = []
+        for member in at_place:
+            shape = list(own.shape)
+            shape[cut_dim], shape[dim] = cut_sizes[self.member], sizes[member]
+            shapes.append(torch.Size(shape))
+        sent = torch.cat([parts[member].flatten() for member in at_place])
+        received = sent.new_empty(sum(shape.numel() for shape in shapes))
+        with _losing_peers():
+            dist.all_to_all_single(
+                received,
+                sent,
+                [shape.numel() for shape in shapes],
+                [parts[member].numel() for member in at_place],
+                group=self._joined(),
+            )
+        flat = torch.split(received, [shape.numel() for shape in shapes])
+        of_member = {
+            member: part.view(shape) for member, part, shape in zip(at_place, flat, shapes, strict=True)
+        }
+        return torch.cat([of_member[member] for member in range(len(self.ranks))], dim)
+
     def _joined(self) -> dist.ProcessGroup:
         assert self._communicator is not None, "a group is joined before training"
         return self._communicator

@@ -16,13 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.errors import WorkloadError
+from spindle_cli.operators.experts.exchange import SamplePart
+from spindle_cli.operators.experts.find import NotByExpertsError, find_experts
+from spindle_cli.operators.experts.types import ExpertSplit
 from spindle_cli.operators.heads.vocabulary import FoundWords, OwnWords, find_words
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
+from spindle_cli.operators.sequence.exchange import SequencePart
 from spindle_cli.operators.sequence.find import SplitParts, find_sequence
 from spindle_cli.operators.sequence.recording import NotBySequenceError
 from spindle_cli.operators.sequence.types import SequenceSplit
 from spindle_cli.operators.tensor_group import TensorGroup
-from spindle_cli.operators.tp_plans import Way, adapted, plan_of, unknown_ways
+from spindle_cli.operators.tp_plans import Way, adapted, by_experts, experts_of, plan_of, unknown_ways
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.types import Workload
 
@@ -47,6 +51,8 @@ class LayerSplit:
             gradient is the sum of what the devices find.
         words: parameters of the vocabulary that the op's head or embedding is over; they are in `dims` too.
         sequence: how the devices share out the sequence between the split parts, where they do.
+        experts: how they share out samples and experts, where the layer is one with experts; nothing is
+            entered or summed then.
     """
 
     degree: int
@@ -57,6 +63,25 @@ class LayerSplit:
     partial: frozenset[str] = frozenset()
     words: frozenset[str] = frozenset()
     sequence: SequenceSplit | None = None
+    experts: ExpertSplit | None = None
+
+    @property
+    def is_handed_on(self) -> bool:
+        """Whether the op hands on a part of what it gives, to an op that is split alike."""
+        by_positions = self.sequence is not None and self.sequence.kept
+        return bool(by_positions or (self.experts is not None and self.experts.kept))
+
+    def with_whole_ends(self) -> LayerSplit:
+        """The same, where an op takes and gives all positions and samples; positions are not shared out."""
+        return replace(self, sequence=None, experts=self.experts and self.experts.joined())
+
+    def parts_taken(self, group: TensorGroup) -> dict[int, SequencePart]:
+        """Of the op's arguments that may be a `Shared`, the part that a device of the group has."""
+        if self.experts is not None:
+            return {place: SamplePart(self.degree, dim, group) for place, dim in self.experts.taken.items()}
+        if self.sequence is None or self.sequence.taken is None:
+            return {}
+        return {self.sequence.taken: SequencePart(self.degree, self.sequence.dim, group)}
 
     def own_words(self, group: TensorGroup) -> OwnWords | None:
         """What a device of the group has of the vocabulary; None: the op's is not split."""
@@ -111,7 +136,14 @@ def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerS
         return None
     layer = task.root.get_submodule(op.target)
     plan = plan_of(workload, layer)
-    if not plan or not _heads_divide(layer, degree):
+    if not plan:
+        return None
+    if by_experts(plan):
+        try:
+            return _by_experts(task, op, plan, degree)
+        except NotByExpertsError:
+            return None
+    if not _heads_divide(layer, degree):
         return None
     dims: dict[str, int] = {}
     added_once: set[str] = set()
@@ -144,6 +176,42 @@ def _by_plan(workload: Workload, task: TaskGraph, op: Op, degree: int) -> LayerS
         return replace(split, sequence=_by_sequence(workload, task, op, split))
     except NotBySequenceError:
         return split
+
+
+def _by_experts(task: TaskGraph, op: Op, plan: Mapping[str, Way], degree: int) -> LayerSplit | None:
+    """Raises NotByExpertsError: the devices cannot share out the layer's experts."""
+    layer = task.root.get_submodule(str(op.target))
+    counts = {path: experts_of(layer.get_submodule(path)) for path in plan}
+    if min(counts.values()) < degree:
+        return None
+    dims = {
+        f"{op.target}.{path}.{name}": 0
+        for path in plan
+        for name, _ in layer.get_submodule(path).named_parameters()
+    }
+    if not _used_once(task, op, dims):
+        return None
+    named = layer.named_parameters(prefix=str(op.target), remove_duplicate=False)
+    return LayerSplit(
+        degree=degree,
+        dims=dims,
+        entered=(),
+        summed=(),
+        partial=frozenset(name for name, _ in named) - dims.keys(),
+        experts=find_experts(task, op, {f"{op.target}.{path}": count for path, count in counts.items()}),
+    )
+
+
+def _why_whole_experts(workload: Workload, task: TaskGraph, op: Op) -> str | None:
+    """Why two devices do not share out a layer's experts; None: they do, or it has none."""
+    plan = plan_of(workload, task.root.get_submodule(str(op.target)))
+    if not plan or not by_experts(plan) or op.coupled or op.talks:
+        return None
+    try:
+        _by_experts(task, op, plan, _FEWEST_DEVICES)
+    except NotByExpertsError as error:
+        return str(error)
+    return None
 
 
 def _by_sequence(workload: Workload, task: TaskGraph, op: Op, split: LayerSplit) -> SequenceSplit | None:
@@ -214,6 +282,13 @@ def describe_ways(workload: Workload, task: TaskGraph, op: Op) -> str:
         return f"{kind} has adapters on {', '.join(with_adapters)}, and what they adapt is not split"
     if not plan:
         return f"{kind} has no plan in tp_plans, or none that splits anything"
+    if by_experts(plan):
+        why = _why_whole_experts(workload, task, op)
+        return (
+            f"the experts of {kind} are not shared out: {why}"
+            if why
+            else f"{kind} has fewer experts, or they are used elsewhere too"
+        )
     return f"the heads or channels of {kind} do not divide by it, or its parameters are used elsewhere too"
 
 
@@ -230,6 +305,11 @@ def kept_whole(graph: WorkloadGraph) -> tuple[str, ...]:
         layer = task.root.get_submodule(op.target)
         if unknown_ways(graph.workload, layer) or adapted(graph.workload, layer):
             found.setdefault(f"tensor parallelism: {describe_ways(graph.workload, task, op)}; it stays whole")
+        elif why := _why_whole_experts(graph.workload, task, op):
+            kind = type(layer).__name__
+            found.setdefault(
+                f"tensor parallelism: the experts of {kind} are not shared out: {why}; it stays whole"
+            )
         elif why := _why_whole_sequence(graph.workload, task, op):
             kind = type(layer).__name__
             found.setdefault(f"tensor parallelism: each device has the whole sequence in {kind}: {why}")

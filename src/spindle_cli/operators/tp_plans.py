@@ -17,7 +17,7 @@ from torch import nn
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.types import Workload
 
-Way = Literal["colwise", "rowwise", "partial"]
+Way = Literal["colwise", "rowwise", "partial", "expertwise"]
 
 # What plans may say -> what it means here. "partial": all devices hold the parameters whole, but use them for
 # their own part of the layer, so that gradients are to be summed (norms of single heads). None: what goes in
@@ -25,6 +25,7 @@ Way = Literal["colwise", "rowwise", "partial"]
 WAYS: Mapping[str, Way | None] = {
     "colwise": "colwise",
     "rowwise": "rowwise",
+    "expertwise": "expertwise",
     "replicated_with_grad_allreduce": "partial",
     "colwise_gather_output": None,
     "colwise_rep": None,
@@ -56,7 +57,24 @@ def plan_of(workload: Workload, layer: nn.Module) -> dict[str, Way] | None:
     plan = {path: way for path, way in spoken.items() if way is not None}
     if any(_misfit(layer, path, way) for path, way in plan.items()):
         return None
+    if by_experts(plan) and (others := sorted(path for path, way in plan.items() if way != "expertwise")):
+        raise WorkloadError(
+            f"tp_plans: {type(layer).__name__}: {others[0]} is {plan[others[0]]} beside experts, expected "
+            "expertwise alone",
+            hint="Devices that share out experts have samples of their own in the rest of the layer.",
+        )
     return plan or None
+
+
+def by_experts(plan: Mapping[str, Way]) -> bool:
+    """Whether a plan shares out experts."""
+    return "expertwise" in plan.values()
+
+
+def experts_of(module: nn.Module) -> int:
+    """How many experts a module's parameters are stacked of; 0: they are not."""
+    counts = {parameter.shape[:1] for parameter in module.parameters()}
+    return counts.pop()[0] if len(counts) == 1 and () not in counts else 0
 
 
 def unknown_ways(workload: Workload, layer: nn.Module) -> dict[str, str]:
@@ -126,8 +144,9 @@ def _known_way(layer: nn.Module, path: str, way: object) -> Way | None:
 def _require_fitting(layer: nn.Module, path: str, way: Way | None) -> None:
     misfit = _misfit(layer, path, way)
     if misfit is not None:
+        expected = "a module of stacked experts" if way == "expertwise" else "an nn.Linear"
         raise WorkloadError(
-            f"tp_plans: {type(layer).__name__}: {path} is {misfit}, expected an nn.Linear of the layer"
+            f"tp_plans: {type(layer).__name__}: {path} is {misfit}, expected {expected} of the layer"
         )
 
 
@@ -136,6 +155,12 @@ def _misfit(layer: nn.Module, path: str, way: Way | None) -> str | None:
     found = dict(layer.named_modules()).get(path)
     if found is None:
         return "nothing"
+    if way == "expertwise":
+        return (
+            None
+            if experts_of(found)
+            else f"a {type(found).__name__} without one entry for each expert in all its parameters"
+        )
     if way != "partial" and not isinstance(found, nn.Linear):
         return f"a {type(found).__name__}"
     return None

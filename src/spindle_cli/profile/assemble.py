@@ -340,8 +340,7 @@ class _MetaOpAssembly:
 
     def _joined_bytes(self, op: Op, tp: int) -> int:
         split = layer_split(self._workload, self._task, op, tp)
-        sequence = None if split is None else split.sequence
-        return self._output_bytes(op) if sequence is not None and sequence.kept else 0
+        return self._output_bytes(op) if split is not None and split.is_handed_on else 0
 
     def _field_bytes(self) -> dict[int, int]:
         return {

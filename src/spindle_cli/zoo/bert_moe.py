@@ -1,7 +1,7 @@
 """BERT with a mixture of experts in every second layer, trained to fill in masked words.
 
-As large as HAP's (EuroSys 2024) BERT-MoE: BERT-Base, of which six layers have experts instead of an MLP; and as
-small as a test. Shapes: B samples, S tokens, W width.
+As large as HAP's (EuroSys 2024) BERT-MoE: BERT-Base, of which six layers have experts instead of an MLP; and
+as small as a test. Shapes: B samples, S tokens, W width.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class BertMoeSpec:
     batch_size: int
 
 
-# HAP's case: 12 layers of width 768, two experts a device of 8, 128 tokens of WikiText-2, capacity factor 1.25.
+# HAP's case: 12 layers of width 768, two experts for each of 8 devices, 128 tokens, a capacity factor of 1.25
+# for both choices together.
 MODELS: dict[Size, BertMoeSpec] = {
     "paper": BertMoeSpec(768, 6, 12, 3072, 16, 1.25, 30522, 128, 256),
     "laptop": BertMoeSpec(32, 2, 4, 64, 4, 1.25, 128, 16, 16),
@@ -71,7 +72,7 @@ class ExpertLayer(nn.Module):
 
 
 class LayerPair(nn.Module):
-    """A layer with an MLP, then one with experts: one operator, so that a chain of them is one of equal ops."""
+    """A layer with an MLP, then one with experts: one operator, so that all ops of a chain are equal."""
 
     def __init__(self, spec: BertMoeSpec) -> None:
         super().__init__()
@@ -116,7 +117,8 @@ class BertMoe(nn.Module):
         for pair in self.pairs:
             x, balance = pair(x, balance)
         loss: Tensor = self.loss(x, labels)
-        return loss + _BALANCE_WEIGHT / len(self.pairs) * balance.mean()
+        total: Tensor = loss + _BALANCE_WEIGHT / len(self.pairs) * balance.mean()
+        return total
 
 
 class MaskedTexts(Dataset[dict[str, Tensor]]):
@@ -154,8 +156,7 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     sizes = choose_batch_sizes("bert_moe", {"fill_in": spec.batch_size}, batch_sizes)
     return Workload(
         name="bert-moe" if size == "paper" else f"bert-moe-{size}",
-        tasks=[
-            Task("fill_in", BertMoe(spec), sizes["fill_in"], MaskedTexts(spec.tokens, spec.vocabulary))
-        ],
+        tasks=[Task("fill_in", BertMoe(spec), sizes["fill_in"], MaskedTexts(spec.tokens, spec.vocabulary))],
         operators=(LayerPair, WordLoss),
+        tp_plans={LayerPair: {"sparse.mixture.experts": "expertwise"}},
     )

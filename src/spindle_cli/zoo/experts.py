@@ -34,34 +34,34 @@ class Top2Gate(nn.Module):
         self.logits = nn.Linear(width, experts, bias=False)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """[B, S, W] -> which token has which place of which expert [B, S, E, C], as 0 and 1; its weight there,
-        the same shape; and how unbalanced each sample's routing is [B], 1 where it is even.
+        """[B, S, W] -> which token has which place of which expert [B, S, E, C], as 0 and 1; its weight
+        there, the same shape; and how unbalanced each sample's routing is [B], 1 where it is even.
 
         Tokens take places in their order, first choices ahead of all second ones; behind the last place
         there is none, and that choice of the token is dropped.
         """
         chances = self.logits(x).softmax(-1)  # [B, S, E]
-        first = functional.one_hot(chances.argmax(-1), self.num_experts).to(x.dtype)
+        first = _one_of(chances.argmax(-1), self.num_experts).to(x.dtype)
         others = chances.masked_fill(first.bool(), 0.0)
-        second = functional.one_hot(others.argmax(-1), self.num_experts).to(x.dtype)
-        of_first, of_second = (chances * first).sum(-1), (chances * second).sum(-1)  # [B, S]
-        together = of_first + of_second
+        second = _one_of(others.argmax(-1), self.num_experts).to(x.dtype)
+        of_first = (chances * first).sum(-1)  # [B, S]
+        together = of_first + (chances * second).sum(-1)
         ahead = first.sum(1, keepdim=True)  # [B, 1, E]
         place_of_first = ((first.cumsum(1) - 1) * first).sum(-1)  # [B, S]
         place_of_second = ((second.cumsum(1) - 1 + ahead) * second).sum(-1)
-        takes = first.unsqueeze(-1) * self._one_place(place_of_first)  # [B, S, E, C]
-        takes_too = second.unsqueeze(-1) * self._one_place(place_of_second)
-        weights = (
-            takes * (of_first / together)[..., None, None] + takes_too * (of_second / together)[..., None, None]
-        )
+        # [B, S, E, C]; behind the last place there is none, so that the choice is dropped.
+        takes = first.unsqueeze(-1) * _one_of(place_of_first, self.capacity).unsqueeze(2)
+        takes_too = second.unsqueeze(-1) * _one_of(place_of_second, self.capacity).unsqueeze(2)
+        first_weight = (of_first / together)[..., None, None]  # [B, S, 1, 1]
+        weights = takes * first_weight + takes_too * (1 - first_weight)
         # GShard's l_aux: of each expert, the part of tokens that have it first times its mean chance.
         balance = self.num_experts * (first.mean(1) * chances.mean(1)).sum(-1)
         return takes + takes_too, weights, balance
 
-    def _one_place(self, places: Tensor) -> Tensor:
-        """[B, S] -> [B, S, 1, C], 1 at the place; without one where that is C or more."""
-        every = torch.arange(self.capacity, device=places.device)
-        return (places[..., None, None] == every).to(places.dtype)
+
+def _one_of(numbers: Tensor, count: int) -> Tensor:
+    """[...] -> [..., count], true at the number, if it is below `count`; no value is read on the way."""
+    return numbers.unsqueeze(-1) == torch.arange(count, device=numbers.device)
 
 
 class Experts(nn.Module):

@@ -30,7 +30,7 @@ class _ReachedError(Exception):
 
 @contextmanager
 def called_on_meta(
-    task: TaskGraph, op: Op, specs: Iterable[ValueSpec]
+    task: TaskGraph, op: Op, specs: Iterable[ValueSpec], samples: int = _SAMPLES
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """Everything is on the meta device inside; gives what the op calls its layer with.
 
@@ -38,6 +38,7 @@ def called_on_meta(
         task: whose op it is.
         op: that calls it.
         specs: of the op's fields and inputs.
+        samples: how many they have, at most as many as the batch.
 
     Raises:
         NotBySequenceError: what comes before the layer does not run there.
@@ -58,11 +59,11 @@ def called_on_meta(
         torch.enable_grad(),
         swapped_tensors(module, stand_in),
     ):
-        yield _reach(module, task.root.get_submodule(str(op.target)), specs)
+        yield _reach(module, task.root.get_submodule(str(op.target)), specs, samples)
 
 
 def _reach(
-    module: fx.GraphModule, layer: nn.Module, specs: Iterable[ValueSpec]
+    module: fx.GraphModule, layer: nn.Module, specs: Iterable[ValueSpec], samples: int
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     def reached(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise _ReachedError(args, kwargs)
@@ -70,7 +71,7 @@ def _reach(
     hook = layer.register_forward_pre_hook(reached, with_kwargs=True)
     try:
         with Unread():
-            module(*(_input(spec) for spec in specs))
+            module(*(_input(spec, samples) for spec in specs))
     except _ReachedError as found:
         return found.args_given, found.kwargs_given
     except Exception as error:
@@ -81,10 +82,10 @@ def _reach(
     raise NotBySequenceError("it is not called")
 
 
-def _input(spec: ValueSpec) -> Tensor:
+def _input(spec: ValueSpec, samples: int) -> Tensor:
     shape = list(spec.shape)
     if spec.batch_dim is not None:
-        shape[spec.batch_dim] = min(_SAMPLES * spec.rows_per_sample, shape[spec.batch_dim])
+        shape[spec.batch_dim] = min(samples * spec.rows_per_sample, shape[spec.batch_dim])
     if spec.row is not None:
         return rows_of(spec.row, shape, spec.dtype)
     made = torch.empty(shape, dtype=spec.dtype, device="meta")

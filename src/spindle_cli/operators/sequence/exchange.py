@@ -41,7 +41,7 @@ class SequencePart:
         """This device's part of the sum of what the devices have for all positions."""
         return Shared(applied(_Scattered, summand, self), summand.shape[self.dim], self)
 
-    def own(self, whole: Tensor) -> Tensor:
+    def own(self, whole: Tensor, *, is_gradient: bool = False) -> Tensor:  # noqa: ARG002 - for other parts
         """Its positions, in memory of their own."""
         sizes = part_sizes(whole.shape[self.dim], self.degree)
         first = sum(sizes[: self.group.member])
@@ -125,7 +125,7 @@ class _Joined(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.part.own(gradients[0]), None, None
+        return ctx.part.own(gradients[0], is_gradient=True), None, None
 
 
 class _Gathered(_Joined):

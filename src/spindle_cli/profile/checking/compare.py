@@ -18,7 +18,7 @@ from spindle_cli.operators.contrastive import pairs_over_shares
 from spindle_cli.operators.heads.chunked import loss_in_chunks
 from spindle_cli.operators.heads.vocabulary import OwnWords
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
-from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
+from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.checking.in_turn import InTurn
 from spindle_cli.profile.checking.values import Values
@@ -180,16 +180,16 @@ class OpShares:
             leaf = whole
             if name in split.dims:
                 dim = split.dims[name]
-                width = whole.shape[dim] // split.degree
+                begin, end = (whole.shape[dim] * (member + each) // split.degree for each in (0, 1))
                 leaf = nn.Parameter(
-                    whole.detach().narrow(dim, member * width, width).clone(), whole.requires_grad
+                    whole.detach().narrow(dim, begin, end - begin).clone(), whole.requires_grad
                 )
             is_zero = not first and name in split.added_once
             view = View((leaf,), counts=first or is_own, is_zero=is_zero)
             views[name] = known.setdefault((id(whole), view.counts, is_zero), view)
             if name in self._parameters and (first or is_own):
                 counted[name] = views[name].leaves[0]
-        return PartialOp(self._module, views, SplitRegion(self._module, split, group)), counted
+        return PartialOp(self._module, views, region_of(self._module, split, group)), counted
 
     def _words_of(self, module: fx.GraphModule, split: LayerSplit, member: int) -> PartialOp:
         """A device's part of the op, with leaves of its own."""

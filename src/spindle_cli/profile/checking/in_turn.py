@@ -62,6 +62,23 @@ class InTurn(TensorGroup):
         self.sum_(total, is_gradient=True)
         return torch.split(total, list(per_share))[self.member]
 
+    def exchange(
+        self,
+        own: Tensor,
+        cut: tuple[int, Sequence[int]],
+        joined: tuple[int, Sequence[int]],
+        *,
+        is_gradient: bool,
+    ) -> Tensor:
+        """Its part of the sum of what has each share's in its place."""
+        (cut_dim, cut_sizes), (dim, sizes) = cut, joined
+        shape = list(own.shape)
+        shape[dim] = sum(sizes)
+        whole = own.new_zeros(shape)
+        whole.narrow(dim, sum(sizes[: self.member]), sizes[self.member]).copy_(own)
+        self.sum_(whole, is_gradient=is_gradient)
+        return torch.split(whole, list(cut_sizes), cut_dim)[self.member]
+
     def run(self, shares: Sequence[Callable[[], _Result]]) -> list[_Result]:
         """What all shares give, of one pass.
 

@@ -95,7 +95,7 @@ class TaskChecker:
         split_of: Callable[[Op], LayerSplit | None] = lambda _: None,
     ) -> None:
         self._split_of = split_of
-        self._kinds: set[str] = set()  # of the ops whose sequence was shared out
+        self._kinds: set[str] = set()  # of the ops whose sequence, or experts, were shared out
         self._task = task
         self._names = names
         self._limits = limits
@@ -187,6 +187,7 @@ class TaskChecker:
             if whole.is_finite and runs.watch.tolerance is not None:
                 self._check_words(op, runs, whole, runs.watch.tolerance)
                 self._check_positions(op, runs, whole, runs.watch.tolerance)
+                self._check_experts(op, runs, whole, runs.watch.tolerance)
         what, relative = largest_difference(whole, shares)
         if not whole.is_finite:
             found.unchecked[op.index] = f"{place_of(op)}it gives numbers that are none on drawn parameters"
@@ -240,6 +241,25 @@ class TaskChecker:
             f"{place_of(op)}where {split.degree} devices have a part of the sequence each, {why}",
             hint="Keep sequences whole: Workload(..., tp_sequence=False).",
         )
+
+    def _check_experts(self, op: Op, runs: OpShares, whole: Run, tolerance: float) -> None:
+        """Compare with what devices compute that share out the experts of the op's layer; of equal ops one.
+
+        Raises:
+            WorkloadError: it differs.
+        """
+        split = self._split_of(op)
+        if split is None or split.experts is None or op.kind in self._kinds:
+            return
+        self._kinds.add(op.kind)
+        dims = {name: dim for name, dim in split.dims.items() if name not in split.words}
+        split = replace(split, dims=dims, words=frozenset(), experts=split.experts.joined())
+        why = self._differs(runs, split, whole, tolerance)
+        if why is not None:
+            raise WorkloadError(
+                f"{place_of(op)}where {split.degree} devices have a part of its experts each, {why}",
+                hint="Its experts take [samples, experts, ...] and give that, or take it out of tp_plans.",
+            )
 
     def _differs(self, runs: OpShares, split: LayerSplit, whole: Run, tolerance: float) -> str | None:
         try:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from spindle_cli.costs.links import all_gather_s, all_reduce_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
+from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.profile.batch_sums import BatchSum
@@ -37,7 +37,8 @@ def _counted(
 class SplitSums:
     """Bytes of each activation that the devices sum in the forward pass, and of each gradient in the backward
     pass; of all rows of what they gather forward, and of what they sum and hand back in parts. Along a
-    sequence: of all positions of what they gather, or sum and hand out in parts, in each pass.
+    sequence: of all positions of what they gather, or sum and hand out in parts, in each pass; and of what a
+    device has of what they exchange around experts.
     """
 
     forward: tuple[int, ...] = ()
@@ -118,6 +119,22 @@ class SumCounter(TensorGroup):
         self._along(whole, is_gradient)
         return whole.narrow(dim, 0, sizes[0]).clone()
 
+    def exchange(
+        self,
+        own: Tensor,
+        cut: tuple[int, Sequence[int]],
+        joined: tuple[int, Sequence[int]],
+        *,
+        is_gradient: bool,
+    ) -> Tensor:
+        """Its own part in the place of those of all; counted by what it has, of which it keeps its own and
+        sends the rest, as when so much is gathered.
+        """
+        (cut_dim, cut_sizes), (dim, sizes) = cut, joined
+        kept = own.narrow(cut_dim, 0, max(cut_sizes))
+        self._along(own, is_gradient)
+        return torch.cat([kept.narrow(dim, 0, size) for size in sizes], dim)
+
     def _along(self, whole: Tensor, is_gradient: bool) -> None:
         (self._backward_along if is_gradient else self._forward_along).append(self._bytes(whole))
 
@@ -150,7 +167,7 @@ def one_part(op: nn.Module, split: LayerSplit, sums: SumCounter) -> PartialOp:
             made[id(whole)] = View((nn.Parameter(part, whole.requires_grad),), dim)
             whole.data = whole.new_empty(0)
         views[name] = made[id(whole)]
-    return PartialOp(module, views, SplitRegion(module, split, sums))
+    return PartialOp(module, views, region_of(module, split, sums))
 
 
 def equal_cuts(task: TaskGraph, rows: int) -> tuple[int, ...]:

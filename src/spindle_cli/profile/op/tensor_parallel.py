@@ -11,8 +11,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.operators.sequence.exchange import SequencePart, Shared
-from spindle_cli.operators.split_op import SplitRegion
+from spindle_cli.operators.sequence.exchange import Shared
+from spindle_cli.operators.split_op import region_of
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 
@@ -30,10 +30,10 @@ def degrees_on(cluster: Cluster | None) -> tuple[int, ...]:
 def along_sequence(
     module: nn.Module, split: LayerSplit | None, group: TensorGroup
 ) -> AbstractContextManager[None]:
-    """Run the op inside on a device's positions, where its devices share out the sequence."""
-    if split is None or split.sequence is None:
+    """Run the op inside on a device's positions, or samples, where its devices share these out."""
+    if split is None or (split.sequence is None and split.experts is None):
         return nullcontext()
-    return SplitRegion(module, split, group, draws_apart=False).entered()
+    return region_of(module, split, group, draws_apart=False).entered()
 
 
 @contextmanager
@@ -56,27 +56,24 @@ def noting_sums(module: nn.Module, split: LayerSplit | None) -> Iterator[list[Te
 
 
 class OwnPositions:
-    """The first device's positions; `inputs`: the op's, of its trunk these alone."""
+    """The first device's positions, or samples; `inputs`: the op's, of what comes in parts these alone."""
 
     def __init__(self, split: LayerSplit | None, group: TensorGroup, inputs: Sequence[Tensor]) -> None:
-        """`split`: None, or without a sequence, leaves everything whole."""
-        sequence = None if split is None else split.sequence
-        self._taken = None if sequence is None else sequence.taken
-        self._is_shared = sequence is not None
+        """`split`: None, or without parts, leaves everything whole."""
         self.inputs = list(inputs)
-        if split is None or sequence is None or self._taken is None:
-            return
-        self._part = SequencePart(split.degree, sequence.dim, group)
-        trunk = inputs[self._taken]
-        self._length = trunk.shape[sequence.dim]
-        own = self._part.own(trunk.detach())
-        self.inputs[self._taken] = own.requires_grad_(trunk.requires_grad)
+        self._is_shared = split is not None and not (split.sequence is None and split.experts is None)
+        self._parts = {} if split is None else split.parts_taken(group)
+        self._lengths: dict[int, int] = {}
+        for place, part in self._parts.items():
+            whole = inputs[place]
+            self._lengths[place] = whole.shape[part.dim]
+            self.inputs[place] = part.own(whole.detach()).requires_grad_(whole.requires_grad)
 
     def given(self, arguments: Sequence[Any]) -> list[Any]:
         """What the op takes, from tensors like `inputs`."""
         given = list(arguments)
-        if self._taken is not None:
-            given[self._taken] = Shared(given[self._taken], self._length, self._part)
+        for place, part in self._parts.items():
+            given[place] = Shared(given[place], self._lengths[place], part)
         return given
 
     def called(self, module: nn.Module) -> nn.Module:

@@ -17,7 +17,7 @@ from spindle_cli.operators.heads.projections import uses_of_words
 from spindle_cli.operators.heads.vocabulary import OwnWords, used_alone, values_of, with_edits
 from spindle_cli.operators.heads.vocabulary_part import VocabularyPart
 from spindle_cli.operators.plan_splits import PlanSplits
-from spindle_cli.operators.split_op import PartialOp, SplitRegion, View
+from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_group import TensorGroup
 from spindle_cli.operators.tensor_parallel import LayerSplit
 from spindle_cli.runtime.communication.rows import Samples
@@ -121,7 +121,7 @@ class LocalOps:
             modules.append(made)
             split = self._splits.by_op.get((wired.index, position))
             # Of what is around the layer, nothing is known at this length.
-            split = split and replace(split, sequence=None)
+            split = split and split.with_whole_ends()
             runnable.append(
                 self._runnable(wired, op, made, split, planned.group, planned.shares, compiles=False)
             )
@@ -167,7 +167,7 @@ class LocalOps:
             for dotted, parameter in module.named_parameters(remove_duplicate=False)
             if id(parameter) in self._names
         }
-        split = replace(split, sequence=None)  # nothing is kept
+        split = split.with_whole_ends()  # nothing is kept
         first, last = wired.layout.rows_of(self._place.rank)
         with swapped_tensors(module, self._as_uncut()):
             words = frozenset(
@@ -303,7 +303,7 @@ class LocalOps:
             if views or compiler is None or summing is not module:
                 return summing
             return compiler.compile_layer(module, op.target)
-        return PartialOp(module, views, SplitRegion(module, split, group))
+        return PartialOp(module, views, region_of(module, split, group))
 
     def _leaves(self, wired: WiredSlice, cut: Cut, parts: range) -> tuple[nn.Parameter, ...]:
         """The leaves of a parameter's parts.

@@ -108,9 +108,9 @@ def run_forward(
         if copies is not None:
             copies.make_room()
         before(index)
-        own = module.taken if isinstance(module, PartialOp) else None
+        own = module.taken if isinstance(module, PartialOp) else ()
         taken = [
-            values[name] if number == own else _whole(values, name)
+            values[name] if number in own else _whole(values, name)
             for number, name in enumerate(op.inputs, len(op.fields))
         ]
         if index in watched:
