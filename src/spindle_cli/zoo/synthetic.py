@@ -33,7 +33,18 @@ class TokenField:
         return torch.randint(self.vocabulary, (self.length,), generator=generator)
 
 
-Field = FloatField | TokenField
+@dataclass(frozen=True)
+class LabelField:
+    """One of `classes`."""
+
+    classes: int
+
+    def draw(self, generator: torch.Generator) -> Tensor:
+        """One sample's class, int64 []."""
+        return torch.randint(self.classes, (), generator=generator)
+
+
+Field = FloatField | TokenField | LabelField
 
 
 # Samples that are drawn; later ones repeat them. Drawing each anew would take longer than training on it.
