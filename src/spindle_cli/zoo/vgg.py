@@ -120,9 +120,7 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     check_option("vgg: size", size, tuple(MODELS))
     spec = MODELS[size]
     sizes = choose_batch_sizes("vgg", {TASK: spec.batch_size}, batch_sizes)
-    data = SyntheticDataset(
-        {"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)}
-    )
+    data = SyntheticDataset({"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)})
     return Workload(
         name="vgg19" if size == "paper" else "vgg-laptop",
         tasks=[Task(TASK, Vgg(spec), sizes[TASK], data)],

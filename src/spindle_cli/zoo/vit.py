@@ -79,9 +79,7 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     check_option("vit: size", size, tuple(MODELS))
     spec = MODELS[size]
     sizes = choose_batch_sizes("vit", {TASK: spec.batch_size}, batch_sizes)
-    data = SyntheticDataset(
-        {"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)}
-    )
+    data = SyntheticDataset({"image": FloatField((COLOURS, PICTURE, PICTURE)), "label": LabelField(CLASSES)})
     return Workload(
         name="vit" if size == "paper" else "vit-laptop",
         tasks=[Task(TASK, Vit(spec), sizes[TASK], data)],

@@ -36,26 +36,41 @@ def baseline(problem: Problem, strategy: StrategyName) -> Draft:
             f"{', '.join(problem.cluster.types)}",
             hint=f"Take spindle, {', '.join(_STRATEGIES)}.",
         )
+    draft = in_turn(problem, strategy, range(problem.num_devices), point_of)
+    assert draft is not None, "an allocation has room on the cluster"
+    return draft
+
+
+def in_turn(
+    problem: Problem,
+    strategy: StrategyName,
+    among: Sequence[int],
+    point_of: Callable[[Problem, Node], Point | None],
+) -> Draft | None:
+    """One MetaOp after another on the first of some devices; None where one has no allocation there."""
     pieces: list[UnplacedSlice] = []
+    placed: list[tuple[int, ...]] = []
     now_s = 0.0
     for number in problem.order:
         node = problem.nodes[number]
         point = point_of(problem, node)
+        devices = None if point is None else first_devices(problem.cluster, point, among)
+        if point is None or devices is None:
+            return None
         end_s = now_s + node.num_ops * point.op_s
         pieces.append(whole_slice(node, point, now_s, end_s))
+        placed.append(devices)
         now_s = end_s
-    devices = tuple(first_devices(problem.cluster, piece.point) for piece in pieces)
-    return Draft(strategy, tuple(pieces), devices, after=tuple(range(len(pieces))))
+    return Draft(strategy, tuple(pieces), tuple(placed), after=tuple(range(len(pieces))))
 
 
-def first_devices(cluster: Cluster, point: Point) -> tuple[int, ...]:
-    """The first devices of each type for an allocation."""
+def first_devices(cluster: Cluster, point: Point, among: Sequence[int]) -> tuple[int, ...] | None:
+    """The first devices of each type, of some, for an allocation; None where it has no room among them."""
     chosen: tuple[int, ...] = ()
     for kind, count in zip(cluster.types, point.counts or (), strict=True):
-        own = whole_groups(
-            of_type(range(cluster.num_devices), kind, cluster), count // point.tp, point.tp, cluster.node_of
-        )
-        assert own is not None, "an allocation has room on the cluster"
+        own = whole_groups(of_type(among, kind, cluster), count // point.tp, point.tp, cluster.node_of)
+        if own is None:
+            return None
         chosen += own
     return chosen
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.asked import Asked
-from spindle_cli.plan.best.find import Found, find_in, in_best_micro_batches, require_above
+from spindle_cli.plan.best.find import Found, find, find_in, in_best_micro_batches, require_above
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
 from spindle_cli.plan.mixed.baselines import baseline
 from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
+from spindle_cli.plan.mixed.parts import on_best_part
 from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.mixed.search import search
 from spindle_cli.plan.problem import MemoryFallback, Problem
@@ -20,7 +22,9 @@ from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.listing import to_pieces
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 # What `spindle` compares itself with.
@@ -112,7 +116,10 @@ def find_in_memory(
         NoPlanError: the strategy has no plan on these types.
         BelowBoundError: a bug of the planner.
     """
-    best = find_mixed(make_mixed_problem(profile, cluster), bound, strategy, effort)
+    whole = make_mixed_problem(profile, cluster)
+    best = find_mixed(whole, bound, strategy, effort)
+    if best is not None and strategy == "spindle" and effort != NO_SEARCH:
+        best = on_best_part(whole, bound, best, partial(_on_part, profile, effort))
     for quarters in range(1, 5) if best is None or best.is_short else ():
         counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
         problem = make_mixed_problem(profile, cluster, MemoryFallback(recompute=counts))
@@ -126,6 +133,15 @@ def find_in_memory(
         if not found.is_short:
             break
     return best
+
+
+def _on_part(profile: Profile, effort: int, part: Cluster) -> Found | None:
+    """The best plan for some nodes by themselves, of whole batches."""
+    own = seen_on(profile, part)
+    if not part.is_mixed:
+        return find(own, part, "spindle", effort)
+    problem = make_mixed_problem(own, part)
+    return find_mixed(problem, mixed_bound(problem), "spindle", effort)
 
 
 def find_mixed(problem: Problem, bound: MixedBound, strategy: StrategyName, effort: int) -> Found | None:

@@ -67,10 +67,15 @@ def judge(problem: Problem, draft: Draft) -> Judged | None:
     if draft.devices is None:
         judged = best_placed(problem, draft, WEIGHTS[:1], QUICK_EXCHANGES)
     else:
-        judged = measure(
-            problem, draft.name, exact_slices(problem, Placed(draft, draft.devices)), draft.after
-        )
+        judged = judge_as_placed(problem, draft)
     return judged or best_placed(problem, draft, (BALANCED,), 0)
+
+
+def judge_as_placed(problem: Problem, draft: Draft) -> Judged | None:
+    """A draft on the devices that it says; None if it does not fit their memory."""
+    assert draft.devices is not None, "the draft says its devices"
+    slices = exact_slices(problem, Placed(draft, draft.devices))
+    return measure(problem, draft.name, slices, draft.after)
 
 
 def slices_in_order(problem: Problem, draft: Draft, order: Sequence[Pass]) -> tuple[Slice, ...]:

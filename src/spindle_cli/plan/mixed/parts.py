@@ -1,0 +1,195 @@
+"""Plans for a part of a cluster: where sums over slow links cost more than the devices behind them bring, the
+best plan leaves some nodes idle.
+
+A part is so many nodes of each group. No schedule of whole batches in it ends before
+
+    sum_m L_m min_a T_m(a) (sum_k p_k n_k(a)) / sum_k p_k N_k
+
+for any prices p of a second of a device of type k: all that its N_k devices have to do is worth as much at
+least. Parts whose bound is above the best iteration so far are left. Of the others, those that are best for
+one MetaOp after another are planned for by themselves, by what plans for one type if they have one alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import inf, isinf
+from typing import TypeAlias
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.find import Found
+from spindle_cli.plan.mixed.baselines import in_turn
+from spindle_cli.plan.mixed.bound import MixedBound
+from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.search.judge import Judged, judge_as_placed, measure_as_they_are
+from spindle_cli.plan.search.passes_apart import apart
+
+# Numbers of nodes of a group that are tried, beside none and all.
+NODES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+# Most parts that get a quick plan, of those that could be fastest; and how many of them a search.
+MOST_PLANNED, MOST_SEARCHED = 48, 2
+# What saves less of the iteration than this is not worth idle nodes.
+WORTH = 0.01
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some nodes of a cluster.
+
+    Attributes:
+        cluster: of these alone.
+        devices: of the whole cluster, by their numbers in the part.
+        bound_s: no schedule of whole batches in it ends earlier.
+    """
+
+    cluster: Cluster
+    devices: tuple[int, ...]
+    bound_s: float = 0.0
+
+
+# Plans for some cluster by itself.
+PlanFor: TypeAlias = Callable[[Cluster], Found | None]
+
+
+def on_best_part(problem: Problem, bound: MixedBound, whole: Found, plan_for: PlanFor) -> Found:
+    """The best plan, also of those that leave nodes idle.
+
+    A search is taken to gain as much on a part, over one MetaOp after another, as it did on all devices.
+
+    Args:
+        whole: the best plan of those that may use all devices.
+        plan_for: what plans for a part.
+    """
+    whole_s = whole.best.prediction.iteration_s
+    enough_s = (1 - WORTH) * whole_s
+    parts = [part for part in _by_bound(problem, bound)[:MOST_PLANNED] if part.bound_s < enough_s]
+    if not parts:
+        return whole
+    plain = _in_turn(problem, Part(problem.cluster, tuple(range(problem.num_devices))))
+    gain = 1.0 if plain is None else min(1.0, whole_s / plain.prediction.iteration_s)
+    quick = [(judged, part) for part in parts for judged in (_in_turn(problem, part),) if judged is not None]
+    quick.sort(key=lambda item: item[0].rank())
+    best = whole
+    for judged, part in quick[:MOST_SEARCHED]:
+        if gain * judged.prediction.iteration_s < enough_s:
+            found = _planned(problem, part, plan_for)
+            best = best if found is None or best.best.rank() <= found.best.rank() else found
+    return best if best.best.prediction.iteration_s < enough_s else whole
+
+
+def _in_turn(problem: Problem, part: Part) -> Judged | None:
+    """One MetaOp after another, each on the fastest allocation that the part has; None if that does not fit,
+    or one has none.
+    """
+    room = _room(problem, part)
+
+    def fastest(_: Problem, node: Node) -> Point | None:
+        return next((point for point in reversed(node.points) if _has_room(point, room)), None)
+
+    draft = in_turn(problem, "spindle", part.devices, fastest)
+    return None if draft is None else judge_as_placed(problem, draft)
+
+
+def _room(problem: Problem, part: Part) -> tuple[int, ...]:
+    """Devices of each type of the whole cluster."""
+    return tuple(part.cluster.num_of_type.get(kind, 0) for kind in problem.cluster.types)
+
+
+def _has_room(point: Point, room: Sequence[int]) -> bool:
+    return all(count <= most for count, most in zip(point.counts or (), room, strict=True))
+
+
+def parts_of(cluster: Cluster) -> Iterator[Part]:
+    """Parts of a cluster, but the whole."""
+    sizes = [sorted({0, group.count, *(n for n in NODES if n < group.count)}) for group in cluster.nodes]
+    everything = tuple(group.count for group in cluster.nodes)
+    for counts in product(*sizes):
+        if any(counts) and counts != everything:
+            yield _part(cluster, counts)
+
+
+def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
+    """The first nodes of each group."""
+    devices: list[int] = []
+    first = 0
+    for group, count in zip(cluster.nodes, counts, strict=True):
+        devices += range(first, first + count * group.devices)
+        first += group.count * group.devices
+    nodes = tuple(
+        group.model_copy(update={"count": count})
+        for group, count in zip(cluster.nodes, counts, strict=True)
+        if count
+    )
+    labels = {group.label for group in nodes}
+    between = tuple(link for link in cluster.links.between if labels.issuperset(link.groups))
+    links = cluster.links.model_copy(update={"between": between})
+    return Part(cluster.changed(nodes=nodes, links=links), tuple(devices))
+
+
+def _by_bound(problem: Problem, bound: MixedBound) -> list[Part]:
+    """The parts, those first in which a schedule could end first."""
+    by_prices = (bound.prices, _prices_by_speed(problem))
+    found = []
+    for part in parts_of(problem.cluster):
+        bound_s = max(_bound_s(problem, prices, _room(problem, part)) for prices in by_prices)
+        found.append(replace(part, bound_s=bound_s))
+    return sorted(found, key=lambda part: (part.bound_s, len(part.devices)))
+
+
+def _prices_by_speed(problem: Problem) -> tuple[float, ...]:
+    """A second of a device of each type for what of the workload it does by itself: the program's prices are
+    nothing where a chain, and not the number of devices, is what keeps it from ending earlier.
+    """
+    kinds = range(len(problem.cluster.types))
+    alone_s = [_cost(problem, [float(kind == own) for kind in kinds], only=own) for own in kinds]
+    return tuple(0.0 if isinf(seconds) else 1 / seconds for seconds in alone_s)
+
+
+def _bound_s(problem: Problem, prices: Sequence[float], room: Sequence[int]) -> float:
+    worth = sum(price * count for price, count in zip(prices, room, strict=True))
+    return _cost(problem, prices, room) / worth if worth > 0 else 0.0
+
+
+def _cost(
+    problem: Problem, prices: Sequence[float], room: Sequence[int] | None = None, only: int | None = None
+) -> float:
+    """What all ops are worth at least by some prices, of the allocations that there is room for, or of those
+    of one type `only`; infinite where an op has none.
+    """
+    total = 0.0
+    for node in problem.nodes:
+        costs = [
+            point.op_s * sum(price * count for price, count in zip(prices, counts, strict=True))
+            for point in node.points
+            for counts in (point.counts or (),)
+            if (room is None or _has_room(point, room)) and (only is None or sum(counts) == counts[only])
+        ]
+        total += node.num_ops * min(costs, default=inf)
+    return total
+
+
+def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:
+    """The plan for a part as one of the whole cluster; None if nothing fits."""
+    try:
+        found = plan_for(part.cluster)
+    except NoPlanError:  # an op has no allocation there, which is no reason to have no plan
+        return None
+    judged = None if found is None else _on_all(problem, part, found.best)
+    if found is None or judged is None:
+        return None
+    idle = problem.num_devices - len(part.devices)
+    note = f"{idle} devices stay idle: sums over the links to them would take longer than they save."
+    return replace(found, best=judged, note=note if found.note is None else f"{found.note} {note}")
+
+
+def _on_all(problem: Problem, part: Part, judged: Judged) -> Judged | None:
+    """What is placed on the devices of a part, on those of the whole cluster."""
+    slices = tuple(
+        piece.model_copy(update={"devices": tuple(part.devices[device] for device in piece.devices)})
+        for piece in judged.slices
+    )
+    moved = measure_as_they_are(problem, judged.strategy, slices, judged.after)
+    return moved if moved is None or moved.is_apart else apart(problem, moved)
