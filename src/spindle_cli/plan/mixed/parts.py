@@ -65,7 +65,7 @@ def on_best_part(problem: Problem, bound: MixedBound, whole: Found, plan_for: Pl
     """
     whole_s = whole.best.prediction.iteration_s
     enough_s = (1 - WORTH) * whole_s
-    parts = [part for part in _by_bound(problem, bound)[:MOST_PLANNED] if part.bound_s < enough_s]
+    parts = parts_that_could_be_faster(problem, bound, enough_s)[:MOST_PLANNED]
     if not parts:
         return whole
     plain = _in_turn(problem, Part(problem.cluster, tuple(range(problem.num_devices))))
@@ -129,13 +129,14 @@ def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
     return Part(cluster.changed(nodes=nodes, links=links), tuple(devices))
 
 
-def _by_bound(problem: Problem, bound: MixedBound) -> list[Part]:
-    """The parts, those first in which a schedule could end first."""
+def parts_that_could_be_faster(problem: Problem, bound: MixedBound, than_s: float) -> list[Part]:
+    """Parts in which a schedule could end earlier, those first in which it could end first."""
     by_prices = (bound.prices, _prices_by_speed(problem))
     found = []
     for part in parts_of(problem.cluster):
         bound_s = max(_bound_s(problem, prices, _room(problem, part)) for prices in by_prices)
-        found.append(replace(part, bound_s=bound_s))
+        if bound_s < than_s:
+            found.append(replace(part, bound_s=bound_s))
     return sorted(found, key=lambda part: (part.bound_s, len(part.devices)))
 
 
@@ -181,7 +182,8 @@ def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:
     if found is None or judged is None:
         return None
     idle = problem.num_devices - len(part.devices)
-    note = f"{idle} devices stay idle: sums over the links to them would take longer than they save."
+    stay = "1 device stays" if idle == 1 else f"{idle} devices stay"
+    note = f"{stay} idle: sums over the links to more nodes would take longer than these save."
     return replace(found, best=judged, note=note if found.note is None else f"{found.note} {note}")
 
 
@@ -191,5 +193,5 @@ def _on_all(problem: Problem, part: Part, judged: Judged) -> Judged | None:
         piece.model_copy(update={"devices": tuple(part.devices[device] for device in piece.devices)})
         for piece in judged.slices
     )
-    moved = measure_as_they_are(problem, judged.strategy, slices, judged.after)
+    moved = measure_as_they_are(problem, "spindle", slices, judged.after)
     return moved if moved is None or moved.is_apart else apart(problem, moved)

@@ -1,0 +1,100 @@
+"""Plans that leave nodes idle: where sums over the links to them cost more than they bring."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
+from spindle_cli.check.run import check_plan
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.links import BetweenLink, Link, Links
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.mixed.bound import mixed_bound
+from spindle_cli.plan.mixed.parts import parts_of, parts_that_could_be_faster
+from spindle_cli.plan.mixed.problem import make_mixed_problem
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import Profile
+from spindle_cli.simulate.run import simulate
+
+FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
+
+
+def net(param_bytes: int, **sample_s: float) -> Profile:
+    times = sample_s or {"fast": 1.0, "slow": 2.0}
+    return profile_on_types(metaop_on_types("t/net", 1, times, batch_size=6, param_bytes_per_op=param_bytes))
+
+
+def devices_of(plan: Plan) -> list[tuple[int, ...]]:
+    return [piece.devices for piece in plan.slices]
+
+
+@pytest.mark.parametrize(
+    ("sum_s", "devices", "iteration_s"), [(2.05, (0, 1), 6.05), (2.07, (0,), 6.0), (100.0, (0,), 6.0)]
+)
+def test_a_node_is_left_idle_where_its_sums_take_longer_than_it_saves(
+    sum_s: float, devices: tuple[int, ...], iteration_s: float
+) -> None:
+    """Both take 4 s, one alone 6; each half of the sum goes each way at 10 GB/s, before the forward pass or
+    behind the backward pass. A plan that leaves nodes idle has to be faster by a hundredth: above 2.0606 s.
+    """
+    profile = net(int(sum_s * 1e10))
+    plan = make_plan(profile, FAST_AND_SLOW)
+    assert devices_of(plan) == [devices]
+    assert plan.predicted.iteration_s == pytest.approx(iteration_s, rel=1e-4)
+    assert simulate(plan).iteration_s == pytest.approx(iteration_s, rel=1e-3)
+    assert check_plan(plan, profile) == ()
+    said = [note for note in plan.notes if "idle:" in note]
+    assert bool(said) == (devices == (0,))
+    assert all(note.startswith("1 device stays idle") for note in said)
+
+
+def test_other_strategies_use_all_devices_whatever_sums_cost() -> None:
+    plan = make_plan(net(10**12), FAST_AND_SLOW, "sequential")
+    assert devices_of(plan) == [(0, 1)]
+
+
+def behind_a_slow_link() -> Cluster:
+    """Two types that are near each other, and a third that is not."""
+    near = Link(latency_us=1, bandwidth_gb_per_s=100)
+    links = Links(
+        intra_node=near,
+        inter_node=near,
+        between=tuple(
+            BetweenLink(groups=(kind, "far"), latency_us=1, bandwidth_gb_per_s=0.1)
+            for kind in ("fast", "slow")
+        ),
+    )
+    return cluster_of_types({"fast": 1, "slow": 1, "far": 1}).with_links(links)
+
+
+def test_a_part_may_have_several_types() -> None:
+    """With the third, 10/3 s of compute and 10 s of sums; without, 4 s and 10 ms."""
+    profile = net(10**9, fast=1.0, slow=2.0, far=2.0)
+    plan = make_plan(profile, behind_a_slow_link())
+    assert [(piece.devices, piece.rows) for piece in plan.slices] == [((0, 1), (0, 4, 6))]
+    assert plan.predicted.iteration_s == pytest.approx(4.01, rel=1e-3)
+    assert check_plan(plan, profile) == ()
+
+
+def test_parts_are_the_first_nodes_of_each_group_and_never_all() -> None:
+    cluster = cluster_of_types({"fast": 2, "slow": 6}, devices_per_node=2)
+    found = {part.devices for part in parts_of(cluster)}
+    slow = [(), (2, 3), (2, 3, 4, 5), (2, 3, 4, 5, 6, 7)]
+    everything = {(*fast, *some) for fast in ((), (0, 1)) for some in slow}
+    assert found == everything - {(), tuple(range(8))}
+
+
+def test_a_part_knows_the_links_of_its_own_groups_alone() -> None:
+    by_devices = {part.devices: part.cluster for part in parts_of(behind_a_slow_link())}
+    assert by_devices[0, 1].links.between == ()
+    assert [link.groups for link in by_devices[0, 2].links.between] == [("fast", "far")]
+
+
+def test_a_part_is_looked_at_only_where_a_schedule_in_it_could_be_faster() -> None:
+    """Alone the fast one takes 6 s, the slow one 12 and both 4."""
+    problem = make_mixed_problem(net(2**10), FAST_AND_SLOW)
+    bound = mixed_bound(problem)
+    by_bound = parts_that_could_be_faster(problem, bound, 13.0)
+    assert [(part.devices, pytest.approx(part.bound_s)) for part in by_bound] == [((0,), 6.0), ((1,), 12.0)]
+    assert [part.devices for part in parts_that_could_be_faster(problem, bound, 12.0)] == [(0,)]
+    assert parts_that_could_be_faster(problem, bound, 6.0) == []
