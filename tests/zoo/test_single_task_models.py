@@ -11,7 +11,7 @@ from torch.utils.data import default_collate
 from spindle_cli.errors import WorkloadError
 from spindle_cli.workload.building.abstract import load_abstract
 from spindle_cli.workload.types import Workload
-from spindle_cli.zoo import bert, vgg, vit
+from spindle_cli.zoo.single_task import bert, vgg, vit
 
 Build = Callable[..., Workload]
 

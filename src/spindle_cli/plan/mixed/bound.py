@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
-from spindle_cli.plan.mixed.allocations import groups_of_type
+from spindle_cli.plan.mixed.cutting.allocations import groups_of_type
+from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.mixed.pricing import Column, Pricing
-from spindle_cli.plan.mixed.shares import share_times
 from spindle_cli.plan.problem import Problem
 
 MOST_ROUNDS = 40

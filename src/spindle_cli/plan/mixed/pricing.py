@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spindle_cli.plan.mixed.shares import Seconds, ShareTimes
+from spindle_cli.plan.mixed.cutting.shares import Seconds, ShareTimes
 
 
 class Column(NamedTuple):

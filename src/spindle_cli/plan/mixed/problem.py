@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.mixed.allocations import allocations, recomputing
+from spindle_cli.plan.mixed.cutting.allocations import allocations, recomputing
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from spindle_cli.workload.types import Task, Workload
 from spindle_cli.zoo.layers import TP_PLANS, EncoderLayer
 from spindle_cli.zoo.options import Size, check_option, choose_batch_sizes
+from spindle_cli.zoo.single_task.vgg import CLASSES, COLOURS, PICTURE, TASK, ClassLoss
 from spindle_cli.zoo.synthetic import FloatField, LabelField, SyntheticDataset
-from spindle_cli.zoo.vgg import CLASSES, COLOURS, PICTURE, TASK, ClassLoss
 
 PATCH = 4
 

@@ -17,7 +17,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from spindle_cli.plan.mixed.shares import ShareTimes
+from spindle_cli.plan.mixed.cutting.shares import ShareTimes
 
 
 class Cutter:

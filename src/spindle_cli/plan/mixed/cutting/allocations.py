@@ -9,8 +9,8 @@ from itertools import product
 from spindle_cli.costs.share_times import share_on_type
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.mixed.cuts import Cutter, offsets
-from spindle_cli.plan.mixed.shares import share_times
+from spindle_cli.plan.mixed.cutting.cuts import Cutter, offsets
+from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.problem import SHORTEST_S, Point
 from spindle_cli.profile.types import MetaOpProfile
 

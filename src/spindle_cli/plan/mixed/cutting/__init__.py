@@ -1,0 +1,1 @@
+"""A batch cut over devices of several types: allocations."""

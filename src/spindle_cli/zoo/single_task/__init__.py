@@ -1,0 +1,1 @@
+"""Models that one task trains, as large as HAP (EuroSys 2024) was measured on."""
