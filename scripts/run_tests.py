@@ -26,6 +26,7 @@ IN_TURN = (
     (*PYTEST, "-m", "processes and alone"),
 )
 NO_SUCH_TESTS = 5
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"  # each process would compile all tests that it collects
 YIELDING = 10  # nice: a tenth of a core where others want all of it
 AUTOGROUP = Path("/proc/self/autogroup")  # Linux: each session has a share of its own, whatever is nice in it
 
@@ -48,6 +49,7 @@ def run_all(
     """
     # What waits for processors should not wait for its own threads too, at every small operation.
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment.pop(NO_BYTECODE, None)
     with tempfile.TemporaryFile() as said:
         other = subprocess.Popen(
             beside,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
@@ -29,12 +30,15 @@ settings.load_profile(examples.SOME)  # --hypothesis-profile has another loaded
 
 
 def pytest_configure() -> None:
-    """Let an interrupt interrupt, here and in the processes that tests start.
+    """Let an interrupt interrupt, and threads wait asleep, here and in the processes that tests start.
 
-    A shell starts what runs in its background with SIGINT ignored, and children inherit that.
+    A shell starts what runs in its background with SIGINT ignored, and children inherit that. OpenMP's
+    threads wait for each other by looking again and again: nine tenths of the time of a plain run of toys
+    with a thread for each core, once others want the cores too.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.hookimpl(tryfirst=True)
