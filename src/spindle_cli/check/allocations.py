@@ -49,6 +49,19 @@ def valid_allocations(plan: Plan) -> Iterator[Violation]:
             )
 
 
+def experts_for_all(plan: Plan) -> Iterator[Violation]:
+    """Each device of a group that shares out experts has one at least."""
+    for wave, piece in located(plan):
+        count = plan.by_name[piece.metaop].num_experts
+        if 0 < count < piece.tp:
+            yield Violation(
+                rule="experts",
+                where=place_of(wave, piece),
+                value=f"tp {piece.tp} for {count} experts: {piece.tp - count} devices would have none",
+                expected=f"tp {count} at most",
+            )
+
+
 def _not_known_on_all(cluster: Cluster, metaop: PlanMetaOp, piece: Slice, where: str) -> Violation:
     """The first share of a slice whose time is not known on its devices' type."""
     equal = metaop.batch_size / piece.shares_of_batch

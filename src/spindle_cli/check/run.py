@@ -64,6 +64,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     found += offload.has_link(whole)
     if is_complete:
         found += allocations.valid_allocations(whole)
+        found += allocations.experts_for_all(whole)
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
         found += schedule.durations(whole)

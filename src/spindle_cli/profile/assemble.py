@@ -181,6 +181,7 @@ class _MetaOpAssembly:
             batch_sums=sums,
             loss_chunks=self._loss_chunks(valid),
             changes_buffers=any(changes_buffers(self._task, op) for op in self._ops),
+            num_experts=min(self._num_experts(op) for op in self._ops),
             curve=tuple(
                 sorted(
                     (
@@ -353,6 +354,11 @@ class _MetaOpAssembly:
         """How an op is split, in the first way of those that were looked at."""
         splits = (layer_split(self._workload, self._task, op, tp) for tp in self._times.by_tp)
         return next((split for split in splits if split is not None), None)
+
+    def _num_experts(self, op: Op) -> int:
+        """The fewest of a module of its layer; 0 where they are not shared out."""
+        split = self._split(op)
+        return 0 if split is None or split.experts is None else min(split.experts.modules.values())
 
     def _output_bytes(self, op: Op) -> int:
         """Bytes that the op hands on, whole batch; a loss is handed to nobody."""

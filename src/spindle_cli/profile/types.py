@@ -91,6 +91,7 @@ class MetaOp(Model):
     loss_chunks: dict[int, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
     # its forward pass changes buffers (running statistics), which stay on the devices that run it
     changes_buffers: bool = False
+    num_experts: Annotated[int, Field(ge=0)] = 0  # of each op, that tensor parallelism shares out; 0: none
 
 
 class MetaOpProfile(MetaOp):

@@ -157,6 +157,6 @@ def build(size: Size = "paper", batch_sizes: Mapping[str, int] | None = None) ->
     return Workload(
         name="bert-moe" if size == "paper" else f"bert-moe-{size}",
         tasks=[Task("fill_in", BertMoe(spec), sizes["fill_in"], MaskedTexts(spec.tokens, spec.vocabulary))],
-        operators=(LayerPair, WordLoss),
+        operators=(LayerPair,),
         tp_plans={LayerPair: {"sparse.mixture.experts": "expertwise"}},
     )

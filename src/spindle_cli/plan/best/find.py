@@ -12,6 +12,7 @@ from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
 from spindle_cli.plan.best.drafts import best_judged
+from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import on_all_devices
@@ -86,6 +87,10 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
         tight = with_fallback(profile, cluster, strategy, effort)
         if tight is not None and (best is None or tight[0].rank() < best.rank()):
             best, problem, note = tight
+    if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
+        shared_out = with_experts(profile, cluster, effort, best)
+        if shared_out is not None:
+            best, problem, note = shared_out
     if best is None:
         return None
     require_above(bound.lower_bound_s, best)

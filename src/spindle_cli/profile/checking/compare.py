@@ -153,14 +153,14 @@ class OpShares:
         passes = group.run([partial(self._part_forward, part, samples, ()) for part, _ in parts])
         runs = group.run(
             [
-                partial(self._backward, run, leaves, self._cotangents, 1.0, counted)
-                for (part, counted), (run, leaves) in zip(parts, passes, strict=True)
+                partial(self._backward, run, leaves, self._cotangents, 1.0, wanted)
+                for (_, wanted), (run, leaves) in zip(parts, passes, strict=True)
             ]
         )
         together = {
             name: torch.cat([run.gradients[name] for run in runs], split.dims[name])
             if name in split.dims
-            else torch.stack([run.gradients[name] for run in runs if name in run.gradients]).sum(0)
+            else torch.stack([run.gradients[name] for run in runs]).sum(0)
             for name in runs[0].gradients
             if name in self._parameters
         }
@@ -170,11 +170,11 @@ class OpShares:
         self, split: LayerSplit, group: InTurn, member: int
     ) -> tuple[PartialOp, dict[str, nn.Parameter]]:
         """A device's part of the op, with leaves of its own where it has parts; and what it finds gradients
-        of that count.
+        of.
         """
         views: dict[str, View] = {}
         known: dict[tuple[int, bool, bool], View] = {}
-        counted: dict[str, nn.Parameter] = {}
+        found: dict[str, nn.Parameter] = {}
         for name, whole in self._module.named_parameters(remove_duplicate=False):
             first, is_own = member == 0, split.finds_own_gradient(name)
             leaf = whole
@@ -187,9 +187,9 @@ class OpShares:
             is_zero = not first and name in split.added_once
             view = View((leaf,), counts=first or is_own, is_zero=is_zero)
             views[name] = known.setdefault((id(whole), view.counts, is_zero), view)
-            if name in self._parameters and (first or is_own):
-                counted[name] = views[name].leaves[0]
-        return PartialOp(self._module, views, region_of(self._module, split, group)), counted
+            if name in self._parameters:  # where it does not count it comes to nothing, by the same sums
+                found[name] = views[name].leaves[0]
+        return PartialOp(self._module, views, region_of(self._module, split, group)), found
 
     def _words_of(self, module: fx.GraphModule, split: LayerSplit, member: int) -> PartialOp:
         """A device's part of the op, with leaves of its own."""

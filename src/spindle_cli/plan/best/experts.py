@@ -1,0 +1,54 @@
+"""Plans whose devices share out experts although memory does not ask for it: passes take longer, by what is
+exchanged, but the gradients of experts are summed over fewer devices, or over none.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.drafts import best_judged
+from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.profile.types import Profile
+
+# A quick plan that takes more than this many times as long as the best one is not searched for longer.
+NEAR = 1.05
+
+
+def with_experts(
+    profile: Profile, cluster: Cluster, effort: int, best: Judged | None
+) -> tuple[Judged, Problem, str] | None:
+    """A plan that is faster than `best`, all of whose MetaOps with experts share these out, with what it says
+    of that; None: there is none. Of the degrees that curves have, that of the fastest quick plan is searched.
+    """
+    names = frozenset(metaop.name for metaop in profile.metaops if metaop.num_experts)
+    degrees = sorted(
+        {point.tp for metaop in profile.metaops if metaop.name in names for point in metaop.curve} - {1}
+    )
+    quick: list[tuple[Judged, Problem]] = []
+    for degree in degrees:
+        try:
+            problem = make_problem(profile, cluster, MemoryFallback(degree, names))
+        except NoPlanError:  # groups of this degree need larger nodes
+            continue
+        found, _ = best_judged(problem, lower_bound(problem), "spindle", NO_SEARCH)
+        if found is not None:
+            quick.append((found, problem))
+    if not quick:
+        return None
+    least, problem = min(quick, key=lambda each: each[0].rank())
+    longest_s = inf if best is None else NEAR * best.prediction.iteration_s
+    if least.prediction.iteration_s > longest_s:
+        return None
+    searched = None
+    if effort != NO_SEARCH:
+        searched, _ = best_judged(problem, lower_bound(problem), "spindle", effort)
+    found = min((each for each in (least, searched) if each is not None), key=Judged.rank)
+    if best is not None and best.rank() <= found.rank():
+        return None
+    listed = ", ".join(sorted(names))
+    return found, problem, f"Devices share out the experts of {listed}, whose gradients fewer of them sum."
