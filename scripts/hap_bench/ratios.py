@@ -11,31 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pulp
-
 from hap_bench.program import Moving, Prices, Step
+from spindle_cli.plan.bound.solver import LinearProgram
 
 
-def best_ratios(program: Sequence[Step], prices: Prices) -> tuple[float, ...]:
+def best_ratios(steps: Sequence[Step], prices: Prices) -> tuple[float, ...]:
     """Of each type, a device's ratio."""
-    model = pulp.LpProblem("ratios", pulp.LpMinimize)
+    program = LinearProgram("ratios")
     types = range(len(prices.counts))
-    ratios = [pulp.LpVariable(f"b_{k}", 0, 1) for k in types]
-    computed = [pulp.LpVariable(f"P_{i}", 0) for i in range(len(program))]
-    moved = [pulp.LpVariable(f"Q_{i}", 0) for i in range(len(program))]
-    model += pulp.lpSum(computed) + pulp.lpSum(moved)
-    model += pulp.lpSum(n * b for n, b in zip(prices.counts, ratios, strict=True)) == 1
-    for step, own_s, moving_s in zip(program, computed, moved, strict=True):
-        padded_s = prices.cluster.num_devices * sum(
-            prices.moved_s(kind, num_bytes)
-            for kind, num_bytes in step.moved.items()
-            if kind is not Moving.SUM
-        )
-        for k in types:
-            speed = prices.flops_per_s[k]
-            model += own_s >= step.cut_flops / speed * ratios[k] + step.whole_flops / speed
-            model += moving_s >= padded_s * ratios[k]
-    status = model.solve(pulp.PULP_CBC_CMD(msg=False))
-    if pulp.LpStatus[status] != "Optimal":
-        raise RuntimeError(f"no ratios: the solver says {pulp.LpStatus[status]}")
-    return tuple(max(0.0, ratio.value()) for ratio in ratios)
+    ratios = [program.variable(f"b_{k}") for k in types]
+    computed = [program.variable(f"P_{i}") for i in range(len(steps))]
+    moved = [program.variable(f"Q_{i}") for i in range(len(steps))]
+    program.minimise(dict.fromkeys((*computed, *moved), 1.0))
+    program.equal("all", dict(zip(ratios, map(float, prices.counts), strict=True)), 1.0)
+    for i, step in enumerate(steps):
+        padded = [each for each in step.moved.items() if each[0] is not Moving.SUM]
+        padded_s = prices.cluster.num_devices * sum(prices.moved_s(*each) for each in padded)
+        for k, speed in enumerate(prices.flops_per_s):
+            cut_s, whole_s = step.cut_flops / speed, step.whole_flops / speed
+            program.at_most(f"P_{i}_{k}", {ratios[k]: cut_s, computed[i]: -1.0}, -whole_s)
+            program.at_most(f"Q_{i}_{k}", {ratios[k]: padded_s, moved[i]: -1.0}, 0.0)
+    values = program.solve().values
+    return tuple(max(0.0, values[f"b_{k}"]) for k in types)

@@ -87,3 +87,29 @@ def test_statistics_summed_by_devices_further_apart_than_the_curve_has_them_come
         more_s = 4 * 5 * all_reduce_s(1000, devices, cluster)
         assert found[devices].transfer_s == pytest.approx(more_s)
     assert found[1, 2].iteration_s > found[0, 1].iteration_s > 12
+
+
+@pytest.mark.parametrize(
+    ("nics", "devices", "times"),
+    [
+        (1, ((0, 2), (1, 3)), 2),  # both go through the one card of each node
+        (2, ((0, 2), (1, 3)), 1),  # each has its own
+        (1, ((0, 1), (2, 3)), 1),  # neither leaves its node
+    ],
+)
+def test_sums_between_nodes_through_one_card_go_one_after_another(
+    nics: int, devices: tuple[tuple[int, ...], ...], times: int
+) -> None:
+    nodes = cluster_of(4, devices_per_node=2).nodes
+    cluster = cluster_of(4, devices_per_node=2).changed(
+        nodes=tuple(group.model_copy(update={"nics": nics}) for group in nodes)
+    )
+    problem = problem_of(
+        cluster,
+        metaop_of("a/m", 1, {2: 3.0}, param_bytes_per_op=10**9),
+        metaop_of("b/m", 1, {2: 3.0}, param_bytes_per_op=10**9),
+    )
+    draft = draft_of(problem, (0, 0, 1, 2, 0.0), (1, 0, 1, 2, 0.0))
+    prediction = predicted(problem, Placed(draft, devices), 3.0)
+    one_s = all_reduce_s(10**9, devices[0], cluster)
+    assert prediction.gradient_sum_s == pytest.approx(times * one_s, rel=1e-6)

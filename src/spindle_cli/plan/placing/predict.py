@@ -4,12 +4,13 @@ A plain account of a step, slice by slice: forward in the order of the schedule,
 between them in every batch (`passes.py`); behind the last batch's backward pass the gradient sums, each when
 it is complete, then the optimizer's step; where the devices of a sum share the optimizer's state, the gathers
 of what they have updated, before the first batch's forward pass uses it. A device takes part in one sum or
-gather at a time. What moves is said by `account/traffic.py`. (`spindle simulate` is a finer and independent
-account of when.)
+gather at a time, and so does a network card that several devices share. What moves is said by
+`account/traffic.py`. (`spindle simulate` is a finer and independent account of when.)
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -94,7 +95,8 @@ _OF_SOME = (Collective.SUM, Collective.FLAGS, Collective.GATHER)
 class _Collectives:
     """The collectives of a step.
 
-    Devices that take part in the same of them are of one kind, and free at the same time.
+    Devices that take part in the same of them are of one kind, and free at the same time. A network card that
+    several devices of a node share is a kind, too: what crosses nodes through it goes one after another.
     """
 
     def __init__(self, problem: Problem, slices: Sequence[Slice], traffic: Traffic) -> None:
@@ -122,11 +124,25 @@ class _Collectives:
                 taking_part[device].append(number)
         kinds = {part: kind for kind, part in enumerate(dict.fromkeys(map(tuple, taking_part)))}
         self._kind_of = [kinds[tuple(part)] for part in taking_part]
-        self._num_kinds = len(kinds)
+        of_card = {card: len(kinds) + place for place, card in enumerate(self._shared_cards())}
+        self._num_kinds = len(kinds) + len(of_card)
         self._kinds_in = {
-            devices: [kind for part, kind in kinds.items() if number in part]
+            devices: [
+                *(kind for part, kind in kinds.items() if number in part),
+                *sorted({of_card[card] for card in self._cards_of(devices) if card in of_card}),
+            ]
             for devices, number in of_devices.items()
         }
+
+    def _shared_cards(self) -> list[tuple[int, int]]:
+        """Network cards that several devices have."""
+        return [card for card, count in Counter(self._cluster.card_of).items() if count > 1]
+
+    def _cards_of(self, devices: Sequence[int]) -> Iterable[tuple[int, int]]:
+        """Through which some devices reach each other; inside a node none."""
+        if self._cluster.is_inside_node(devices):
+            return ()
+        return (self._cluster.card_of[device] for device in devices)
 
     def ready_to_step_s(self, last: BothPasses) -> list[float]:
         """When each device may update its parameters, after the last batch's passes.
