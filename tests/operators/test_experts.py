@@ -10,6 +10,7 @@ import pytest
 import torch
 from expert_toys import DEPTH, Mixture, mixtures, workload_of
 from torch import Tensor, nn
+from torch.nn import functional
 
 from helpers.analysed import analysed
 from helpers.thread_groups import Meeting, in_threads
@@ -18,6 +19,7 @@ from spindle_cli.operators.experts.exchange import Dispatch, SamplePart
 from spindle_cli.operators.experts.types import expert_sizes
 from spindle_cli.operators.split_op import PartialOp, View, region_of
 from spindle_cli.operators.tensor_parallel import LayerSplit, kept_whole, layer_split
+from spindle_cli.profile.op.split_runs import SumCounter, one_part
 from spindle_cli.runtime.step.compute import run_backward, run_forward
 from spindle_cli.workload.graph import TaskGraph
 from spindle_cli.workload.metaops.ops import op_module
@@ -174,9 +176,18 @@ class Uncalled(Mixture):
         return x + shift * self.experts.up.mean()
 
 
+class WithBuffer(Mixture):
+    """Its experts have a tensor that is no parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts.register_buffer("scale", torch.ones(4, 1, 1))
+
+
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
+        (WithBuffer, "layers.0.experts has a buffer, scale, which is not cut with its parameters"),
         (Flat, "experts takes (1, 4, 6, 8) for 2 samples, not [samples, 4 experts, ...]"),
         (Uncalled, "it does not call experts"),
     ],
@@ -210,6 +221,52 @@ def test_plans_of_experts_that_do_not_fit_are_refused(plan: dict[str, str], mess
         return
     with pytest.raises(WorkloadError, match=f"tp_plans: Mixture: {message}"):
         layer_split(workload, task, task.ops[0], 2)
+
+
+class Dropping(Mixture):
+    """Drops at random ahead of what it takes."""
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        return super().forward(functional.dropout(x, 0.5), shift)
+
+
+def test_devices_draw_their_own_numbers_inside_and_the_same_behind() -> None:
+    torch.manual_seed(0)
+    workload = workload_of([Dropping(), Dropping()])
+    task = analysed(workload).tasks["task"]
+    split = layer_split(workload, task, task.ops[0], 2)
+    assert split is not None
+    assert split.experts is not None
+    split = split.with_whole_ends()
+    kept: dict[int, Tensor] = {}
+    behind: dict[int, Tensor] = {}
+    for member in (0, 1):
+        torch.manual_seed(7)
+        group = SumCounter((0, 1), member, torch.device("cpu"))
+        part = one_part(op_module(task, task.ops[0]), split, group)
+        part.op.get_submodule("layers.0.norm").register_forward_pre_hook(
+            lambda _, args, member=member: kept.__setitem__(member, args[0].detach())
+        )
+        part(torch.ones(4, 6, dtype=torch.int64))
+        behind[member] = torch.rand(3)
+    assert len(kept[0]) == 2
+    assert not torch.equal(kept[0], kept[1])
+    assert torch.equal(behind[0], behind[1])
+
+
+def test_an_op_that_is_evaluated_takes_and_gives_all_samples() -> None:
+    workload = mixtures()
+    task = analysed(workload).tasks["task"]
+    first, last = (layer_split(workload, task, op, 2) for op in task.ops)
+    assert first is not None
+    assert last is not None
+    assert (first.is_handed_on, last.is_handed_on) == (True, False)  # a loss is behind the last
+    assert set(last.parts_taken(SumCounter((0, 1), 0, torch.device("cpu")))) == {1}  # words come first
+    for split in (first.with_whole_ends(), last.with_whole_ends()):
+        assert split.experts is not None
+        assert not split.is_handed_on
+        assert split.parts_taken(SumCounter((0, 1), 0, torch.device("cpu"))) == {}
+        assert split.experts.modules == {f"{split.experts.layer}.experts": 4}
 
 
 def test_more_devices_than_experts_are_no_split() -> None:

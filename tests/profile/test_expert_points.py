@@ -104,6 +104,10 @@ def test_an_estimate_says_how_many_experts_there_are(tmp_path: Path) -> None:
     (metaop,) = estimate_profile(source, tmp_path / "profile.json", nobody, cluster=cluster).metaops
     assert metaop.num_experts == EXPERTS
     assert {point.tp for point in metaop.curve} == {1, 2, 4}
+    # The first of two pairs hands on its samples: 16 of 16 tokens, and a balance each, in bfloat16.
+    handed = {(entry.tp, entry.first_op): entry.joined_bytes for entry in metaop.memory}
+    whole = 16 * (16 * WIDTH + 1) * 2
+    assert handed == {(1, 0): 0, (1, 1): 0, (2, 0): whole, (2, 1): 0, (4, 0): whole, (4, 1): 0}
 
 
 def test_numbers_are_compared_with_those_of_two_devices(

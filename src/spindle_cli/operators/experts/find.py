@@ -60,6 +60,9 @@ def find_experts(task: TaskGraph, op: Op, modules: Mapping[str, int]) -> ExpertS
         raise NotByExpertsError("it takes several rows of each sample")
     if task.task.batch_size < max(_SAMPLES):
         raise NotByExpertsError(f"its batch has {task.task.batch_size} samples, too few to share out")
+    for name in modules:
+        for buffer, _ in task.root.get_submodule(name).named_buffers():
+            raise NotByExpertsError(f"{name} has a buffer, {buffer}, which is not cut with its parameters")
     inside = {name.removeprefix(f"{op.target}."): count for name, count in modules.items()}
     found = _found(task, op, layer, inside)
     if beside := sorted(_parameters_of(layer, str(op.target)) & parameters_beside(task, op, calls[0])):
