@@ -103,12 +103,16 @@ def test_rows_are_the_borders_of_shares_that_differ() -> None:
 
 def test_an_allocation_takes_as_long_as_its_longest_share_forward_and_backward() -> None:
     """Shares of 6 samples at 1 s and 2 at 4 s: 2 + 4 s and 8/3 + 16/3 s."""
-    net = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 4.0})
-    point = point_of_cut(net, TWO, 1, (1, 1), (6, 2))
+    times = times_of({"fast": 1.0, "slow": 4.0})
+    point = point_of_cut(times, (1, 1), (6, 2))
     assert point is not None
     assert (point.forward_s, point.backward_s) == (pytest.approx(8 / 3), pytest.approx(16 / 3))
     assert (point.counts, point.rows, point.dp, point.num_devices) == ((1, 1), (0, 6, 8), 2, 2)
-    assert point_of_cut(net, TWO, 1, (1, 0), (9,)) is None
+    few = metaop_on_types("t/net", 1, {"fast": 1.0, "slow": 4.0})
+    few = few.model_copy(update={"shares": few.shares[:7], "curve": few.curve[:1]})
+    (known,) = share_times(few, cluster_of_types({"fast": 1}))
+    assert point_of_cut(known, (1,), (7,)) is not None
+    assert point_of_cut(share_times(few, TWO)[0], (0, 1), (8,)) is None
 
 
 def test_only_allocations_that_none_with_fewer_devices_beats_are_kept() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
@@ -92,39 +92,61 @@ def _longest_of_types(metaop: Timed, piece: SliceShape, cluster: Cluster) -> OpS
     return OpSeconds(*(max(seconds) for seconds in zip(*found, strict=True)))
 
 
+class KnownShares:
+    """Shares of one degree of tensor parallelism, and of one type of device, to be asked many times."""
+
+    def __init__(
+        self, shares: Iterable[ShareTime], points: Iterable[CurvePoint] = (), batch_size: int = 0
+    ) -> None:
+        """`points`: what is known besides, of equal shares of a batch of so many samples."""
+        self._shares = list(shares)
+        self._samples = [share.samples for share in self._shares]
+        self._points = [
+            (point.dp, OpSeconds(point.forward_s, point.backward_s, point.communication_s))
+            for point in points
+        ]
+        self._batch_size = batch_size
+
+    def seconds(self, samples: float) -> OpSeconds | None:
+        """Between two entries linear in the samples; below the first entry and beyond the last those of the
+        point that has such shares, or None.
+        """
+        place = bisect_left(self._samples, samples)
+        if place == len(self._shares):
+            return self._of_point(samples)
+        above = self._shares[place]
+        if above.samples == samples:
+            return OpSeconds(above.forward_s, above.backward_s, above.communication_s)
+        if place == 0:
+            return self._of_point(samples)
+        below = self._shares[place - 1]
+        part = (samples - below.samples) / (above.samples - below.samples)
+
+        def between(low: float, high: float) -> float:
+            return low + part * (high - low)
+
+        return OpSeconds(
+            between(below.forward_s, above.forward_s),
+            between(below.backward_s, above.backward_s),
+            between(below.communication_s, above.communication_s),
+        )
+
+    def _of_point(self, samples: float) -> OpSeconds | None:
+        return next((op for dp, op in self._points if dp * samples == self._batch_size), None)
+
+
+def shares_on_type(metaop: Timed, device: str, tp: int) -> KnownShares:
+    """Of one op by devices of a type: by its shares, or by the points of its curve that have such shares."""
+    shares = (share for share in metaop.shares if share.device == device and share.tp == tp)
+    points = (point for point in metaop.curve if point.device == device and point.tp == tp)
+    return KnownShares(shares, points, metaop.batch_size)
+
+
 def share_on_type(metaop: Timed, device: str, samples: float, tp: int) -> OpSeconds | None:
-    """Of one op on a share of so many samples by devices of a type: by its shares, or by the point of its
-    curve that has such shares; None: neither has it.
-    """
-    shares = [share for share in metaop.shares if share.device == device]
-    known = share_seconds(shares, samples, tp)
-    if known is not None:
-        return known
-    for point in metaop.curve:
-        if point.device == device and point.tp == tp and point.dp * samples == metaop.batch_size:
-            return OpSeconds(point.forward_s, point.backward_s, point.communication_s)
-    return None
+    """Of one op on a share of so many samples by devices of a type; None: nothing is known of it."""
+    return shares_on_type(metaop, device, tp).seconds(samples)
 
 
 def share_seconds(shares: Sequence[ShareTime], samples: float, tp: int) -> OpSeconds | None:
     """Between two entries linear in the samples; None below the first entry and beyond the last."""
-    known = [share for share in shares if share.tp == tp]
-    place = bisect_left([share.samples for share in known], samples)
-    if place == len(known):
-        return None
-    above = known[place]
-    if above.samples == samples:
-        return OpSeconds(above.forward_s, above.backward_s, above.communication_s)
-    if place == 0:
-        return None
-    below = known[place - 1]
-    part = (samples - below.samples) / (above.samples - below.samples)
-
-    def between(low: float, high: float) -> float:
-        return low + part * (high - low)
-
-    return OpSeconds(
-        between(below.forward_s, above.forward_s),
-        between(below.backward_s, above.backward_s),
-        between(below.communication_s, above.communication_s),
-    )
+    return KnownShares(share for share in shares if share.tp == tp).seconds(samples)

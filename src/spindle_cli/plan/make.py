@@ -136,7 +136,7 @@ def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
-    found = find_on_types(profile, cluster, asked, bound)
+    found = find_on_types(problem, asked, bound)
     if found is None and asked.micro_batches:
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:

@@ -15,6 +15,7 @@ from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.cutting.allocations import groups_of_type, point_of_cut
+from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.placing.calendar import of_type, whole_groups
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice, whole_slice
@@ -123,7 +124,8 @@ def _by_weight(problem: Problem, node: Node, weights: Sequence[Fraction]) -> Poi
         counts[counts.index(max(counts))] -= 1
     each = [weight for weight, count in zip(weights, counts, strict=True) for _ in range(count)]
     samples = in_proportion(metaop.batch_size, each)
-    return point_of_cut(metaop, cluster, 1, counts, samples) or node.points[-1]
+    (times,) = share_times(metaop, cluster, degrees=(1,))
+    return point_of_cut(times, counts, samples) or node.points[-1]
 
 
 def in_proportion(total: int, weights: Sequence[Fraction]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ several at once where one is taken or too slow.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
 
@@ -53,7 +53,8 @@ class MixedDispatcher:
     """Dispatches one problem.
 
     Attributes:
-        counts: of each node, devices of each type for each of its points.
+        counts: of each node, devices of each type for each of its points; `of_type`: type by type, `taken`:
+            point by point.
         points_s: of each node, seconds of an op on each of its points.
         devices: of each type, how many there are.
     """
@@ -63,7 +64,10 @@ class MixedDispatcher:
         self.bound = bound
         self.counts = [np.array([point.counts for point in node.points]) for node in problem.nodes]
         self.points_s = [np.array([point.op_s for point in node.points]) for node in problem.nodes]
-        self.devices = np.array([problem.cluster.num_of_type[kind] for kind in problem.cluster.types])
+        self.of_type = [[np.ascontiguousarray(column) for column in own.T] for own in self.counts]
+        self.taken = [[point.counts or () for point in node.points] for node in problem.nodes]
+        self.devices = [problem.cluster.num_of_type[kind] for kind in problem.cluster.types]
+        self._known_costs: tuple[tuple[float, ...], list[np.ndarray]] | None = None
         mean = float(np.mean(bound.prices)) or 1.0
         self._prices = np.maximum(np.array(bound.prices), LEAST_PRICE * mean)
 
@@ -73,8 +77,19 @@ class MixedDispatcher:
 
     def costs(self, guide: MixedGuide) -> list[np.ndarray]:
         """Of each node's allocations, what one op on it is worth."""
-        prices = self._prices * np.array(guide.prices)
-        return [(counts @ prices) * op_s for counts, op_s in zip(self.counts, self.points_s, strict=True)]
+        if self._known_costs is None or self._known_costs[0] != guide.prices:
+            prices = self._prices * np.array(guide.prices)
+            each = zip(self.counts, self.points_s, strict=True)
+            self._known_costs = guide.prices, [(counts @ prices) * op_s for counts, op_s in each]
+        return self._known_costs[1]
+
+    def has_room(self, node: int, free: Sequence[int]) -> np.ndarray:
+        """Of each of a node's allocations, whether so many free devices of each type are enough."""
+        first, *others = zip(self.of_type[node], free, strict=True)
+        mask: np.ndarray = first[0] <= first[1]
+        for counts, most in others:
+            mask &= counts <= most
+        return mask
 
 
 class _Run:
@@ -91,14 +106,14 @@ class _Run:
         self.missing = [len(node.inputs) for node in nodes]
         self.ready = [node.index for node in nodes if not node.inputs]
         self.num_jobs = [0] * len(nodes)
-        self.free = of.devices.copy()
+        self.free = list(of.devices)
         self.running: list[tuple[float, int, int]] = []  # heap of (end, node, point)
         self.now_s = 0.0
         self.done: list[Timed] = []
 
     def jobs(self, give_up_s: float) -> tuple[list[Timed], float]:
         while self.ready or self.running:
-            if self.ready and self.free.any():
+            if self.ready and any(self.free):
                 self._start()
             if not self.running:
                 break
@@ -126,8 +141,8 @@ class _Run:
             found = self._choose(node, wanted_s, waits=bool(self.running or granted))
             if found is not None:
                 granted.append((node, *found))
-                self.free -= self.of.counts[node][found[0]]
-            if not self.free.any():
+                self._take(node, found[0], -1)
+            if not any(self.free):
                 break
         next_s = self.running[0][0] if self.running else None
         for node, point, is_enough in [self._widened(*each) for each in granted]:
@@ -136,31 +151,39 @@ class _Run:
     def _choose(self, node: int, wanted_s: float, *, waits: bool) -> tuple[int, bool] | None:
         """The point to take, and whether it is fast enough."""
         op_s = self.of.points_s[node]
-        has_room = (self.of.counts[node] <= self.free).all(axis=1)
-        if not has_room.any():
+        has_room = self.of.has_room(node, self.free)
+        enough = np.where(has_room & (op_s <= wanted_s), self.cost[node], inf)
+        cheapest = int(enough.argmin())
+        if enough[cheapest] < inf:
+            return cheapest, True
+        within = np.where(has_room, op_s, inf)
+        fastest = int(within.argmin())
+        if within[fastest] == inf:
             return None
-        enough = has_room & (op_s <= wanted_s)
-        if enough.any():
-            return int(np.argmin(np.where(enough, self.cost[node], np.inf))), True
-        fastest = int(np.argmin(np.where(has_room, op_s, np.inf)))
         # What is late takes the fastest there is, even where no allocation at all would be in time.
         if waits and op_s[fastest] > self.guide.patience * max(wanted_s, float(op_s[-1])):
             return None
         return fastest, bool(op_s[fastest] <= op_s[-1] * _ALMOST)
 
+    def _take(self, node: int, point: int, sign: int) -> None:
+        """Devices of an allocation, which are then free (1) or no more (-1)."""
+        self.free = [
+            free + sign * count for free, count in zip(self.free, self.of.taken[node][point], strict=True)
+        ]
+
     def _widened(self, node: int, point: int, is_enough: bool) -> tuple[int, int, bool]:
         """With devices that would stay idle, where they cost little."""
-        if not self.free.any():
+        if not any(self.free):
             return node, point, is_enough
-        counts, op_s = self.of.counts[node], self.of.points_s[node]
-        room = self.free + counts[point]
-        wider = (counts <= room).all(axis=1) & (op_s < op_s[point])
-        wider &= self.cost[node] <= WIDEN_COST * self.cost[node][point]
-        if not wider.any():
-            return node, point, is_enough
-        best = int(np.argmin(np.where(wider, op_s, np.inf)))
-        self.free = room - counts[best]
-        return node, best, True
+        self._take(node, point, 1)
+        op_s, cost = self.of.points_s[node], self.cost[node]
+        wider = self.of.has_room(node, self.free) & (op_s < op_s[point])
+        wider &= cost <= WIDEN_COST * cost[point]
+        within = np.where(wider, op_s, inf)
+        best = int(within.argmin())
+        found = (node, point, is_enough) if within[best] == inf else (node, best, True)
+        self._take(node, found[1], -1)
+        return found
 
     def _run(self, node: int, point: int, until_s: float | None) -> None:
         """Start a job: all ops that are left, or as many as end by `until_s`, when devices come free."""
@@ -184,7 +207,7 @@ class _Run:
         at_once_s = self.now_s * (1 + 1e-12)
         while self.running and self.running[0][0] <= at_once_s:
             _, node, point = heapq.heappop(self.running)
-            self.free = self.free + self.of.counts[node][point]
+            self._take(node, point, 1)
             if self.left[node]:
                 self.ready.append(node)
                 continue

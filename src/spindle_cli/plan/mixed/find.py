@@ -62,21 +62,23 @@ def require_possible(
         )
 
 
-def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: MixedBound) -> Found | None:
+def find_on_types(whole: Problem, asked: Asked, bound: MixedBound) -> Found | None:
     """The best plan that is asked for; where memory is short also of those of micro-batches, as many as
     memory asks for. None if nothing fits.
 
     Args:
-        bound: of whole batches, without recomputing any ops.
+        whole: of whole batches, without recomputing any ops.
+        bound: its own.
 
     Raises:
         NoPlanError: the strategy has no plan on these types, or a task cannot be cut so.
         BelowBoundError: a bug of the planner.
     """
-    planner = _CutPlanner(profile, cluster, asked.strategy, asked.effort)
+    profile = whole.profile
+    planner = _CutPlanner(profile, whole.cluster, asked.strategy, asked.effort)
     if asked.micro_batches is not None:
         return find_in(planner.cut(asked.micro_batches), planner)
-    found = find_in_memory(profile, cluster, asked.strategy, asked.effort, bound)
+    found = find_in_memory(whole, asked.strategy, asked.effort, bound)
     if found is not None and not found.is_short:
         return found
     # Devices of several types share no batch equally.
@@ -100,23 +102,22 @@ class _CutPlanner:
         return judge(cut.first, baseline(cut.first, strategy))
 
     def searched(self, cut: MicroBatched) -> Found | None:
-        return find_in_memory(cut.one, self.cluster, self.strategy, self.effort, mixed_bound(cut.first))
+        return find_in_memory(cut.first, self.strategy, self.effort, mixed_bound(cut.first))
 
 
-def find_in_memory(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, bound: MixedBound
-) -> Found | None:
+def find_in_memory(whole: Problem, strategy: StrategyName, effort: int, bound: MixedBound) -> Found | None:
     """The best plan; where memory is short also of those that recompute ops, of each MetaOp the same share,
     ever more of them as long as that gains. None if nothing fits.
 
     Args:
-        bound: without recomputing any.
+        whole: without recomputing any.
+        bound: its own.
 
     Raises:
         NoPlanError: the strategy has no plan on these types.
         BelowBoundError: a bug of the planner.
     """
-    whole = make_mixed_problem(profile, cluster)
+    profile, cluster = whole.profile, whole.cluster
     best = find_mixed(whole, bound, strategy, effort)
     if best is not None and strategy == "spindle" and effort != NO_SEARCH:
         best = on_best_part(whole, bound, best, partial(_on_part, profile, effort))

@@ -6,11 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
-from spindle_cli.costs.share_times import share_on_type
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.cutting.cuts import Cutter, offsets
-from spindle_cli.plan.mixed.cutting.shares import share_times
+from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
 from spindle_cli.plan.problem import SHORTEST_S, Point
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -31,7 +30,8 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster) -> tuple[Point, ...]:
     for times in share_times(metaop, cluster):
         cutter = Cutter(times)
         for counts in _counts(metaop, cluster, times.tp):
-            point = _point(metaop, cluster, times.tp, counts, cutter)
+            samples = cutter.cut(counts)
+            point = None if samples is None else point_of_cut(times, counts, samples)
             found += [] if point is None else [point]
     if not found:
         raise NoPlanError(
@@ -64,37 +64,29 @@ def groups_of_type(cluster: Cluster, kind: str, tp: int) -> int:
     return sum(group.count * (group.devices // tp) for group in cluster.nodes if group.device == kind)
 
 
-def _point(
-    metaop: MetaOpProfile, cluster: Cluster, tp: int, counts: tuple[int, ...], cutter: Cutter
-) -> Point | None:
-    samples = cutter.cut(counts)
-    return None if samples is None else point_of_cut(metaop, cluster, tp, counts, samples)
-
-
-def point_of_cut(
-    metaop: MetaOpProfile, cluster: Cluster, tp: int, counts: Sequence[int], samples: Sequence[int]
-) -> Point | None:
+def point_of_cut(times: ShareTimes, counts: Sequence[int], samples: Sequence[int]) -> Point | None:
     """The allocation with these shares; None where the time of one is not known.
 
     Args:
         counts: shares of each type.
         samples: of each share, type after type.
     """
-    kinds = [kind for kind, count in zip(cluster.types, counts, strict=True) for _ in range(count)]
-    known = [share_on_type(metaop, *part, tp) for part in dict.fromkeys(zip(kinds, samples, strict=True))]
+    kinds = [number for number, count in enumerate(counts) for _ in range(count)]
+    parts = dict.fromkeys(zip(kinds, samples, strict=True))
+    known = [times.of_types[number].of_samples[count] for number, count in parts]
     found = [each for each in known if each is not None]
     if len(found) < len(known):
         return None
     forward_s, backward_s = (max(each) for each in list(zip(*found, strict=True))[:2])
     dp = sum(counts)
     return Point(
-        num_devices=dp * tp,
+        num_devices=dp * times.tp,
         dp=dp,
-        tp=tp,
+        tp=times.tp,
         forward_s=forward_s,
         backward_s=backward_s,
         op_s=max(forward_s + backward_s, SHORTEST_S),
-        counts=tuple(count * tp for count in counts),
+        counts=tuple(count * times.tp for count in counts),
         rows=offsets(samples),
     )
 

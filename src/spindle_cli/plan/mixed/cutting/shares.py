@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from spindle_cli.costs.share_times import share_on_type
+from spindle_cli.costs.share_times import OpSeconds, shares_on_type
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -20,12 +21,14 @@ class TypeTimes:
     """On one type of device, by samples from 0 to the whole batch; infinite where nothing is known.
 
     Attributes:
-        op_s: of both passes.
+        of_samples: each pass of an op, as it is known.
+        op_s: of both passes, with what is recomputed.
         at_most_s: the longest of all known shares up to this one.
         at_least_s: the shortest of all shares from this one on.
         fewest: samples of the smallest share that is known; more than the batch where none is.
     """
 
+    of_samples: tuple[OpSeconds | None, ...]
     op_s: Seconds
     at_most_s: Seconds
     at_least_s: Seconds
@@ -45,14 +48,19 @@ class ShareTimes:
 
 
 def share_times(
-    metaop: MetaOpProfile, cluster: Cluster, *, recompute: bool = False
+    metaop: MetaOpProfile,
+    cluster: Cluster,
+    *,
+    recompute: bool = False,
+    degrees: Collection[int] | None = None,
 ) -> tuple[ShareTimes, ...]:
-    """Of each degree that shares or curve have, ascending.
+    """Of some degrees, or of each that shares or curve have, ascending.
 
     Args:
         recompute: with the forward pass once more, in the backward pass.
     """
-    degrees = {share.tp for share in metaop.shares} | {point.tp for point in metaop.curve}
+    if degrees is None:
+        degrees = {share.tp for share in metaop.shares} | {point.tp for point in metaop.curve}
     return tuple(
         ShareTimes(
             tp,
@@ -64,15 +72,15 @@ def share_times(
 
 
 def _of_type(metaop: MetaOpProfile, kind: str, tp: int, forwards: int) -> TypeTimes:
-    op_s = np.full(metaop.batch_size + 1, np.inf)
-    for samples in range(1, metaop.batch_size + 1):
-        known = share_on_type(metaop, kind, samples, tp)
-        if known is not None:
-            op_s[samples] = forwards * known.forward_s + known.backward_s
+    shares = shares_on_type(metaop, kind, tp)
+    of_samples = (None, *(shares.seconds(samples) for samples in range(1, metaop.batch_size + 1)))
+    op_s = np.array(
+        [np.inf if each is None else forwards * each.forward_s + each.backward_s for each in of_samples]
+    )
     known_s = np.where(np.isinf(op_s), -np.inf, op_s)
     at_most_s = np.maximum.accumulate(known_s)
     at_most_s[np.isinf(op_s)] = np.inf
     at_least_s = np.minimum.accumulate(op_s[::-1])[::-1]
     found = np.flatnonzero(np.isfinite(op_s))
     fewest = int(found[0]) if found.size else metaop.batch_size + 1
-    return TypeTimes(op_s, at_most_s, at_least_s, fewest)
+    return TypeTimes(of_samples, op_s, at_most_s, at_least_s, fewest)
