@@ -94,13 +94,14 @@ def plan(
     | None = None,
     equal_shares: bool = False,
     offload: bool | None = None,
+    sums: Literal["auto", "dense", "rows", "factors"] = "auto",
     assume_same_device: bool = False,
 ) -> Plan:
     """Plan a profiled workload for a cluster; same inputs, same plan.
 
     Args:
         out: where to write the plan; None: nowhere.
-        strategy, effort, equal_shares, offload, assume_same_device: as the options of `spindle plan`.
+        strategy, effort, equal_shares, offload, sums, assume_same_device: as the options of `spindle plan`.
         micro_batches: into how many parts tasks' batches are cut; None: as memory asks for.
         sharding: by key of parameters, what the devices that hold them share out, optimizer state alone where
             nothing is said; None: as memory asks for.
@@ -124,7 +125,15 @@ def plan(
         require_same_device(read, goal)
     levels = None if sharding is None else levels_of(sharding)
     made = make_plan(
-        read, goal, strategy, effort, micro_batches, levels, equal_shares=equal_shares, offload=offload
+        read,
+        goal,
+        strategy,
+        effort,
+        micro_batches,
+        levels,
+        equal_shares=equal_shares,
+        offload=offload,
+        sums=sums,
     )
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))

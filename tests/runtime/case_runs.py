@@ -11,7 +11,16 @@ from pathlib import Path
 
 import torch
 import yaml
-from hand_plans import Placement, in_micro_batches, passes_apart, place, shared_out, whole, with_sets
+from hand_plans import (
+    Placement,
+    gathering,
+    in_micro_batches,
+    passes_apart,
+    place,
+    shared_out,
+    whole,
+    with_sets,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,6 +34,7 @@ from spindle_cli.launch.build import TORCHRUN
 from spindle_cli.plan.file import write_plan
 from spindle_cli.workload.building.load import load
 from spindle_cli.workload.data.lengths import find_lengths
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import WorkloadGraph
 from spindle_cli.workload.memo import AnalysisMemo
 from spindle_cli.workload.settings.lengths import Looking
@@ -59,6 +69,7 @@ class Case:
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
     sharding: Sharding | None = None  # of what runs on the same devices; with `apart`
     uneven: bool = False  # shares of any size, with `apart`
+    gathers: bool = False  # gradients of matrices, as rows and factors, wherever that can be
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
     steps: int = STEPS
@@ -97,6 +108,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = in_micro_batches(plan, case.micro_batches, case.apart or 0, uneven=case.uneven)
     elif case.apart is not None:
         plan = passes_apart(plan, case.apart)
+    if case.gathers:
+        plan = gathering(plan, graph, TrainSettings(**case.train))
     if case.sharding is not None:
         plan = shared_out(plan, case.sharding)
     write_plan(folder / "plan.yaml", plan)

@@ -14,7 +14,9 @@ from spindle_cli.plan.sets.restrict import restricted
 from spindle_cli.plan.slices import equal_rows
 from spindle_cli.plan.types import Plan, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.checking.matrices import Matrices
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, ShareTime, WorkloadRef
+from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.graph import MetaOp, WorkloadGraph
 
 # (MetaOp, ops, devices), and the degree of tensor parallelism where it is not 1
@@ -177,6 +179,21 @@ def shared_out(plan: Plan, sharding: Sharding) -> Plan:
     fields = {name: getattr(plan, name) for name in plan.model_fields_set}
     more = {"optimizer_state_sharded": True, "sharding": dict.fromkeys(keys, sharding)}
     made = Plan(**{**fields, **more})
+    return made.model_copy(update={"predicted": _with_memory(made)})
+
+
+def gathering(plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Plan:
+    """The same plan with the gradients of all matrices gathered that can gain by it."""
+    matrices = Matrices.find(graph, train)
+    metaops = []
+    for metaop in plan.metaops:
+        of_graph = graph.by_name[metaop.name]
+        ops = [graph.tasks[metaop.task].ops[index] for index in of_graph.ops]
+        gathered = matrices.of_ops(metaop.task, ops, lambda _: None)
+        metaops.append(metaop.model_copy(update={"gathered": gathered}))
+    assert any(metaop.gathered for metaop in metaops), "the case is of such matrices"
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    made = Plan(**{**fields, "metaops": tuple(metaops), "accumulate": train.accumulate})
     return made.model_copy(update={"predicted": _with_memory(made)})
 
 

@@ -40,6 +40,17 @@ SCATTERED: tuple[Placement, ...] = (
 )
 
 
+# Matrices that all four devices, three and two of them hold, in shares of different sizes.
+GATHERED: tuple[Placement, ...] = (
+    ("large/embed", (0, 1), (2, 0, 1)),
+    ("small/embed", (0, 1), (3, 1)),
+    ("large/wide", (0, 1), (1, 3)),
+    ("small/wide", (0, 1), (3,)),
+    ("large/head", (0, 1), (0, 2)),
+    ("small/head", (0, 1), (1,)),
+)
+
+
 # All of a task with a decoder, one tower of another, and a MetaOp that hands on a value without a batch
 # dimension.
 RECOMPUTED = (
@@ -246,6 +257,18 @@ EXACT_ON_FOUR = (
     Case("uneven-summed", SCATTERED, args={"reduction": "sum"}, train=ADAMW, uneven=True, apart=8),
     Case("sampled", SCATTERED, train=SAMPLED, sets=SETS),
     Case("sampled-drawn", SCATTERED, train=DRAWN, sets=ONE_BY_ONE),
+    Case("gathered", GATHERED, toys="../helpers/rows_toy", train=ADAMW, gathers=True),
+    Case(
+        "gathered-clipped",
+        GATHERED,
+        toys="../helpers/rows_toy",
+        train={**CLIPPED, "accumulate": 2},
+        recompute=("large/embed", "small/wide"),
+        micro_batches={"large": 3},
+        uneven=True,
+        apart=10,
+        gathers=True,
+    ),
     Case("random-0", partial(scatter_at_random, 0, 4), train=ADAMW),
     Case("random-3", partial(scatter_at_random, 3, 4), train=ADAMW, apart=3),
     *NORMED,

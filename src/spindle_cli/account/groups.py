@@ -34,6 +34,7 @@ class ParameterBlock(NamedTuple):
 
     `split`: whether tensor parallelism gives each device of a group its part of them; else all hold them
     whole. `sharding`: what the devices that hold them share out, the same wherever the block is used.
+    `is_gathered`: of one matrix whose gradient is made of what its devices gather.
     """
 
     key: str
@@ -42,6 +43,7 @@ class ParameterBlock(NamedTuple):
     split: bool = True
     sharding: Sharding = Sharding.OPTIMIZER
     is_trained: bool = True
+    is_gathered: bool = False
 
 
 # (MetaOp name, index of the op in it) -> the parameters that the op uses and trains, or that are shared out,
@@ -69,6 +71,9 @@ def planned_parameters(
 def _planned_blocks(use: BlockUse, sharding: ShardingOf) -> Iterator[ParameterBlock]:
     """Of a block what is trained, and what is not, where the latter is shared out."""
     key, number, is_split = use.block
+    if use.is_gathered:
+        yield ParameterBlock(key, number, round(use.num_bytes), False, Sharding.NONE, is_gathered=True)
+        return
     level = sharding.get(key, Sharding.OPTIMIZER)
     name = key if is_split else f"{key}{WHOLE}"
     if num_bytes := round(use.trained_bytes):
@@ -102,7 +107,7 @@ def parameter_groups(
     position = {index: place for place, index in enumerate(order)}
     holders = _Holders(slices, cluster)
     parts: list[_Part] = []
-    for (users, sharding, last_ops, is_trained), names in _used_alike(slices, order, uses).items():
+    for (users, sharding, last_ops, is_trained, matrix), names in _used_alike(slices, order, uses).items():
         first, first_op, _ = users[0]
         num_bytes = sum(names.values())
         first_ops = {index: op for index, op, _ in users}
@@ -115,6 +120,7 @@ def parameter_groups(
                 continue
             shared_out = (sharding, dict(last_ops)) if may else _ALONE
             part = _Part(when, fragment, list(names), share, dict(first_ops), plans, *shared_out, is_trained)
+            part.is_alone = matrix is not None
             parts.append(part)
     parts.sort(key=_when)
     width = gradient_bytes_per_param
@@ -154,8 +160,8 @@ def _worth_a_sum(spread: Spread, cluster: Cluster) -> int:
 # A slice that uses some parameters: its index, the first of its ops that does, whether it has parts of them.
 _User = tuple[int, int, bool]
 # Who uses some parameters, what is shared out of them, where they are gathered or summed in each pass also
-# the last op of each slice that uses them, and whether they are trained.
-_Alike = tuple[tuple[_User, ...], Sharding, tuple[tuple[int, int], ...], bool]
+# the last op of each slice that uses them, whether they are trained, and of what is gathered its name.
+_Alike = tuple[tuple[_User, ...], Sharding, tuple[tuple[int, int], ...], bool, str | None]
 _ALONE: tuple[Sharding, dict[int, int]] = (Sharding.OPTIMIZER, {})  # not shared out pass by pass
 
 
@@ -167,11 +173,14 @@ def _used_alike(
     users: dict[tuple[str, int], dict[int, _User]] = {}
     by_pass: dict[tuple[str, int], tuple[Sharding, dict[int, int]]] = {}
     frozen: set[tuple[str, int]] = set()
+    gathered: set[tuple[str, int]] = set()
     for index in order:
         piece = slices[index]
         for op in range(*piece.ops):
-            for key, number, num_bytes, is_split, sharding, is_trained in uses[piece.metaop, op]:
+            for key, number, num_bytes, is_split, sharding, is_trained, is_gathered in uses[piece.metaop, op]:
                 name = (key, number)
+                if is_gathered:
+                    gathered.add(name)
                 of_block = users.get(name)
                 if not is_trained:
                     frozen.add(name)
@@ -192,7 +201,8 @@ def _used_alike(
     alike: dict[_Alike, dict[tuple[str, int], int]] = {}
     for name, by_slice in users.items():
         sharding, last_ops = by_pass.get(name, _ALONE)
-        how = (tuple(by_slice.values()), sharding, tuple(last_ops.items()), name not in frozen)
+        matrix = name[0] if name in gathered else None
+        how = (tuple(by_slice.values()), sharding, tuple(last_ops.items()), name not in frozen, matrix)
         alike.setdefault(how, {})[name] = size[name]
     return alike
 
@@ -221,6 +231,7 @@ class _Part:
         first_ops: of each slice that adds to it, the first op that does.
         plans: that add to it, where there are several.
         sharding, last_ops, is_trained: see `ParameterGroup`; last ops by slice.
+        is_alone: whether nothing is summed with it.
     """
 
     when: tuple[int, int]
@@ -232,6 +243,7 @@ class _Part:
     sharding: Sharding = Sharding.OPTIMIZER
     last_ops: dict[int, int] = field(default_factory=dict)
     is_trained: bool = True
+    is_alone: bool = False
 
     def join(self, later: _Part) -> None:
         """Add what is complete later."""
@@ -301,10 +313,10 @@ def _join_small(parts: Sequence[_Part], width: float) -> list[_Part]:
     """Join each part that is too small with the next ones of the same devices and plans; it then waits for
     the last. What is summed in each pass stays as it is: an op's own is there only while the op runs.
     """
-    joined = [part for part in parts if part.sharding.is_by_pass]
+    joined = [part for part in parts if part.sharding.is_by_pass or part.is_alone]
     waiting: dict[tuple[_Fragment, frozenset[int], Sharding], _Part] = {}
     for part in parts:
-        if part.sharding.is_by_pass:
+        if part.sharding.is_by_pass or part.is_alone:
             continue
         alike = (part.fragment, part.plans, part.sharding)
         open_part = waiting.get(alike)

@@ -9,18 +9,21 @@ from typing import NamedTuple
 
 from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
 from spindle_cli.files.sharding import Sharding
-from spindle_cli.profile.types import MetaOp, OptimizerBytes
+from spindle_cli.profile.types import Matrix, MetaOp, OptimizerBytes
 
 # Parameters that are always used together: key, block, and whether tensor parallelism splits them.
 Block = tuple[str, int, bool]
 
 
 class BlockUse(NamedTuple):
-    """A block as an op uses it: bytes unsplit, and those that are trained."""
+    """A block as an op uses it: bytes unsplit, and those that are trained. `is_gathered`: it is one matrix,
+    whose gradient is made of what its devices gather.
+    """
 
     block: Block
     num_bytes: float
     trained_bytes: float
+    is_gathered: bool = False
 
     @property
     def frozen_bytes(self) -> float:
@@ -33,11 +36,34 @@ def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
     key, number = parameter_block(metaop, op)
     split = split_param_bytes(metaop, op)
     sizes = ((split, True), (op_param_bytes(metaop, op) - split, False))
+    if metaop.gathered and (own := [matrix for matrix in metaop.gathered if matrix.op == op]):
+        return _with_matrices(metaop, op, own)
     return tuple(
         BlockUse((key, number, is_split), size, size * metaop.trainable_fraction)
         for size, is_split in sizes
         if size
     )
+
+
+def _with_matrices(metaop: MetaOp, op: int, matrices: Sequence[Matrix]) -> tuple[BlockUse, ...]:
+    """The same where matrices of the op are gathered: each is a block by itself, the rest what is left.
+
+    What tensor parallelism would split lies with what it would, as far as it is there: a layer that it does
+    not split at all counts as split.
+    """
+    key, number = parameter_block(metaop, op)
+    total, split = op_param_bytes(metaop, op), split_param_bytes(metaop, op)
+    whole = total - split
+    from_whole = min(whole, sum(matrix.num_bytes for matrix in matrices if not matrix.is_split))
+    from_split = min(split, sum(matrix.num_bytes for matrix in matrices) - from_whole)
+    found = []
+    for size, taken, is_split in ((split, from_split, True), (whole, from_whole, False)):
+        trained = min(size - taken, max(0.0, size * metaop.trainable_fraction - taken))
+        if size > taken:
+            found.append(BlockUse((key, number, is_split), size - taken, trained))
+    for matrix in matrices:
+        found.append(BlockUse((matrix.parameter, 0, False), matrix.num_bytes, matrix.num_bytes, True))
+    return tuple(found)
 
 
 class Holders:

@@ -10,16 +10,17 @@ gathered before the next batch uses them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.edges import backward_order, edge_bytes, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
 from spindle_cli.account.rows import Layout, crossing
+from spindle_cli.account.sums.collectives import collectives_of_step
+from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
 from spindle_cli.files.cluster import Cluster
@@ -190,8 +191,40 @@ def groups_of(plan: PlacedPlan, order: Sequence[int], uses: ParameterUses) -> tu
     """
     width = plan.gradient_bytes_per_param
     if plan.joint is None:
-        return parameter_groups(plan.slices, order, uses, plan.cluster, width)
+        groups = parameter_groups(plan.slices, order, uses, plan.cluster, width)
+        return with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
     return groups_of_member(plan.joint, joint_groups(plan.joint, uses, plan.cluster, width), plan.member)
+
+
+def with_matrices(
+    groups: Iterable[ParameterGroup], matrices: Mapping[str, GatheredMatrix]
+) -> tuple[ParameterGroup, ...]:
+    """Groups of a matrix each, by its name, with what is gathered of it; the others as they are."""
+    if not matrices:
+        return tuple(groups)
+    found = []
+    for group in groups:
+        matrix = matrices.get(group.blocks[0][0])
+        if matrix is not None:
+            group = replace(
+                group,
+                summing=matrix.way,
+                share_tokens=matrix.share_tokens,
+                gathered_bytes=matrix.num_bytes,
+                product_s=matrix.product_s,
+            )
+        found.append(group)
+    return tuple(found)
+
+
+def products_s(groups: Iterable[ParameterGroup], num_devices: int) -> list[float]:
+    """Seconds by which each device takes longer before its update, to multiply all factors of gradients."""
+    found = [0.0] * num_devices
+    for group in groups:
+        if group.product_s:
+            for device in group.devices:
+                found[device] += group.product_s
+    return found
 
 
 def uses_of(plan: PlacedPlan) -> ParameterUses:

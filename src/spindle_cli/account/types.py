@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.parameters.gradient_sums import Summing
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp
@@ -121,6 +122,10 @@ class ParameterGroup:
         sharding: what the devices share out of them. Where that is more than optimizer state, all of `slices`
             run on all of `devices`: the gradients are summed inside of each backward pass.
         is_trained: whether there are any gradients.
+        summing: how its gradients are summed. One that is gathered is of one parameter, which all step whole.
+        share_tokens: of the largest share of what is gathered; 0 where nothing is.
+        gathered_bytes: that each device has in the end of the gather.
+        product_s: seconds by which the gradient takes longer to make of all factors than of a share's own.
     """
 
     index: int
@@ -134,6 +139,20 @@ class ParameterGroup:
     last_ops: tuple[int, ...] = ()
     sharding: Sharding = Sharding.OPTIMIZER
     is_trained: bool = True
+    summing: Summing = Summing.DENSE
+    share_tokens: int = 0
+    gathered_bytes: int = 0
+    product_s: float = 0.0
+
+    @property
+    def is_gathered(self) -> bool:
+        """Whether its gradient is made of what its devices gather."""
+        return self.summing is not Summing.DENSE
+
+    @property
+    def moved_bytes(self) -> int:
+        """That each device brings to its sum, or has in the end of the gather in its place."""
+        return self.gathered_bytes if self.is_gathered else self.num_bytes
 
 
 class Collective(StrEnum):
@@ -154,7 +173,7 @@ class Together:
         devices: that take part, ascending.
         num_bytes: that each brings to a sum, or has in the end of a gather.
         rounds: times that the bytes go around: 2 where each device gets all of a sum, 1 for a part of it, and
-            for a gather.
+            for a gather, also of what gradients are made of.
         group: index of the parameter group (SUM, GATHER).
     """
 

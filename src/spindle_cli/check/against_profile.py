@@ -54,10 +54,13 @@ def same_metaops(plan: Plan, profile: Profile) -> Iterator[Violation]:
             yield from _same_keys(metaop, source)
             yield from _same_points(metaop, source)
             yield from _same_shares(metaop, source)
+            yield from _same_matrices(metaop, source)
 
 
 def _same_keys(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
-    for key in sorted((set(PlanMetaOp.model_fields) & set(MetaOpProfile.model_fields)) - {"curve", "shares"}):
+    for key in sorted(
+        (set(PlanMetaOp.model_fields) & set(MetaOpProfile.model_fields)) - {"curve", "shares", "gathered"}
+    ):
         said, meant = getattr(metaop, key), getattr(source, key)
         if said != meant:
             yield Violation(
@@ -65,6 +68,18 @@ def _same_keys(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]
                 where=f"metaops, {metaop.name}.{key}",
                 value=_short(said),
                 expected=f"{_short(meant)}, as in the profile",
+            )
+
+
+def _same_matrices(metaop: PlanMetaOp, source: MetaOpProfile) -> Iterator[Violation]:
+    """What is gathered is what the profile says may be."""
+    for place, matrix in enumerate(metaop.gathered):
+        if matrix.model_copy(update={"flops_per_s": None}) not in source.matrices:
+            yield Violation(
+                rule="gathered",
+                where=f"metaops, {metaop.name}.gathered[{place}]",
+                value=f"{matrix.parameter!r} of op {matrix.op} by {matrix.way}",
+                expected="one of the profile's matrices of this MetaOp, with its sizes",
             )
 
 

@@ -5,7 +5,15 @@ devices.
 from __future__ import annotations
 
 from spindle_cli.account.traffic import communicator_bytes
-from spindle_cli.check import against_profile, allocations, offload, predictions, structure, task_sets
+from spindle_cli.check import (
+    against_profile,
+    allocations,
+    gathered,
+    offload,
+    predictions,
+    structure,
+    task_sets,
+)
 from spindle_cli.check import times as schedule
 from spindle_cli.check.types import Violation
 from spindle_cli.plan.types import Plan
@@ -32,6 +40,7 @@ def check_plan(plan: Plan, profile: Profile | None = None) -> tuple[Violation, .
     found = [*structure.names_and_ranges(whole), *task_sets.parts_exist(whole)]
     if not found:
         found += structure.rows_of_shares(whole, is_complete=is_complete)
+        found += gathered.matrices_are_gathered_alike(whole)
         found += offload.ranges([*whole.waves, *(wave for each in whole.task_sets for wave in each.waves)])
     if not found:
         found = _rules(whole, is_complete, states_ours=bool(plan.metaops))
@@ -67,6 +76,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
         found += allocations.experts_for_all(whole)
         found += structure.whole_micro_batches(whole)
         found += structure.shared_out(whole)
+        found += [] if found else gathered.gathered_matrices_are_whole(whole)
         found += schedule.durations(whole)
         found += schedule.producers_first(whole)
         # Who talks to whom is known of a plan with which nothing else is wrong.

@@ -67,6 +67,15 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    sums: Annotated[
+        Literal["auto", "dense", "rows", "factors"],
+        typer.Option(
+            "--sums",
+            help="How gradients are summed: auto gathers those of embeddings by rows, and of dense layers by "
+            "factors, where that is predicted to be faster; dense sums all as they are; rows or factors "
+            "gathers all that can be gathered in this way.",
+        ),
+    ] = "auto",
     assume_same_device: AssumeSameDeviceOption = False,
     history: Annotated[
         Path | None,
@@ -104,7 +113,17 @@ def plan(
         read, notes = found.profile, (found.note,)
         for line in found.passed_over:
             output.note(line)
-    made = make_plan(read, goal, strategy, effort, counts, levels, equal_shares=equal_shares, offload=offload)
+    made = make_plan(
+        read,
+        goal,
+        strategy,
+        effort,
+        counts,
+        levels,
+        equal_shares=equal_shares,
+        offload=offload,
+        sums=sums,
+    )
     made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)
     assert not violations, "the planner broke a rule: " + "; ".join(map(str, violations))

@@ -7,6 +7,7 @@ search/judge.py     placement, memory, predicted iteration; the best draft wins
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
 mixed/find.py       the best plan on devices of several types
 best/written.py     the plan
+sums/choose.py      the same with gradients gathered as what they are made of, where that gains
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sets.choose import with_sets
+from spindle_cli.plan.sums.choose import Sums, with_sums
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName
 from spindle_cli.profile.machine.devices import require_precision
 from spindle_cli.profile.mixed.seen import seen_on
@@ -48,6 +50,7 @@ def make_plan(
     *,
     equal_shares: bool = False,
     offload: bool | None = None,
+    sums: Sums = "auto",
 ) -> Plan:
     """Plan a profiled workload for a cluster, with each set of its tasks that steps run. Same inputs, same
     plan.
@@ -63,18 +66,26 @@ def make_plan(
             the cluster does not say how fast.
         BelowBoundError: a bug of the planner.
     """
-    asked = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload)
+    asked = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload, sums)
     _require_possible(profile, cluster, asked)
     asked = replace(asked, sharding=_unusual(profile, sharding))
     profile = seen_on(profile, cluster)
     arithmetic = arithmetic_of(profile.environment)
     if arithmetic is not None:
         require_precision(cluster.types, arithmetic)
+    plan = _plan(profile, cluster, asked)
+    if sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
+        return plan
+    return with_sums(plan, profile, sums, lambda gathering: _plan(gathering, cluster, asked))
+
+
+def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+    """The plan with what the profile's MetaOps say that is gathered."""
     if not cluster.is_mixed:
         return _plan_on_one_type(profile, cluster, asked)
-    if strategy in ON_ONE_TYPE and are_alike(profile):
+    if asked.strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    require_possible(profile, cluster, asked.sharding, offload=bool(offload))
+    require_possible(profile, cluster, asked.sharding, offload=bool(asked.offload))
     return _plan_on_types(profile, cluster, asked)
 
 

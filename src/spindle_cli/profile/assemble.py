@@ -11,6 +11,7 @@ from spindle_cli.errors import RunFailedError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.checking.matrices import Matrices
 from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_point
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
@@ -97,6 +98,7 @@ def assemble(
     kept = None
     if train.groups is not None:
         kept = _Kept(StateSizes(train, groups_of_graph(train, graph)), ParameterTable.of(graph))
+    matrices = Matrices.find(graph, train)
     return Profile(
         workload=WorkloadRef.of(graph, source),
         device=device,
@@ -114,7 +116,8 @@ def assemble(
         noise=noise,
         links=links,
         metaops=tuple(
-            _MetaOpAssembly(graph, metaop, table, times, extent, kept).profile() for metaop in graph.metaops
+            _MetaOpAssembly(graph, metaop, table, times, extent, kept, matrices).profile()
+            for metaop in graph.metaops
         ),
         measurements=measurements,
         numeric_check=numeric_check,
@@ -131,8 +134,10 @@ class _MetaOpAssembly:
         times: Times,
         extent: Extent,
         kept: _Kept | None,
+        matrices: Matrices,
     ) -> None:
         self._kept = kept
+        self._matrices = matrices
         self._graph = graph
         self._workload = graph.workload
         self._metaop = metaop
@@ -193,6 +198,7 @@ class _MetaOpAssembly:
             ),
             shares=self._share_times(valid, sums),
             fit=fit,
+            matrices=self._matrices.of_ops(metaop.task, self._ops, self._split),
         )
 
     def _timed_points(self, valid: Sequence[int]) -> list[CurvePoint]:

@@ -1,9 +1,10 @@
-"""What a profile and a plan say of what an op's shares sum or gather: statistics of batch norms, and what a
-contrastive loss compares.
+"""What a profile and a plan say of what an op's shares sum or gather: statistics of batch norms, what a
+contrastive loss compares, and what the gradients of a matrix are made of.
 """
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -24,3 +25,36 @@ class BatchSum(Model):
     num_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
     forward: Annotated[float, Field(ge=0, le=1e6)]
     backward: Annotated[float, Field(ge=0, le=1e6)]
+
+
+class Matrix(Model):
+    """A trained matrix of an op whose gradient may be gathered as what it is made of, not summed as it is.
+
+    Attributes:
+        op: of the MetaOp.
+        parameter: its name, the same wherever it is used.
+        way: "rows": every use of it in the workload is a lookup of an embedding. "factors": every one is a
+            linear map.
+        outputs, inputs: its rows and columns: words and width, or what the map makes and takes.
+        num_bytes: of the matrix. `factor_width`: of an element of the rows or factors.
+        tokens: that the op looks up or maps for the whole batch, a share of n samples its part of them.
+        fixed_tokens: that it does besides in every pass, whatever its share.
+        is_split: whether tensor parallelism would split the matrix.
+        flops_per_s: in a plan, what its devices multiply factors with; None: nothing is multiplied.
+    """
+
+    op: Annotated[int, Field(ge=0, le=1_000_000)]
+    parameter: Annotated[str, Field(min_length=1)]
+    way: Literal["rows", "factors"]
+    outputs: Annotated[int, Field(ge=1, lt=2**31)]
+    inputs: Annotated[int, Field(ge=1, lt=2**31)]
+    num_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    factor_width: Annotated[int, Field(ge=1, le=8)] = 4
+    tokens: Annotated[int, Field(ge=0, le=2**40)]
+    fixed_tokens: Annotated[int, Field(ge=0, le=2**40)] = 0
+    is_split: bool = False
+    flops_per_s: Annotated[float, Field(gt=0)] | None = None
+
+    def rebatched(self, ratio: float) -> Matrix:
+        """The same for a batch of `ratio` times as many samples."""
+        return self.model_copy(update={"tokens": ceil(self.tokens * ratio)})

@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.batch_sums import Matrix as Matrix
 from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
 from spindle_cli.profile.calibration import Calibration as Calibration
 from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
@@ -41,10 +42,7 @@ from spindle_cli.workload.settings.sampling import require_sound
 
 
 class Device(Model):
-    """What the curves were measured on or estimated for.
-
-    `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'.
-    """
+    """What curves are of. `type`: 'cpu', 'cuda', or a listed device such as 'a800-80gb'."""
 
     type: str
     name: str
@@ -59,11 +57,10 @@ class MetaOp(Model):
     num_ops: NumOps
     batch_size: Samples
     inputs: tuple[str, ...] = ()
-    # of `inputs`, those that every op consumes and not only the first (e.g. the encoder's output in a
-    # decoder)
+    # of `inputs`, those that every op consumes and not only the first (an encoder's output in a decoder)
     inputs_of_every_op: tuple[str, ...] = ()
     parameters: str | None = None
-    # which block of `parameters` each op uses, length num_ops; absent: op k uses block k
+    # which block of `parameters` each op uses; absent: op k uses block k
     parameter_blocks: tuple[int, ...] | None = None
     param_bytes_per_op: Bytes = 0
     # parameters of neighbouring glue held with an op, {op index: bytes}, beyond param_bytes_per_op
@@ -74,24 +71,25 @@ class MetaOp(Model):
     split_extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
     # of param_bytes_per_op (and the extra), the share that is trained: the rest needs no gradient or state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
-    # of the trained parameters, where they have optimizer settings of their own; absent: as of all
+    # of trained parameters with optimizer settings of their own; absent: as of all
     optimizer: OptimizerBytes | None = None
     activation_bytes_per_op: Bytes = 0
     # by tp, then first_op; absent: guessed from activation_bytes_per_op
     memory: tuple[OpMemory, ...] = ()
-    # fields of the batch that an op reads, whole batch, {op index: bytes}; with `memory`
+    # fields of the batch that an op reads, whole batch, {op index: bytes}
     field_bytes: dict[int, Bytes] = Field(default_factory=dict)
     output_bytes: Bytes = 0
     # what an inner op hands to the next op of the same MetaOp; output_bytes if absent
     inner_output_bytes: Bytes | None = None
     component: str | None = None
-    # what an op sums over its shares inside of its passes, where there are several
+    # what an op sums over its shares inside of its passes
     batch_sums: tuple[BatchSum, ...] = ()
-    # {samples of a share: chunks that its loss is computed in}, of those that are not computed in one go
+    # {samples of a share: chunks that its loss is computed in}, where there are several
     loss_chunks: dict[int, Annotated[int, Field(ge=2)]] = Field(default_factory=dict)
     # its forward pass changes buffers (running statistics), which stay on the devices that run it
     changes_buffers: bool = False
     num_experts: Annotated[int, Field(ge=0)] = 0  # of each op, that tensor parallelism shares out; 0: none
+    gathered: tuple[Matrix, ...] = ()  # of which rows or factors are, in place of gradients' sums
 
 
 class MetaOpProfile(MetaOp):
@@ -104,6 +102,8 @@ class MetaOpProfile(MetaOp):
     # what one device, or one tensor-parallel group, takes for one op on shares of these sizes
     shares: tuple[ShareTime, ...] = ()
     fit: Fit | None = None
+    # those that plans may gather so
+    matrices: tuple[Matrix, ...] = ()
 
     @field_validator("curve")
     @classmethod

@@ -21,7 +21,8 @@ from spindle_cli.account.edges import backward_order, pass_order, slice_edges, s
 from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.traffic import uses_of
+from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import Compute, PassClock
@@ -95,7 +96,8 @@ def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tu
     width = plan.gradient_bytes_per_param
     if plan.joint is None:
         last_first = backward_order(order)[::-1]
-        return parameter_groups(plan.slices, last_first, uses, plan.cluster, width)
+        groups = parameter_groups(plan.slices, last_first, uses, plan.cluster, width)
+        return with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
     return joint_groups(plan.joint, uses, plan.cluster, width)
 
 

@@ -163,6 +163,7 @@ def _explain_group(program: Program, action: Action) -> str:
     group = program.groups[action.group]
     keys = dict.fromkeys(key for key, _ in group.blocks)
     names = ", ".join(list(keys)[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-    size = format_bytes(group.num_bytes)
+    size = format_bytes(group.moved_bytes)
     blocks = "1 block" if len(group.blocks) == 1 else f"{len(group.blocks)} blocks"
-    return f"{names}: {blocks}, {size}, over {len(group.devices)} devices"
+    made_of = f" of {group.summing} gathered" if group.is_gathered else ""
+    return f"{names}: {blocks}, {size}{made_of}, over {len(group.devices)} devices"

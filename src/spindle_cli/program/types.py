@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
-from spindle_cli.account.collectives import collectives_of_step
 from spindle_cli.account.rows import Layout
+from spindle_cli.account.sums.collectives import collectives_of_step
 from spindle_cli.account.types import Edge, ParameterGroup, Pass, Purpose, Together
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.reached import reached_slices

@@ -105,6 +105,7 @@ def _rebatched(metaop: MetaOpProfile, batch_size: int) -> MetaOpProfile:
             "memory": [entry.rebatched(ratio).model_dump() for entry in metaop.memory],
             "field_bytes": {op: round(size * ratio) for op, size in metaop.field_bytes.items()},
             "output_bytes": round(metaop.output_bytes * ratio),
+            "matrices": [each.rebatched(ratio).model_dump() for each in metaop.matrices],
             "inner_output_bytes": None if inner is None else round(inner * ratio),
             "flops_per_op": None if metaop.flops_per_op is None else metaop.flops_per_op * ratio,
             "fit": None,

@@ -37,6 +37,7 @@ from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.going_on import resume
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState
+from spindle_cli.runtime.step.capturing import capture
 from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
 from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.executor import Executor
@@ -155,7 +156,7 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
     """Lay out a rank's parameters."""
     widen_gradients(model.trained.values(), model.train)
     cuts = model.cuts
-    return GradientPool(
+    pool = GradientPool(
         cuts.of_leaves(model.sums),
         model.parameters,
         communicators,
@@ -163,7 +164,10 @@ def make_pool(model: LocalModel, rank: int, communicators: Communicators) -> Gra
         stepped_whole=frozenset(stepped_whole(model)),
         parts=[cuts.of_leaves(part.program.groups) for part in model.steps],
         own=model.own,
+        factors=None if model.train.autocast is None else getattr(torch, model.train.autocast),
     )
+    capture(model.slices.values(), {id(each.parameter): each for each in pool.gathered})
+    return pool
 
 
 def stepped_whole(model: LocalModel) -> Iterator[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
+from spindle_cli.account.traffic import products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, Action, Kind, Program, Transfer
 from spindle_cli.simulate.clock import Clock
@@ -102,7 +103,8 @@ class Engine:
         self._awaited = AwaitedOps(program)
         self._ledger = Ledger(plan)
         self._durations = slice_durations(program)
-        self._step_s = step_durations(plan)
+        products = products_s(program.groups, plan.cluster.num_devices)
+        self._step_s = [step + own for step, own in zip(step_durations(plan), products, strict=True)]
         self._devices = [
             _Device(number, _batches(program.actions[number], plan.accumulate))
             for number in sorted(program.actions)

@@ -16,6 +16,7 @@ from spindle_cli.account.device.parts import KnownUses, Part
 from spindle_cli.account.gather_buffers import Lot, Span, places_of
 from spindle_cli.account.holdings import Block, BlockUse, Held, Holders
 from spindle_cli.account.joint import beside
+from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
@@ -99,6 +100,7 @@ def find_needs(
         (tuple(own), tuple(only), None if passes is None else tuple(passes[device]))
         for device, (own, only) in enumerate(zip(roles, held, strict=True))
     ]
+    matrices = gathered_matrices(slices, by_name, optimizer.accumulate)
     setting = Setting(
         parts=parts,
         kinds=kinds,
@@ -109,7 +111,7 @@ def find_needs(
         on_cpu=cluster.is_cpu,
     )
     return _each_once(
-        Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due), of_device, has_room
+        Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices), of_device, has_room
     )
 
 
@@ -186,6 +188,7 @@ class Account:
     optimizer: OptimizerNumbers
     sharding: ShardingOf
     due: Set[int]
+    matrices: Mapping[str, GatheredMatrix]
 
     def need(self, roles: Sequence[Role], held_only: Sequence[Role], passes: Sequence[Pass] | None) -> Need:
         """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
@@ -209,7 +212,7 @@ class Account:
         return Need(
             parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
             state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
-            gathered=self._gathered(roles, held),
+            gathered=self._gathered(roles, held) + self._matrices(roles),
             summed_gradients=wide * sum(there.count * there.lasting_gradient_bytes for there in of_all),
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
@@ -241,6 +244,20 @@ class Account:
         ]
         return places_of(lots).num_bytes
 
+    def _matrices(self, roles: Sequence[Role]) -> float:
+        """Bytes that gradients are gathered into as what they are made of."""
+        if not self.matrices:
+            return 0.0
+        used = {
+            use.block[0]
+            for index, *_ in roles
+            for of_op in self.setting.parts[index].uses
+            for use in of_op
+            if use.is_gathered
+        }
+        gathered = [self.matrices[name] for name in used]
+        return sum(each.buffer_bytes for each in gathered if len(each.devices) > 1)
+
     def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[int, Held]:
         """By kind. `roles`: the last one that runs backward first."""
         held: dict[int, Held] = {}
@@ -270,7 +287,7 @@ class Account:
             self.setting.kinds.size[kind],
             last_part,
             part.optimizer,
-            self.sharding.get(use.block[0], Sharding.OPTIMIZER),
+            Sharding.NONE if use.is_gathered else self.sharding.get(use.block[0], Sharding.OPTIMIZER),
             least_tp=part.tp,
             is_due=kind in self.due,
         )

@@ -199,7 +199,7 @@ class Kinds:
         found: dict[object, int] = {}
         seen: set[Block] = set()
         for position, (segment, uses) in enumerate(zip(part.segments(), part.uses, strict=True)):
-            for block, num_bytes, trained_bytes in uses:
+            for block, num_bytes, trained_bytes, _ in uses:
                 known = kind_of.get(block, (block[0], block[2]))
                 again = position if block in seen else None
                 key = known, segment, num_bytes, trained_bytes, again

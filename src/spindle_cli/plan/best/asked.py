@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.plan.sums.choose import Sums
 from spindle_cli.plan.types import StrategyName
 
 DEFAULT_EFFORT = 1
@@ -25,6 +26,7 @@ class Asked:
         equal_shares: of whole batches take no number of devices that does not divide them.
         offload: whether activations may be moved to host memory where devices are short of their own; None:
             where the cluster says how fast they get there.
+        sums: of gradients that may be gathered as rows or factors, which are.
     """
 
     strategy: StrategyName = "spindle"
@@ -33,6 +35,7 @@ class Asked:
     sharding: ShardingOf | None = None
     equal_shares: bool = False
     offload: bool | None = None
+    sums: Sums = "auto"
 
     @property
     def shares_out_more(self) -> bool:

@@ -222,6 +222,7 @@ def _part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> MetaOpProfile:
             "memory": tuple(_memory_of_part(entry, count) for entry in metaop.memory),
             "field_bytes": {op: part(num_bytes) for op, num_bytes in metaop.field_bytes.items()},
             "output_bytes": part(metaop.output_bytes),
+            "gathered": tuple(each.rebatched(1 / count) for each in metaop.gathered),
             "inner_output_bytes": None if inner is None else part(inner),
             "flops_per_op": None if metaop.flops_per_op is None else metaop.flops_per_op / count,
             "curve": _curve_of_part(metaop, count, cluster),

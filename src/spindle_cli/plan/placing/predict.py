@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.traffic import Traffic
+from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.links import Spread, per_node, spread_collective_s
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
@@ -60,9 +60,11 @@ def predict(
     Args:
         slices: in order of start.
         traffic: what they move.
-        steps_s: the optimizer's step on each device.
+        steps_s: the optimizer's step on each device, to which the products of gathered factors are added.
     """
     batches = problem.profile.accumulate
+    products = products_s(traffic.groups, problem.num_devices)
+    steps_s = [step + own for step, own in zip(steps_s, products, strict=True)]
     passes, together = Passes(problem, slices, traffic), _Collectives(problem, slices, traffic)
     plain = passes.run({})
     plain_s = max(compute_s, *plain.backward.free_s)

@@ -10,11 +10,13 @@ from torch import nn
 
 from spindle_cli.account.gather_buffers import Lot, Span, places_of
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.costs.parameters.gradient_sums import Summing
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.buckets import Bucket, ShardedBucket
 from spindle_cli.runtime.communication.collectives import Members
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
+from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.memory.gather_memory import ALIGNMENT_BYTES, GatherMemory
 from spindle_cli.runtime.update.owned_ranges import round_up
@@ -23,7 +25,7 @@ from spindle_cli.workload.initial.own import OwnValues
 # Those whose ranks step a range each.
 RangedBucket = ShardedBucket | PassBucket
 # Those that are summed between passes, or in one that completes them.
-SummedBucket = Bucket | ShardedBucket
+SummedBucket = Bucket | ShardedBucket | GatheredBucket
 TrainedBucket = SummedBucket | PassBucket
 AnyBucket = TrainedBucket | FrozenBucket
 
@@ -36,6 +38,7 @@ class BucketMaker:
         parameters: the rank's, by canonical name, which is also the groups' key for them.
         stepped_whole: those that every rank with them steps; of the others each steps its range.
         own: of parameters without memory, what the rank has; buckets take it away.
+        factors: the dtype of the factors of linear maps; None: that of their matrices.
     """
 
     parameters: Mapping[str, nn.Parameter]
@@ -43,6 +46,7 @@ class BucketMaker:
     rank: int
     stepped_whole: Collection[str]
     own: MutableMapping[str, OwnValues]
+    factors: torch.dtype | None = None
 
     def of(self, group: ParameterGroup) -> tuple[AnyBucket, ...]:
         """Of a group that several ranks share, this one among them: one for each dtype."""
@@ -53,6 +57,8 @@ class BucketMaker:
                 FrozenBucket(alike, inside, group.sharding, self.own) for alike in self._by_dtype(names)
             )
         members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices))
+        if group.is_gathered:
+            return tuple(self._gathered(name, group, members) for name in names)
         in_ranges = [
             name for name in names if name not in self.stepped_whole and group.sharding is not Sharding.NONE
         ]
@@ -62,6 +68,12 @@ class BucketMaker:
                 Bucket(alike, members)
                 for alike in self._by_dtype([name for name in names if name not in in_ranges])
             ),
+        )
+
+    def _gathered(self, name: str, group: ParameterGroup, members: Members) -> GatheredBucket:
+        factors = self.factors if group.summing is Summing.FACTORS else None
+        return GatheredBucket(
+            name, self.parameters[name], members, group.summing, group.share_tokens, factors
         )
 
     def _ranged(

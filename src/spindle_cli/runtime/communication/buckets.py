@@ -23,8 +23,8 @@ from spindle_cli.runtime.communication.collectives import (
     start_scatter,
 )
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
-from spindle_cli.runtime.communication.to_device import on_its_way
 from spindle_cli.runtime.communication.transfers import wait_for
+from spindle_cli.runtime.memory.to_device import on_its_way
 from spindle_cli.runtime.update.owned_ranges import FlatLayout, OwnedRange
 from spindle_cli.workload.training.precision import gradient_dtype
 
@@ -276,7 +276,7 @@ class Flags:
             self._flags, op=dist.ReduceOp.MAX, group=self._communicator, async_op=True
         )
 
-    def finish(self, summed: Collection[Bucket | ShardedBucket | PassBucket]) -> None:
+    def finish(self, summed: Collection[object]) -> None:
         """Wait for the other ranks' flags, and hand out the gradients accordingly.
 
         `summed`: the buckets that were summed in this iteration; where there are none, nothing was started.

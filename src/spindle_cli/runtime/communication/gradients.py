@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -28,6 +29,7 @@ from spindle_cli.runtime.communication.bucket_maker import (
 from spindle_cli.runtime.communication.buckets import Bucket, Flags, ShardedBucket
 from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket, FrozenBucket
+from spindle_cli.runtime.communication.gathered_bucket import GatheredBucket
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
 from spindle_cli.runtime.measuring.timing import Passing
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -51,16 +53,20 @@ class GradientPool:
         stepped_whole: frozenset[str] = frozenset(),
         parts: Sequence[Sequence[ParameterGroup]] | None = None,
         own: MutableMapping[str, OwnValues] | None = None,
+        factors: torch.dtype | None = None,
     ) -> None:
         """`parameters`: this rank's by canonical name, which is also the groups' key for them.
         `stepped_whole`: those that every rank with them steps; of the others each steps its range. `parts`:
         the groups of each program that steps may run, which are some of all; None: one with all. `own`: of
-        parameters without memory, what this rank has; the pool takes it away.
+        parameters without memory, what this rank has; the pool takes it away. `factors`: the dtype of
+        gathered factors of linear maps; None: that of their matrices.
         """
         self._buckets: dict[int, tuple[AnyBucket, ...]] = {}
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
         by_ranks: dict[tuple[int, ...], list[RangedBucket]] = {}
-        make = BucketMaker(parameters, communicators, rank, stepped_whole, {} if own is None else own)
+        make = BucketMaker(
+            parameters, communicators, rank, stepped_whole, {} if own is None else own, factors
+        )
         for group in groups:
             if rank in group.devices and len(group.devices) > 1:
                 made = self._buckets[group.index] = make.of(group)
@@ -121,7 +127,7 @@ class GradientPool:
         for flags in self._flags.values():
             flags.finish(self._part.summed)
         for bucket in self._all():
-            if bucket not in self._part.summed and isinstance(bucket, Bucket):
+            if bucket not in self._part.summed and isinstance(bucket, Bucket | GatheredBucket):
                 bucket.leave_out()
             elif bucket in self._part.summed and isinstance(bucket, RangedBucket):
                 bucket.finish_gather()  # of what this rank holds, and has not run since
@@ -173,6 +179,11 @@ class GradientPool:
         for bucket in self._all():
             if isinstance(bucket, RangedBucket):
                 bucket.gather_gradients()
+
+    @property
+    def gathered(self) -> tuple[GatheredBucket, ...]:
+        """Of the matrices whose gradients are made of what all their ranks gather."""
+        return tuple(bucket for bucket in self._all() if isinstance(bucket, GatheredBucket))
 
     @property
     def fetched(self) -> dict[str, tuple[OwnedRange, ...]]:

@@ -152,7 +152,7 @@ class _Device:
         end_s = round(lap.end_s + self._shift_s, DECIMALS)
         if lap.transfer is not None:
             return self._transfer(self._sent[lap.transfer], start_s)
-        num_bytes = 0 if lap.group is None else self._groups[lap.group].num_bytes
+        num_bytes = 0 if lap.group is None else self._groups[lap.group].moved_bytes
         return MeasuredSpan.model_validate(
             {
                 "kind": lap.kind,

@@ -12,12 +12,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from spindle_cli.account.groups import ParameterBlock
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.check.task_sets import require_planned
 from spindle_cli.checkpoint.same_run import settings_of_run
 from spindle_cli.files.request import RunRequest
-from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.operators.compiled import LayerCompiler
 from spindle_cli.operators.plan_splits import PlanSplits, plan_splits
 from spindle_cli.plan.types import Plan
@@ -25,6 +24,7 @@ from spindle_cli.program.link import Programs, link_sets
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.types import Program, StepSettings
 from spindle_cli.runtime.communication.wiring import WiredSlice, Wiring, wire
+from spindle_cli.runtime.part.blocks import gathered_names, parameters_of_ops, sharding_of
 from spindle_cli.runtime.part.evaluated import (
     EvaluatedPart,
     InitialPart,
@@ -236,7 +236,8 @@ def _proven_programs(
         clips=train.clip_norm is not None,
         scales=train.scaling is not None,
     )
-    uses = parameters_of_ops(graph, table, splits.split_names(plan), shared_out)
+    gathered = gathered_names(plan, graph, table, train.accumulate)
+    uses = parameters_of_ops(graph, table, splits.split_names(plan), shared_out, gathered)
     programs = link_sets(plan, uses, settings)
     for program in programs.all:
         prove(program)
@@ -298,60 +299,6 @@ def initial_parts(
 def dtype_of(request: RunRequest, train: TrainSettings) -> torch.dtype | None:
     """What everything floating-point is converted to; None: nothing is."""
     return number_format(train) if request.dtype is None else getattr(torch, request.dtype)
-
-
-def sharding_of(
-    plan: Plan, graph: WorkloadGraph, table: ParameterTable, groups: OptimizerGroups
-) -> dict[str, Sharding]:
-    """By canonical name, what devices share out of each parameter beyond its optimizer state: of one with
-    several keys, the least; nothing of what its optimizer steps whole, and of what is not trained the
-    parameters alone.
-    """
-    degrees: dict[str, set[Sharding]] = {}
-    for metaop in graph.metaops:
-        planned = plan.by_name[metaop.name]
-        sharding = plan.sharding.get(planned.parameters or planned.name, Sharding.OPTIMIZER)
-        for index in metaop.ops:
-            for dotted in graph.tasks[metaop.task].ops[index].parameters:
-                degrees.setdefault(table.names[metaop.task, dotted], set()).add(sharding)
-    return {
-        name: least
-        for name, found in degrees.items()
-        if (least := next(degree for degree in Sharding if degree in found)).is_fetched
-        or table.is_trainable(name)
-        if not table.is_trainable(name) or groups.choice_of(name).treats_elements_alone
-    }
-
-
-def parameters_of_ops(
-    graph: WorkloadGraph,
-    table: ParameterTable,
-    split: Mapping[tuple[str, int], Collection[str]],
-    sharding: ShardingOf,
-) -> dict[tuple[str, int], tuple[ParameterBlock, ...]]:
-    """The parameters of every op of every MetaOp that are trained or shared out; each is a block of its own,
-    keyed by its name.
-
-    Args:
-        split: (MetaOp, op of it) -> dotted names of the parameters that tensor parallelism splits.
-        sharding: by canonical name.
-    """
-    return {
-        (metaop.name, position): tuple(
-            ParameterBlock(
-                name,
-                0,
-                table.num_bytes(name),
-                dotted in split.get((metaop.name, position), ()),
-                sharding.get(name, Sharding.OPTIMIZER),
-                is_trained=table.is_trainable(name),
-            )
-            for dotted in graph.tasks[metaop.task].ops[index].parameters
-            if table.is_trainable(name := table.names[metaop.task, dotted]) or name in sharding
-        )
-        for metaop in graph.metaops
-        for position, index in enumerate(metaop.ops)
-    }
 
 
 def buffers_of(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from spindle_cli.account.collectives import NUMBERS_OF_A_RANK
+from spindle_cli.account.sums.collectives import NUMBERS_OF_A_RANK
 from spindle_cli.errors import RunFailedError
 from spindle_cli.runtime.communication.rows import Samples
 from spindle_cli.runtime.communication.transfers import wait_for

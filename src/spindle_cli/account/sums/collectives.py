@@ -38,7 +38,7 @@ def collectives_of_step(
     found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * numbers, 2)]
     summed = [group for group in groups if len(group.devices) > 1]
     found += [
-        Together(Collective.SUM, group.devices, group.num_bytes, _rounds(group, sharded=sharded), group.index)
+        Together(Collective.SUM, group.devices, *_moved(group, sharded=sharded), group.index)
         for group in summed
         if not group.sharding.is_by_pass
     ]
@@ -62,5 +62,7 @@ def collectives_of_step(
     return tuple(found)
 
 
-def _rounds(group: ParameterGroup, *, sharded: bool) -> int:
-    return 1 if sharded and group.sharding is not Sharding.NONE else 2
+def _moved(group: ParameterGroup, *, sharded: bool) -> tuple[int, int]:
+    """The bytes of a group's sum, and how often they go around."""
+    is_once = group.is_gathered or (sharded and group.sharding is not Sharding.NONE)
+    return group.moved_bytes, 1 if is_once else 2

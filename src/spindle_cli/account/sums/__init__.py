@@ -1,0 +1,1 @@
+"""What devices do together once in a step: bytes of sums and gathers, and what gradients are made of."""

@@ -1,0 +1,67 @@
+"""Rules of matrices whose gradients are gathered as what they are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.check.types import Violation, place_of
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import Matrix
+
+
+def matrices_are_gathered_alike(plan: Plan) -> Iterator[Violation]:
+    """All ops that use a gathered matrix say the same of it; its devices have all of it, and round alike."""
+    known: dict[str, Matrix] = {}
+    for metaop in plan.metaops:
+        for place, matrix in enumerate(metaop.gathered):
+            where = f"metaops, {metaop.name}.gathered[{place}]"
+            if matrix.op >= metaop.num_ops:
+                yield Violation(
+                    rule="gathered",
+                    where=where,
+                    value=f"op {matrix.op}",
+                    expected=f"one of its {metaop.num_ops} ops, counted from 0",
+                )
+            first = known.setdefault(matrix.parameter, matrix)
+            said, meant = ((each.way, each.outputs, each.inputs) for each in (matrix, first))
+            if said != meant:
+                yield Violation(
+                    rule="gathered",
+                    where=where,
+                    value=f"{matrix.parameter!r} by {said[0]}, {said[1]} x {said[2]}",
+                    expected=f"by {meant[0]}, {meant[1]} x {meant[2]}, as another op says",
+                )
+    if known and plan.task_sets:
+        yield Violation(
+            rule="gathered",
+            where="metaops",
+            value=f"{min(known)!r} is gathered",
+            expected="nothing where steps run some of the tasks (task_sets)",
+        )
+
+
+def gathered_matrices_are_whole(plan: Plan) -> Iterator[Violation]:
+    """No slice splits a gathered matrix, and its devices are of one type, as each of them steps it; of a plan
+    whose slices are sound.
+    """
+    for wave in plan.waves:
+        for piece in wave.slices:
+            for matrix in plan.by_name[piece.metaop].gathered:
+                if piece.tp > 1 and piece.ops[0] <= matrix.op < piece.ops[1]:
+                    yield Violation(
+                        rule="gathered",
+                        where=place_of(wave.index, piece),
+                        value=f"tp {piece.tp}, with {matrix.parameter!r} gathered by {matrix.way}",
+                        expected="tp 1",
+                    )
+    for name, each in gathered_matrices(plan.slices, plan.by_name, plan.accumulate).items():
+        types = sorted({plan.cluster.type_of[device] for device in each.devices})
+        if len(types) > 1 and not plan.cluster.is_cpu:
+            yield Violation(
+                rule="gathered",
+                where=f"metaops, {name!r}",
+                devices=each.devices,
+                value=f"gathered by devices of {', '.join(types)}, each of which steps it",
+                expected="devices of one type, as types round differently",
+            )

@@ -1,0 +1,194 @@
+"""Which matrices' gradients a plan gathers as rows or factors, by what each way takes on its devices.
+
+The rule is a closed form (`costs/parameters/gradient_sums.py`): on the devices that hold a matrix, and for
+all tokens that their shares have in a step, each way takes so many seconds. What it says of a plan that sums
+all gradients as they are is planned for once more, and kept where the iteration is predicted to be faster.
+
+A gathered matrix is whole on all its devices, which all step it: tensor parallelism does not split it, and
+its optimizer state is not shared out. So devices of several types, which round differently, sum it as it is;
+so do those of a plan that shares out gradients or parameters, and of a workload whose steps run some of its
+tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from typing import Literal
+
+from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
+from spindle_cli.costs.links import per_node, spread_collective_s
+from spindle_cli.costs.parameters.gradient_sums import Summing, fastest, seconds_by_way
+from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.types import Plan, PlanMetaOp
+from spindle_cli.profile.types import Matrix, MetaOpProfile, Profile
+
+# What a user may ask for: the fastest way of each matrix; all as they are; all that can, in one way.
+Sums = Literal["auto", "dense", "rows", "factors"]
+# Of the iteration, what the rule has to promise, and the plan to gain: predictions are not more exact.
+WORTH = 0.01
+# How many matrices a note names.
+_NAMED = 3
+
+
+def with_sums(plan: Plan, profile: Profile, asked: Sums, make: Callable[[Profile], Plan]) -> Plan:
+    """The plan, or one that gathers what gains by it, or what is asked for.
+
+    Args:
+        plan: of the profile, with all gradients summed as they are.
+        asked: not 'dense'.
+        make: plans a profile whose MetaOps say what is gathered.
+    """
+    found = _possible(plan, profile)
+    if asked == "auto":
+        speeds = {name: _flops_per_s(name, plan, profile) for name in found}
+        saved_s = _saved_s(found, speeds, plan)
+        gains = {name for name, seconds in saved_s.items() if seconds > 0}
+        if sum(saved_s[name] for name in gains) < WORTH * plan.predicted.iteration_s:
+            return plan
+    else:
+        gains = {name for name, each in found.items() if each.way == asked}
+        speeds = {name: _flops_per_s(name, plan, profile) for name in gains}
+    if not gains:
+        return plan
+    try:
+        made = make(_gathering(profile, gains, speeds))
+    except NoPlanError:  # what is stepped whole does not fit, or nothing may be split that has to be
+        return plan
+    if not _is_sound(made):
+        return plan
+    # Bounds are of all schedules, also of those that split what is gathered here.
+    bounds = {name: getattr(plan.predicted, name) for name in ("lower_bound_s", "lower_bound_any_s")}
+    predicted = made.predicted.model_copy(update=bounds)
+    made = made.model_copy(update={"predicted": predicted, "notes": (*made.notes, describe(made))})
+    is_faster = made.predicted.iteration_s < (1 - WORTH) * plan.predicted.iteration_s
+    return made if asked != "auto" or is_faster else plan
+
+
+def _possible(plan: Plan, profile: Profile) -> dict[str, GatheredMatrix]:
+    """By name, the matrices that the devices of a plan may gather."""
+    if profile.task_sets or any(level.is_by_pass for level in plan.sharding.values()):
+        return {}
+    matrices = {metaop.name: metaop.matrices for metaop in profile.metaops}
+    split = {
+        matrix.parameter
+        for piece in plan.slices
+        for matrix in matrices[piece.metaop]
+        if piece.tp > 1 and piece.ops[0] <= matrix.op < piece.ops[1]
+    }
+    found = gathered_matrices(plan.slices, plan.by_name, plan.accumulate, matrices)
+    return {
+        name: each
+        for name, each in found.items()
+        if name not in split and len(each.devices) > 1 and _are_alike(each.devices, plan.cluster)
+    }
+
+
+def describe(made: Plan) -> str:
+    """What a plan says of what it gathers."""
+    names: dict[str, dict[str, None]] = {}
+    for metaop in made.metaops:
+        for matrix in metaop.gathered:
+            names.setdefault(matrix.way, {})[matrix.parameter] = None
+    told = [f"{_listed(list(own))} as {way}" for way, own in sorted(names.items(), reverse=True)]
+    return f"Gradients are gathered, not summed, of {', and of '.join(told)}."
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _is_sound(made: Plan) -> bool:
+    """Whether what a plan gathers may be gathered by the devices that it has given it."""
+    found = gathered_matrices(made.slices, made.by_name, made.accumulate)
+    may_gather = all(_are_alike(each.devices, made.cluster) for each in found.values())
+    return may_gather and not any(level.is_by_pass for level in made.sharding.values())
+
+
+def _are_alike(devices: Sequence[int], cluster: Cluster) -> bool:
+    """Whether devices round alike, so that copies which each updates stay the same."""
+    return cluster.is_cpu or len({cluster.type_of[device] for device in devices}) == 1
+
+
+def _saved_s(
+    found: Mapping[str, GatheredMatrix], speeds: Mapping[str, float | None], plan: Plan
+) -> dict[str, float]:
+    """Seconds by which the fastest way of each matrix is faster than its sum."""
+    saved: dict[str, float] = {}
+    for name, each in found.items():
+        spread = per_node(each.devices, plan.cluster)
+        seconds = seconds_by_way(
+            each.gradient(plan.gradient_bytes_per_param),
+            (each.way,),
+            partial(_collective_s, spread=spread, cluster=plan.cluster),
+            len(each.devices),
+            speeds[name],
+        )
+        saved[name] = seconds[Summing.DENSE] - seconds[fastest(seconds)]
+    return saved
+
+
+def _collective_s(num_bytes: float, rounds: int, *, spread: object, cluster: Cluster) -> float:
+    return spread_collective_s(num_bytes, spread, rounds, cluster)  # type: ignore[arg-type]  # a Spread
+
+
+def _flops_per_s(parameter: str, plan: Plan, profile: Profile) -> float | None:
+    """What the slowest of a matrix's devices multiply with: as the forward passes of its ops do, else at the
+    published peak; None: neither is known.
+    """
+    users = [each for each in plan.metaops if _has(profile.by_name[each.name].matrices, parameter)]
+    reached = [speed for metaop in users for speed in _reached(metaop)]
+    if reached:
+        return min(reached)
+    arithmetic = arithmetic_of(profile.environment)
+    peaks = [peak_flops_per_s(each, arithmetic) for each in plan.cluster.types] if arithmetic else []
+    known = [peak for peak in peaks if peak is not None]
+    return min(known) if known and len(known) == len(peaks) else None
+
+
+def _has(matrices: Collection[Matrix], parameter: str) -> bool:
+    return any(matrix.parameter == parameter for matrix in matrices)
+
+
+def _reached(metaop: PlanMetaOp) -> list[float]:
+    """Operations in a second that forward passes of an op reach, on the shares that a plan has of it."""
+    if not metaop.flops_per_op:
+        return []
+    by_point = [
+        metaop.flops_per_op / point.num_devices / point.forward_s for point in metaop.curve if point.forward_s
+    ]
+    by_share = [
+        metaop.flops_per_op * share.samples / metaop.batch_size / share.tp / share.forward_s
+        for share in metaop.shares
+        if share.forward_s
+    ]
+    return by_point + by_share
+
+
+def _gathering(profile: Profile, names: Collection[str], speeds: Mapping[str, float | None]) -> Profile:
+    """The profile with MetaOps that gather these matrices, and are not split by tensor parallelism."""
+    metaops = [_with_gathered(each, names, speeds) for each in profile.metaops]
+    return profile.with_metaops(metaops).of_file(profile.sha256())
+
+
+def _with_gathered(
+    metaop: MetaOpProfile, names: Collection[str], speeds: Mapping[str, float | None]
+) -> MetaOpProfile:
+    own = tuple(
+        matrix.model_copy(
+            update={"flops_per_s": speeds[matrix.parameter] if matrix.way == "factors" else None}
+        )
+        for matrix in metaop.matrices
+        if matrix.parameter in names
+    )
+    if not own:
+        return metaop
+    whole = {
+        "gathered": own,
+        "curve": tuple(point for point in metaop.curve if point.tp == 1),
+        "shares": tuple(share for share in metaop.shares if share.tp == 1),
+    }
+    return metaop.model_copy(update=whole)

@@ -1,0 +1,245 @@
+"""Which trained matrices' gradients may be gathered as what they are made of: rows of an embedding, or the
+factors of a linear map; and for how many tokens.
+
+Every op that uses a matrix is run on tensors without data, with the matrix's lookups and products cut off
+from autograd as the runtime does it: then no gradient may come to the matrix any more, so that nothing else
+uses it. How many tokens a share has is seen at two sizes of share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+
+from spindle_cli.costs.parameters.gradient_sums import MatrixGradient
+from spindle_cli.operators.factors.capture import Capturing
+from spindle_cli.operators.heads.chunked import timed_op
+from spindle_cli.operators.tensor_parallel import LayerSplit
+from spindle_cli.profile.batch_sums import Matrix
+from spindle_cli.profile.op.counting import fake_input, fake_state
+from spindle_cli.profile.op.tensor_parallel import tensors_of
+from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
+from spindle_cli.workload.parameters import ParameterTable
+from spindle_cli.workload.rules.remembered import Remembering
+from spindle_cli.workload.unread import Unread
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Way = Literal["rows", "factors"]
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of a workload whose gradients may be gathered: by (task, index of the op in it), those
+    that it uses, with their dotted names in the task's module.
+    """
+
+    by_op: Mapping[tuple[str, int], Sequence[tuple[str, Matrix]]]
+
+    @classmethod
+    def find(cls, graph: WorkloadGraph, train: TrainSettings) -> Matrices:
+        """Those that may gain by it: what is gathered is less than what a sum takes around, for as few tokens
+        as all holders together have.
+
+        None where layers are compiled, of tasks whose batches have several shapes, and of losses, which may
+        be computed in chunks.
+        """
+        if train.compile:
+            return cls({})
+        table = ParameterTable.of(graph)
+        uses = _all_uses(graph, table)
+        cast = None if train.autocast is None else getattr(torch, train.autocast)
+        found: dict[tuple[str, int], list[tuple[str, Matrix]]] = {}
+        for name, of_name in uses.items():
+            width = table.parameters[name].itemsize
+            alike = _alike(name, of_name, width, width if cast is None else cast.itemsize)
+            if _may_gain(alike, train.accumulate, train.widens_gradients):
+                for (task, op, dotted, _), matrix in zip(of_name, alike, strict=True):
+                    found.setdefault((task, op.index), []).append((dotted, matrix))
+        return cls(found)
+
+    def of_ops(
+        self, task: str, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
+    ) -> tuple[Matrix, ...]:
+        """Of the ops of a MetaOp, counted from its first. `split_of`: how tensor parallelism splits an op."""
+        found = []
+        for position, op in enumerate(ops):
+            split = split_of(op)
+            for dotted, matrix in self.by_op.get((task, op.index), ()):
+                is_split = split is not None and dotted in split.dims
+                found.append(matrix.model_copy(update={"op": position, "is_split": is_split}))
+        return tuple(found)
+
+
+# A task, an op of it, a matrix's dotted name there, and how the op uses it: in one way alone, or None.
+_UseOf = tuple[str, Op, str, "_Use | None"]
+
+
+def _all_uses(graph: WorkloadGraph, table: ParameterTable) -> dict[str, list[_UseOf]]:
+    """Of every trained matrix, by canonical name."""
+    uses: dict[str, list[_UseOf]] = {
+        name: []
+        for name, parameter in table.parameters.items()
+        if parameter.dim() == 2 and parameter.requires_grad and parameter.is_floating_point()
+    }
+    seen = _Seen()
+    for task_name, task in graph.tasks.items():
+        for op in task.ops:
+            own = [dotted for dotted in op.parameters if table.names[task_name, dotted] in uses]
+            if own:
+                found = {} if task_name in graph.lengths else seen.uses(task, op)
+                for dotted in own:
+                    uses[table.names[task_name, dotted]].append((task_name, op, dotted, found.get(dotted)))
+    return uses
+
+
+def _alike(name: str, uses: Sequence[_UseOf], width: int, cast_width: int) -> list[Matrix]:
+    """The uses of a matrix, if all are in one way."""
+    found = [(op, use) for _, op, _, use in uses if use is not None]
+    if len(found) < len(uses) or len({use.way for _, use in found}) != 1:
+        return []
+    return [
+        Matrix(
+            op=op.index,
+            parameter=name,
+            way=use.way,
+            outputs=use.outputs,
+            inputs=use.inputs,
+            num_bytes=use.outputs * use.inputs * width,
+            factor_width=width if use.way == "rows" else cast_width,
+            tokens=use.tokens,
+            fixed_tokens=use.fixed_tokens,
+        )
+        for op, use in found
+    ]
+
+
+def _may_gain(uses: Sequence[Matrix], batches: int, is_wide: bool) -> bool:
+    """Whether less is gathered than a sum takes around, if every token is there once."""
+    if not uses:
+        return False
+    first = uses[0]
+    width = first.num_bytes // (first.outputs * first.inputs) * (2 if is_wide else 1)
+    tokens = batches * sum(each.tokens + each.fixed_tokens for each in uses)
+    gradient = MatrixGradient(first.outputs, first.inputs, tokens, width, first.factor_width)
+    gathered = gradient.rows_bytes if first.way == "rows" else gradient.factors_bytes
+    return gathered < 2 * gradient.dense_bytes
+
+
+@dataclass(frozen=True)
+class _Use:
+    """How an op uses a matrix, and for how many tokens: of its whole batch, and besides in every pass."""
+
+    way: Way
+    outputs: int
+    inputs: int
+    tokens: int
+    fixed_tokens: int
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """Runs ops; of equal ones the first alone."""
+
+    known: dict[Hashable, tuple[_Use | None, ...]] = field(default_factory=dict)
+
+    def uses(self, task: TaskGraph, op: Op) -> dict[str, _Use]:
+        """By dotted name, the matrices of an op that it uses in one way alone."""
+        if op.is_loss or op.talks:
+            return {}
+        given = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+        shapes = tuple(
+            (parameter.shape, parameter.dtype, parameter.requires_grad)
+            for parameter in map(task.root.get_parameter, op.parameters)
+        )
+        specs = tuple((spec.shape, spec.dtype, spec.batch_dim, spec.requires_grad) for spec in given)
+        key = op.kind, shapes, specs, op.parameters if op.target is None else None
+        if key not in self.known:
+            self.known[key] = tuple(_uses_of(task, op))
+        return {
+            dotted: use for dotted, use in zip(op.parameters, self.known[key], strict=True) if use is not None
+        }
+
+
+def _uses_of(task: TaskGraph, op: Op) -> Iterator[_Use | None]:
+    """Of each of an op's parameters, in their order."""
+    samples = task.task.batch_size
+    # A number of shares that divides the batch, as all that are profiled do.
+    cuts = next((n for n in range(2, samples + 1) if samples % n == 0), 1)
+    whole = _run(task, op, samples)
+    part = whole if cuts == 1 or op.coupled else _run(task, op, samples // cuts)
+    for dotted in op.parameters:
+        of_whole, of_part = whole.get(dotted), part.get(dotted)
+        if of_whole is None or of_part is None or of_whole.way != of_part.way:
+            yield None
+            continue
+        shape = task.root.get_parameter(dotted).shape
+        # tokens = fixed + sample * samples, at both sizes
+        more, less = of_whole.tokens, of_part.tokens
+        in_samples = more if part is whole else (more - less) * cuts // (cuts - 1)
+        if (
+            (part is not whole and (more - less) * cuts % (cuts - 1))
+            or in_samples % samples
+            or in_samples > more
+        ):
+            yield None  # how many a share has does not follow from its samples
+            continue
+        yield _Use(of_whole.way, int(shape[0]), int(shape[1]), in_samples, more - in_samples)
+
+
+@dataclass
+class _Note:
+    """Takes nothing but how many tokens there were; `is_mixed`: the matrix was used in both ways."""
+
+    way: Way = "rows"
+    tokens: int = 0
+    is_mixed: bool = False
+
+    def take_rows(self, ids: Tensor, rows: Tensor) -> None:  # noqa: ARG002 - how many is all that counts
+        self._add("rows", ids.numel())
+
+    def take_factors(self, outputs: Tensor, inputs: Tensor) -> None:  # noqa: ARG002 - as above
+        self._add("factors", inputs.shape[0])
+
+    def _add(self, way: Way, tokens: int) -> None:
+        self.is_mixed |= self.tokens > 0 and self.way != way
+        self.way = way
+        self.tokens += tokens
+
+
+def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
+    """By dotted name, what a share of so many samples brings to each matrix that nothing else uses."""
+    module = timed_op(task, op, samples, 1, None).module
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
+        state = fake_state(module, None)
+        specs = [task.fields[name] for name in op.fields] + [task.values[name] for name in op.inputs]
+        inputs = [fake_input(spec, samples) for spec in specs]
+    trained = {name: state[name] for name in op.parameters if state[name].requires_grad}
+    notes = {id(tensor): _Note() for tensor in trained.values()}
+    with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), torch.enable_grad():
+        with Capturing(notes):
+            result = tensors_of(functional_call(module, state, tuple(inputs)))
+        outputs = [
+            each for each in (result if isinstance(result, tuple) else (result,)) if each.requires_grad
+        ]
+        if not outputs:
+            return {}
+        left = torch.autograd.grad(
+            outputs,
+            list(trained.values()),
+            [torch.empty_like(each) for each in outputs],
+            allow_unused=True,
+        )
+    return {
+        name: note
+        for (name, tensor), gradient in zip(trained.items(), left, strict=True)
+        if gradient is None and (note := notes[id(tensor)]).tokens and not note.is_mixed
+    }
