@@ -219,3 +219,11 @@ def test_files_stay_readable(folder: str) -> None:
         if (count := len(path.read_text(encoding="utf-8").splitlines())) > MAX_LINES
     }
     assert not long
+
+
+def test_no_two_test_files_are_one_module() -> None:
+    """pytest imports a file of a folder without `__init__.py` by its bare name, the first of them for all."""
+    tests = Path(__file__).parent
+    files = [path for path in tests.rglob("*.py") if not (path.parent / "__init__.py").exists()]
+    names = Counter(path.stem for path in files if path.stem != "conftest")
+    assert not {name for name, count in names.items() if count > 1}
