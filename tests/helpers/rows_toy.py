@@ -80,9 +80,15 @@ class Classify(nn.Module):
         return self.head(self.wide(self.embed(words)), label)  # type: ignore[no-any-return]  # a module's
 
 
-def build(tied: bool = False, frozen: bool = False, positions: int = LENGTH) -> Workload:
+def build(
+    tied: bool = False,
+    frozen: bool = False,
+    positions: int = LENGTH,
+    embed_as: type[Embed] = Embed,
+    wide_as: type[Wide] = Wide,
+) -> Workload:
     """`tied`: the words are a linear map, too; `frozen`: they are not trained; `positions`: in the table."""
-    embed, wide = Embed(tied=tied, positions=positions), Wide()
+    embed, wide = embed_as(tied=tied, positions=positions), wide_as()
     embed.words.weight.requires_grad_(not frozen)
     return Workload(
         "rows",
@@ -90,5 +96,5 @@ def build(tied: bool = False, frozen: bool = False, positions: int = LENGTH) -> 
             Task("large", Classify(embed, wide), batch_size=12, dataset=Sentences(1)),
             Task("small", Classify(embed, wide), batch_size=4, dataset=Sentences(2), weight=0.5),
         ],
-        operators=(Embed, Wide, Head),
+        operators=(embed_as, wide_as, Head),
     )

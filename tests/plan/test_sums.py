@@ -7,9 +7,11 @@ import pytest
 from helpers.plans import metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.costs.parameters.gradient_sums import factors_limit, rows_limit
+from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.sums.choose import with_sums
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Matrix, Profile
 from spindle_cli.simulate.run import simulate
@@ -17,11 +19,11 @@ from spindle_cli.simulate.run import simulate
 ROWS, COLUMNS = 4096, 1024
 
 
-def cluster(latency_us: float = 0.0, gb_per_s: float = 1.0, *devices: str) -> Cluster:
+def cluster(latency_us: float = 0.0, gb_per_s: float = 1.0, *devices: str, memory_gib: float = 4) -> Cluster:
     """Two nodes of one device each; CPUs unless told."""
     link = Link(latency_us=latency_us, bandwidth_gb_per_s=gb_per_s)
     nodes = tuple(
-        NodeGroup(name=f"{place}", count=1, devices=1, device=kind, memory_gib=4)
+        NodeGroup(name=f"{place}", count=1, devices=1, device=kind, memory_gib=memory_gib)
         for place, kind in enumerate(devices or ("cpu", "cpu"))
     )
     return Cluster(name="two", nodes=nodes, links=Links(intra_node=link, inter_node=link))
@@ -39,7 +41,7 @@ def profile(way: str, tokens: int, flops_per_op: float | None = None, **numbers:
         num_bytes=num_bytes,
         tokens=tokens,
     )
-    metaop = metaop_of("a/m", 1, {2: 0.02}, param_bytes_per_op=num_bytes, activation_bytes_per_op=0)
+    metaop = metaop_of("a/m", 1, {1: 1.0, 2: 0.02}, param_bytes_per_op=num_bytes, activation_bytes_per_op=0)
     metaop = metaop.model_copy(update={"matrices": (matrix,), "flops_per_op": flops_per_op})
     return profile_of(metaop).model_copy(update={"optimizer_state_sharded": False, **numbers})
 
@@ -104,7 +106,18 @@ def test_factors_need_a_known_speed_and_pay_for_their_product() -> None:
     (matrix,) = made.metaops[0].gathered
     assert matrix.flops_per_s == pytest.approx(1e9 / 2 / (0.02 / 3))
     assert made.predicted.optimizer_s == pytest.approx(100 * ROWS * COLUMNS / matrix.flops_per_s)
+    assert simulate(made).iteration_s == pytest.approx(iteration_s(made))
     assert not make_plan(profile("factors", 100, flops_per_op=2.5e8), cluster()).metaops[0].gathered
+
+
+def test_a_product_is_as_fast_as_on_the_slowest_of_what_uses_the_matrix() -> None:
+    """Two tasks share it: one of 1e9 operations in the time in which the other does 4e9."""
+    slow = profile("factors", 50, flops_per_op=1e9).metaops[0]
+    fast = slow.model_copy(update={"name": "b/m", "task": "b", "flops_per_op": 4e9})
+    known = profile_of(fast, slow).model_copy(update={"optimizer_state_sharded": False})
+    made = make_plan(known, cluster(), sums="factors", strategy="sequential")
+    found = {matrix.flops_per_s for metaop in made.metaops for matrix in metaop.gathered}
+    assert sorted(found) == [pytest.approx(1e9 / 2 / (0.02 / 3))]
 
 
 def test_types_that_round_differently_and_shared_out_parameters_sum_as_they_are() -> None:
@@ -112,4 +125,29 @@ def test_types_that_round_differently_and_shared_out_parameters_sum_as_they_are(
     known = profile("rows", 80, optimizer_state_sharded=True)
     sharding = {"a/m": Sharding.PARAMETERS}
     assert not make_plan(known, cluster(), sharding=sharding).metaops[0].gathered
+    with pytest.raises(NoPlanError, match=r"--sums rows: .* shares out gradients or parameters"):
+        make_plan(known, cluster(), sharding=sharding, sums="rows")
     assert make_plan(known, cluster()).metaops[0].gathered
+
+
+def test_what_cannot_be_gathered_as_asked_is_refused() -> None:
+    """A profile that names none of that kind; devices of two nodes without room for a state held whole."""
+    with pytest.raises(NoPlanError, match=r"--sums factors: .* names no matrix"):
+        make_plan(profile("rows", 80), cluster(), sums="factors")
+    tight = cluster(memory_gib=68.1e6 / 2**30)  # 67.8 with half of the state, 68.5 with all of it and rows
+    known = profile("rows", 80, optimizer_state_sharded=True)
+    assert not make_plan(known, tight).metaops[0].gathered
+    with pytest.raises(NoPlanError, match=r"--sums rows: with 1 matrices gathered as rows, .* step whole"):
+        make_plan(known, tight, sums="rows")
+
+
+def test_by_default_a_plan_that_gathers_is_taken_only_if_it_is_faster() -> None:
+    """The rule looks at sums alone; what is planned in the end may hide them behind compute, or not fit."""
+    known = profile("rows", 80)
+    dense, gathering = make_plan(known, cluster(), sums="dense"), make_plan(known, cluster(), sums="rows")
+    for factor, is_taken in ((0.98, True), (0.995, False), (1.1, False)):
+        iteration = factor * iteration_s(dense)
+        predicted = gathering.predicted.model_copy(update={"iteration_s": iteration})
+        other = gathering.model_copy(update={"predicted": predicted})
+        made = with_sums(dense, known, "auto", lambda _, other=other: other)
+        assert (iteration_s(made) == iteration) == is_taken

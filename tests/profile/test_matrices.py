@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
 from helpers import rows_toy
 from helpers.analysed import analysed
 from spindle_cli.profile.checking.matrices import Matrices
 from spindle_cli.workload.file import TrainSettings
+from spindle_cli.workload.types import Workload
 
 TRAIN = TrainSettings(optimizer="SGD", lr=0.1)
 WORDS = "large.embed.words.weight"
@@ -14,9 +19,9 @@ WORDS = "large.embed.words.weight"
 Uses = dict[tuple[str, int], tuple[str, int, int]]
 
 
-def found(train: TrainSettings = TRAIN, **args: bool) -> dict[str, Uses]:
+def found(train: TrainSettings = TRAIN, workload: Workload | None = None) -> dict[str, Uses]:
     """By matrix, of each op that uses it: its way, its tokens and those that every pass has."""
-    matrices = Matrices.find(analysed(rows_toy.build(**args)), train)
+    matrices = Matrices.find(analysed(workload or rows_toy.build()), train)
     by_name: dict[str, Uses] = {}
     for op, own in matrices.by_op.items():
         for _, each in own:
@@ -38,8 +43,47 @@ def test_an_embedding_by_rows_and_dense_layers_by_factors_for_the_tokens_of_the_
 
 
 def test_what_is_used_in_two_ways_or_not_trained_is_summed_as_it_is() -> None:
-    assert WORDS not in found(tied=True)
-    assert WORDS not in found(frozen=True)
+    assert WORDS not in found(workload=rows_toy.build(tied=True))
+    assert WORDS not in found(workload=rows_toy.build(frozen=True))
+
+
+class Pulled(rows_toy.Embed):
+    """Looks up words, and pulls all of them together."""
+
+    def forward(self, words: Tensor) -> Tensor:
+        looked_up: Tensor = super().forward(words)
+        return looked_up + 0.01 * self.words.weight.square().mean()
+
+
+def test_what_gets_a_gradient_beside_its_lookups_is_summed_as_it_is() -> None:
+    assert WORDS not in found(workload=rows_toy.build(embed_as=Pulled))
+
+
+def test_what_a_hook_is_to_see_the_gradient_of_is_summed_as_it_is() -> None:
+    workload = rows_toy.build()
+    words = workload.tasks[0].module.get_parameter("embed.words.weight")
+    words.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    assert WORDS not in found(workload=workload)
+
+
+class Again(rows_toy.Wide):
+    """Runs forward once more in its backward pass, by its own code."""
+
+    reentrant = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        run_again: Tensor = checkpoint(super().forward, x, use_reentrant=self.reentrant)
+        return run_again
+
+
+class AgainReentrant(Again):
+    reentrant = True
+
+
+@pytest.mark.parametrize("wide_as", [Again, AgainReentrant])
+def test_layers_that_recompute_themselves_are_summed_as_they_are(wide_as: type[rows_toy.Wide]) -> None:
+    """The second pass runs where nothing takes its factors."""
+    assert set(found(workload=rows_toy.build(wide_as=wide_as))) == {WORDS}
 
 
 def test_batches_of_a_step_count_and_compiled_layers_have_none() -> None:

@@ -40,31 +40,81 @@ def with_sums(plan: Plan, profile: Profile, asked: Sums, make: Callable[[Profile
         plan: of the profile, with all gradients summed as they are.
         asked: not 'dense'.
         make: plans a profile whose MetaOps say what is gathered.
+
+    Raises:
+        NoPlanError: what is asked for cannot be gathered here, or not within the devices' memory.
     """
     found = _possible(plan, profile)
-    if asked == "auto":
-        speeds = {name: _flops_per_s(name, plan, profile) for name in found}
-        saved_s = _saved_s(found, speeds, plan)
-        gains = {name for name, seconds in saved_s.items() if seconds > 0}
-        if sum(saved_s[name] for name in gains) < WORTH * plan.predicted.iteration_s:
-            return plan
-    else:
-        gains = {name for name, each in found.items() if each.way == asked}
-        speeds = {name: _flops_per_s(name, plan, profile) for name in gains}
-    if not gains:
+    if asked != "auto":
+        return _gathered_as(
+            asked, {name for name, each in found.items() if each.way == asked}, plan, profile, make
+        )
+    speeds = {name: _flops_per_s(name, plan, profile) for name in found}
+    saved_s = _saved_s(found, speeds, plan)
+    gains = {name for name, seconds in saved_s.items() if seconds > 0}
+    if not gains or sum(saved_s[name] for name in gains) < WORTH * plan.predicted.iteration_s:
         return plan
     try:
-        made = make(_gathering(profile, gains, speeds))
+        made = _made(gains, plan, profile, make)
     except NoPlanError:  # what is stepped whole does not fit, or nothing may be split that has to be
         return plan
+    is_faster = made.predicted.iteration_s < (1 - WORTH) * plan.predicted.iteration_s
+    return made if is_faster else plan
+
+
+def _gathered_as(
+    way: Sums, names: Collection[str], plan: Plan, profile: Profile, make: Callable[[Profile], Plan]
+) -> Plan:
+    """The plan that gathers these as asked.
+
+    Raises:
+        NoPlanError: there are none, or what then has to be held whole does not fit.
+    """
+    if not names:
+        raise NoPlanError(
+            f"--sums {way}: no gradient can be gathered as {way} here ({_why_none(way, plan, profile)})",
+            hint="Leave it out, or say `--sums dense`.",
+        )
+    try:
+        return _made(names, plan, profile, make)
+    except NoPlanError as error:
+        raise NoPlanError(
+            f"--sums {way}: with {len(names)} matrices gathered as {way}, which all devices that hold them "
+            f"step whole: {error.message}",
+            hint="Leave it out: what does not fit so may fit with gradients that are summed as they are.",
+        ) from error
+
+
+def _why_none(way: str, plan: Plan, profile: Profile) -> str:
+    """What keeps a plan from gathering anything in a way."""
+    if not any(matrix.way == way for metaop in profile.metaops for matrix in metaop.matrices):
+        return "the profile names no matrix of which less would be moved than by a sum"
+    if profile.task_sets:
+        return "steps run some of the tasks"
+    if any(level.is_by_pass for level in plan.sharding.values()):
+        return "the plan shares out gradients or parameters"
+    return (
+        "each such matrix is on one device, on devices that round differently, or split by tensor parallelism"
+    )
+
+
+def _made(names: Collection[str], plan: Plan, profile: Profile, make: Callable[[Profile], Plan]) -> Plan:
+    """The plan that gathers these.
+
+    Raises:
+        NoPlanError: none fits, or it would hold them where they cannot be gathered.
+    """
+    speeds = {name: _flops_per_s(name, plan, profile) for name in names}
+    made = make(_gathering(profile, names, speeds))
     if not _is_sound(made):
-        return plan
+        raise NoPlanError("the plan puts them on devices that round differently, or shares them out")
+    note = describe(made)
+    if not note:
+        raise NoPlanError("only a plan with each of them on one device fits")
     # Bounds are of all schedules, also of those that split what is gathered here.
     bounds = {name: getattr(plan.predicted, name) for name in ("lower_bound_s", "lower_bound_any_s")}
     predicted = made.predicted.model_copy(update=bounds)
-    made = made.model_copy(update={"predicted": predicted, "notes": (*made.notes, describe(made))})
-    is_faster = made.predicted.iteration_s < (1 - WORTH) * plan.predicted.iteration_s
-    return made if asked != "auto" or is_faster else plan
+    return made.model_copy(update={"predicted": predicted, "notes": (*made.notes, note)})
 
 
 def _possible(plan: Plan, profile: Profile) -> dict[str, GatheredMatrix]:
@@ -87,13 +137,13 @@ def _possible(plan: Plan, profile: Profile) -> dict[str, GatheredMatrix]:
 
 
 def describe(made: Plan) -> str:
-    """What a plan says of what it gathers."""
-    names: dict[str, dict[str, None]] = {}
-    for metaop in made.metaops:
-        for matrix in metaop.gathered:
-            names.setdefault(matrix.way, {})[matrix.parameter] = None
-    told = [f"{_listed(list(own))} as {way}" for way, own in sorted(names.items(), reverse=True)]
-    return f"Gradients are gathered, not summed, of {', and of '.join(told)}."
+    """What a plan says of what it gathers; '' if each such matrix is on one device alone."""
+    names: dict[str, list[str]] = {}
+    for name, each in gathered_matrices(made.slices, made.by_name, made.accumulate).items():
+        if len(each.devices) > 1:
+            names.setdefault(each.way, []).append(name)
+    told = [f"{_listed(own)} as {way}" for way, own in sorted(names.items(), reverse=True)]
+    return f"Gradients are gathered, not summed, of {', and of '.join(told)}." if told else ""
 
 
 def _listed(names: Sequence[str]) -> str:

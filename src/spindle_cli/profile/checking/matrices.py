@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call
+from torch.nn import functional
 
 from spindle_cli.costs.parameters.gradient_sums import MatrixGradient
 from spindle_cli.operators.factors.capture import Capturing
@@ -87,7 +88,10 @@ def _all_uses(graph: WorkloadGraph, table: ParameterTable) -> dict[str, list[_Us
     uses: dict[str, list[_UseOf]] = {
         name: []
         for name, parameter in table.parameters.items()
-        if parameter.dim() == 2 and parameter.requires_grad and parameter.is_floating_point()
+        if parameter.dim() == 2
+        and parameter.requires_grad
+        and parameter.is_floating_point()
+        and not parameter._backward_hooks  # would see no gradient
     }
     seen = _Seen()
     for task_name, task in graph.tasks.items():
@@ -214,6 +218,27 @@ class _Note:
         self.tokens += tokens
 
 
+class _Watching(Capturing):
+    """Tells whether a matrix is used where the op's own code runs forward once more in its backward pass
+    (`torch.utils.checkpoint`): nothing would be cut off from autograd then.
+    """
+
+    runs_again = False
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in (functional.embedding, functional.linear):
+            hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+            # With `use_reentrant=True` the first pass has no gradients, else hooks for what it saves.
+            self.runs_again |= hooks is not None or not torch.is_grad_enabled()
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
     """By dotted name, what a share of so many samples brings to each matrix that nothing else uses."""
     module = timed_op(task, op, samples, 1, None).module
@@ -225,12 +250,12 @@ def _run(task: TaskGraph, op: Op, samples: int) -> dict[str, _Note]:
     trained = {name: state[name] for name in op.parameters if state[name].requires_grad}
     notes = {id(tensor): _Note() for tensor in trained.values()}
     with torch.random.fork_rng(devices=[]), mode, Remembering(), Unread(), torch.enable_grad():
-        with Capturing(notes):
+        with _Watching(notes) as watching:
             result = tensors_of(functional_call(module, state, tuple(inputs)))
         outputs = [
             each for each in (result if isinstance(result, tuple) else (result,)) if each.requires_grad
         ]
-        if not outputs:
+        if not outputs or watching.runs_again:
             return {}
         left = torch.autograd.grad(
             outputs,
