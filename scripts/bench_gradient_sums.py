@@ -19,28 +19,14 @@ import yaml
 from runtime_bench.contestants import Job, planned
 from runtime_bench.errors import BenchError
 from runtime_bench.hosts import require_tools, shape, two_hosts
+from runtime_bench.measured_cluster import measured_cluster
 
 import spindle_cli
-from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.sums.choose import Sums
 from spindle_cli.units import MIB
 
 WAYS: tuple[Sums, ...] = ("dense", "rows", "factors", "auto")
-# Of the link between two namespaces; what shaping leaves of its bandwidth is not looked at.
-_LATENCY_US = 100
 _MODEL = Path(__file__).parent / "runtime_bench" / "wide_words.py"
-
-
-def cluster_of(mbit_per_s: int) -> Cluster:
-    """Two nodes of one CPU, and the link between them."""
-    return Cluster(
-        name=f"two-hosts-{mbit_per_s}-mbit",
-        nodes=(NodeGroup(count=2, devices=1, device="cpu", memory_gib=4),),
-        links=Links(
-            intra_node=Link(latency_us=50, bandwidth_gb_per_s=2),
-            inter_node=Link(latency_us=_LATENCY_US, bandwidth_gb_per_s=mbit_per_s / 8000),
-        ),
-    )
 
 
 def run(mbit_per_s: int, rounds: int, num_steps: int, folder: Path) -> None:
@@ -49,16 +35,16 @@ def run(mbit_per_s: int, rounds: int, num_steps: int, folder: Path) -> None:
     settings = {"optimizer": "AdamW", "lr": 1e-3, "steps": num_steps, "seed": 0}
     content = {"schema": "spindle.workload/1", "model": f"{_MODEL}:build", "train": settings}
     workload.write_text(yaml.safe_dump(content), encoding="utf-8")
-    cluster = cluster_of(mbit_per_s)
-    profile = spindle_cli.profile(workload, cluster=cluster, accept_noise=True)
-    paths = {way: folder / f"{way}.yaml" for way in WAYS}
-    plans = {
-        way: spindle_cli.plan(profile, cluster, path, strategy="sequential", sums=way)
-        for way, path in paths.items()
-    }
     taken: dict[Sums, list[float]] = {way: [] for way in WAYS}
     with two_hosts() as hosts:
         shape(hosts, mbit_per_s)
+        cluster = measured_cluster(hosts, mbit_per_s, folder)
+        profile = spindle_cli.profile(workload, cluster=cluster, accept_noise=True)
+        paths = {way: folder / f"{way}.yaml" for way in WAYS}
+        plans = {
+            way: spindle_cli.plan(profile, cluster, path, strategy="sequential", sums=way)
+            for way, path in paths.items()
+        }
         for _ in range(rounds):
             for way in WAYS:
                 job = Job(hosts, workload, num_steps, folder)

@@ -21,10 +21,10 @@ from pathlib import Path
 import yaml
 from runtime_bench.contestants import Contestant, Job, Run, by_hand, plain, planned
 from runtime_bench.errors import BenchError
-from runtime_bench.hosts import Host, python, require_tools, run_on_both, shape, two_hosts
+from runtime_bench.hosts import Host, python, require_tools, shape, two_hosts
+from runtime_bench.measured_cluster import measured_cluster
 from runtime_bench.page import NAMES, Outcome, Trial, here_and_now, read_outcome, write_outcome
 
-from spindle_cli.files.cluster import Cluster, Link, Links, NodeGroup
 from spindle_cli.plan.types import Plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -135,29 +135,17 @@ class Bench:
         folder = self.out / f"{workload.stem}-{mbit_per_s}"
         folder.mkdir(exist_ok=True)
         cluster = folder / "cluster.yaml"
-        cluster.write_text(self._cluster_text(folder, mbit_per_s), encoding="utf-8")
+        measured = measured_cluster(self.hosts, mbit_per_s, folder)
+        content = yaml.safe_dump(measured.model_dump(mode="json", by_alias=True), sort_keys=False)
+        cluster.write_text(content, encoding="utf-8")
         profile = self.out / f"{workload.stem}.profile.json"
         if not profile.exists():
-            measured = ("-o", profile, "--cluster", cluster, "--nproc", str(len(self.hosts)))
-            spindle("profile", workload, *measured, *self.profile_options)
+            asked = ("-o", profile, "--cluster", cluster, "--nproc", str(len(self.hosts)))
+            spindle("profile", workload, *asked, *self.profile_options)
         plans = {strategy: folder / f"{strategy}.yaml" for strategy in strategies}
         for strategy, path in plans.items():
             spindle("plan", profile, "--cluster", cluster, "-o", path, "--strategy", strategy)
         return folder, plans
-
-    def _cluster_text(self, folder: Path, mbit_per_s: int) -> str:
-        """A cluster file of the two hosts with the link that is measured between them now."""
-        store, out = folder / "link.store", folder / "link.json"
-        store.unlink(missing_ok=True)
-        command = python("-m", "runtime_bench.link_between", store, out)
-        run_on_both(self.hosts, [command, command], timeout_s=120, folder=Path(__file__).parent)
-        link = Link.model_validate_json(out.read_text(encoding="utf-8"))
-        cluster = Cluster(
-            name=f"two-hosts-{mbit_per_s}",
-            nodes=(NodeGroup(count=len(self.hosts), devices=1, device="cpu", memory_gib=4),),
-            links=Links(intra_node=link, inter_node=link),
-        )
-        return yaml.safe_dump(cluster.model_dump(mode="json", by_alias=True), sort_keys=False)
 
     def _alternate(
         self,
