@@ -114,17 +114,44 @@ def test_factors_are_multiplied_of_all_samples() -> None:
     assert (step.cut_flops, step.whole_flops) == (2 * 300, 300)  # a forward pass is 10 x 30
 
 
+def step_of(rule: Rule, operator: Operator) -> Step:
+    return next(step for step in steps_from(Layout.SAMPLES, operator, 8) if step.rule is rule)
+
+
 @pytest.mark.parametrize(
-    ("param_bytes", "ratios"),
-    # Twice as fast: two thirds; where moving is all that counts, none is padded to more than the others.
-    [(0.0, (2 / 3, 1 / 3)), (1e15, (0.5, 0.5))],
+    ("rule", "param_bytes", "ratios"),
+    [
+        (Rule.DATA, 1.0, (2 / 3, 1 / 3)),  # twice as fast
+        (
+            Rule.GATHERED,
+            1e15,
+            (0.5, 0.5),
+        ),  # moving is all that counts: none is padded to more than the others
+        (Rule.DATA, 1e15, (2 / 3, 1 / 3)),  # a sum moves the same whatever the ratios
+    ],
 )
-def test_ratios_balance_compute_against_padding(param_bytes: float, ratios: tuple[float, ...]) -> None:
-    prices = prices_of(2e9, 1e9)
-    operator = Operator("t/net", Kind.OTHER, 1e9, param_bytes or 1.0, 1, 1)
-    rule = Rule.GATHERED if param_bytes else Rule.DATA
-    step = next(s for s in steps_from(Layout.SAMPLES, operator, 8) if s.rule is rule)
-    assert best_ratios([step], prices) == pytest.approx(ratios, abs=1e-6)
+def test_ratios_balance_compute_against_padding(
+    rule: Rule, param_bytes: float, ratios: tuple[float, ...]
+) -> None:
+    step = step_of(rule, Operator("t/net", Kind.OTHER, 1e9, param_bytes, 1, 1))
+    assert best_ratios([step], prices_of(2e9, 1e9)) == pytest.approx(ratios, abs=1e-6)
+
+
+@pytest.mark.parametrize(("worth", "ratios"), [(1.9, (0.5, 0.5)), (2.1, (2 / 3, 1 / 3))])
+def test_padding_counts_for_every_device(worth: float, ratios: tuple[float, ...]) -> None:
+    """From even ratios on, the slow one has c less to compute of each hundredth that the fast one takes over,
+    and both have s more to move: of two devices it pays from c = 2 s on.
+    """
+    step = step_of(Rule.GATHERED, Operator("t/net", Kind.OTHER, 1e9, 1e9, 1, 1))
+    moved_s = sum(prices_of(1, 1).moved_s(*each) for each in step.moved.items())
+    slow = step.cut_flops / (worth * moved_s)
+    assert best_ratios([step], prices_of(2 * slow, slow)) == pytest.approx(ratios, abs=1e-6)
+
+
+def test_what_every_device_computes_whole_is_less_for_the_fast_one() -> None:
+    """600 operations to cut and 300 for each: 300 b + 150 = 600 (1 - b) + 300."""
+    step = replace(step_of(Rule.FACTORS, dense(3, 5)), cut_flops=600.0, whole_flops=300.0)
+    assert best_ratios([step], prices_of(2, 1)) == pytest.approx((5 / 6, 1 / 6), abs=1e-4)
 
 
 def test_the_alternation_ends_where_neither_search_nor_ratios_gain() -> None:

@@ -19,9 +19,11 @@ from spindle_cli.simulate.run import simulate
 FAST_AND_SLOW = cluster_of_types({"fast": 1, "slow": 1})
 
 
-def net(param_bytes: int, **sample_s: float) -> Profile:
+def net(param_bytes: int, num_ops: int = 1, **sample_s: float) -> Profile:
     times = sample_s or {"fast": 1.0, "slow": 2.0}
-    return profile_on_types(metaop_on_types("t/net", 1, times, batch_size=6, param_bytes_per_op=param_bytes))
+    return profile_on_types(
+        metaop_on_types("t/net", num_ops, times, batch_size=6, param_bytes_per_op=param_bytes)
+    )
 
 
 def devices_of(plan: Plan) -> list[tuple[int, ...]]:
@@ -48,13 +50,22 @@ def test_a_node_is_left_idle_where_its_sums_take_longer_than_it_saves(
     assert all(note.startswith("1 device stays idle") for note in said)
 
 
+def test_what_is_planned_for_a_part_is_placed_on_its_devices() -> None:
+    """Not the first ones; and those that stay idle are counted."""
+    profile = net(10**12)
+    plan = make_plan(profile, cluster_of_types({"slow": 2, "fast": 1}))
+    assert devices_of(plan) == [(2,)]
+    assert any(note.startswith("2 devices stay idle") for note in plan.notes)
+    assert check_plan(plan, profile) == ()
+
+
 def test_other_strategies_use_all_devices_whatever_sums_cost() -> None:
     plan = make_plan(net(10**12), FAST_AND_SLOW, "sequential")
     assert devices_of(plan) == [(0, 1)]
 
 
 def behind_a_slow_link() -> Cluster:
-    """Two types that are near each other, and a third that is not."""
+    """Two types that are near each other, behind one that is not."""
     near = Link(latency_us=1, bandwidth_gb_per_s=100)
     links = Links(
         intra_node=near,
@@ -64,15 +75,16 @@ def behind_a_slow_link() -> Cluster:
             for kind in ("fast", "slow")
         ),
     )
-    return cluster_of_types({"fast": 1, "slow": 1, "far": 1}).with_links(links)
+    cluster: Cluster = cluster_of_types({"far": 1, "fast": 1, "slow": 1})
+    return cluster.with_links(links)
 
 
 def test_a_part_may_have_several_types() -> None:
-    """With the third, 10/3 s of compute and 10 s of sums; without, 4 s and 10 ms."""
-    profile = net(10**9, fast=1.0, slow=2.0, far=2.0)
+    """With the third, 10/3 s of compute and 2 s of sums; without, 4 s and 2 ms; one alone takes 6."""
+    profile = net(2 * 10**8, fast=1.0, slow=2.0, far=2.0)
     plan = make_plan(profile, behind_a_slow_link())
-    assert [(piece.devices, piece.rows) for piece in plan.slices] == [((0, 1), (0, 4, 6))]
-    assert plan.predicted.iteration_s == pytest.approx(4.01, rel=1e-3)
+    assert [(piece.devices, piece.rows) for piece in plan.slices] == [((1, 2), (0, 4, 6))]
+    assert plan.predicted.iteration_s == pytest.approx(4.002, rel=1e-3)
     assert check_plan(plan, profile) == ()
 
 
@@ -86,8 +98,8 @@ def test_parts_are_the_first_nodes_of_each_group_and_never_all() -> None:
 
 def test_a_part_knows_the_links_of_its_own_groups_alone() -> None:
     by_devices = {part.devices: part.cluster for part in parts_of(behind_a_slow_link())}
-    assert by_devices[0, 1].links.between == ()
-    assert [link.groups for link in by_devices[0, 2].links.between] == [("fast", "far")]
+    assert by_devices[1, 2].links.between == ()
+    assert [link.groups for link in by_devices[0, 1].links.between] == [("fast", "far")]
 
 
 def test_a_part_is_looked_at_only_where_a_schedule_in_it_could_be_faster() -> None:
@@ -98,3 +110,19 @@ def test_a_part_is_looked_at_only_where_a_schedule_in_it_could_be_faster() -> No
     assert [(part.devices, pytest.approx(part.bound_s)) for part in by_bound] == [((0,), 6.0), ((1,), 12.0)]
     assert [part.devices for part in parts_that_could_be_faster(problem, bound, 12.0)] == [(0,)]
     assert parts_that_could_be_faster(problem, bound, 6.0) == []
+
+
+def test_a_part_has_all_ops_to_run_on_what_its_devices_do_together() -> None:
+    """Two ops of six samples: a sample of each second on the fast one, of every other on each of the others;
+    all three take 3 s for an op and no fewer devices of them less than 4.
+    """
+    problem = make_mixed_problem(net(2**10, 2, fast=1.0, slow=2.0, far=2.0), behind_a_slow_link())
+    parts = parts_that_could_be_faster(problem, mixed_bound(problem), 100.0)
+    assert {part.devices: pytest.approx(part.bound_s) for part in parts} == {
+        (1, 2): 8.0,
+        (0, 1): 8.0,
+        (1,): 12.0,
+        (0, 2): 12.0,
+        (0,): 24.0,
+        (2,): 24.0,
+    }
