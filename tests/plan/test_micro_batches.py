@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import pytest
 
 from helpers.cut import cuttable, shares_of
@@ -10,9 +13,15 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError, UsageError
-from spindle_cli.plan.best.micro_batches import in_micro_batches, micro_batches_for, parse_counts
+from spindle_cli.plan.best.find import ALIKE, PATIENCE, best_cut
+from spindle_cli.plan.best.micro_batches import (
+    alike_micro_batches,
+    in_micro_batches,
+    micro_batches_for,
+    parse_counts,
+)
 from spindle_cli.plan.make import make_plan
-from spindle_cli.profile.types import OpMemory, ProcessorCosts
+from spindle_cli.profile.types import MetaOpProfile, OpMemory, ProcessorCosts
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import MIB
 
@@ -175,10 +184,74 @@ def test_the_fewest_that_keep_little_enough_and_divide_the_devices_evenly() -> N
     assert micro_batches_for(profile, 25, 4) == {"b": 12}  # a cannot be cut so often
 
 
+def test_tasks_are_cut_alike_as_far_as_they_can_be() -> None:
+    """Of 12 samples, and of 10; of 4; one needs its whole batch."""
+    four = {n: 0.3 + 0.1 * n for n in (1, 2, 4)}
+    profile = profile_of(
+        cuttable("a/net", 1, LINEAR),
+        cuttable("b/net", 1, dict.fromkeys((1, 2, 5, 10), 1.0)),
+        metaop_of("c/net", 1, {1: 1.0}),
+        cuttable("d/net", 1, four),
+    )
+    assert alike_micro_batches(profile, 1) == {}
+    assert alike_micro_batches(profile, 2) == {"a": 2, "b": 2, "d": 2}
+    assert alike_micro_batches(profile, 3) == {"a": 3, "b": 2, "d": 2}
+    assert alike_micro_batches(profile, 8) == {"a": 6, "b": 5, "d": 4}
+
+
+def test_rounds_in_which_every_task_has_a_part_are_found() -> None:
+    """Two tasks on four devices, 0.2 s and 0.25 for a sample; what the first keeps has to be halved. Cut
+    alone it leaves devices idle in the rounds that the other is not in: 2.3 s. Both in two, three samples on
+    each device, and two rounds: 2 x 0.95 s.
+    """
+
+    def of(name: str, mib: int) -> MetaOpProfile:
+        sizes = {"kept_bytes": (0, mib * MIB), "forward_bytes": (0, mib * MIB)}
+        memory = OpMemory(**sizes, backward_bytes=(0, 0), first_backward_bytes=(0, 0))
+        shares = {n: 0.2 + 0.25 * n for n in (1, 2, 3, 4, 6, 12)}
+        net = cuttable(name, 1, shares, memory=(memory,), activation_bytes_per_op=mib * MIB)
+        return net.model_copy(update={"output_bytes": 0, "inner_output_bytes": mib * MIB})
+
+    plan = make_plan(profile_of(of("a/net", 1200), of("b/net", 300)), cluster_of(4, memory_gib=0.3))
+    assert plan.micro_batches == {"a": 2, "b": 2}
+    assert plan.predicted.iteration_s == pytest.approx(1.9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "count"),
+    [((3, 5, 2), 4), ((3, 5, 6, 1), 2), ((5, 3, 4, 4, 1), 3), ((None, 5, 6, 4), 6)],
+)
+def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float | None, ...], count: int
+) -> None:
+    """In 2, 3, 4, 6 and 8; None: that does not fit."""
+
+    @dataclass(frozen=True)
+    class Quick:
+        seconds: float
+
+        def rank(self) -> float:
+            return self.seconds
+
+    class Planner:
+        def cut(self, counts: Mapping[str, int]) -> int:
+            return counts["t"]
+
+        def quickly(self, cut: int) -> Quick | None:
+            found = dict(zip(ALIKE, seconds, strict=False)).get(cut)
+            return None if found is None else Quick(found)
+
+    monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
+    found = best_cut([{"t": count} for count in ALIKE], Planner(), PATIENCE)  # type: ignore[arg-type]  # stand-ins
+    assert found is not None
+    assert found[1] == count
+
+
 def test_tasks_that_exchange_values_are_cut_alike() -> None:
     producer, consumer = cuttable("a/net", 1, LINEAR), cuttable("b/net", 1, LINEAR, inputs=("a/net",))
     profile = profile_of(producer, consumer)
     assert micro_batches_for(profile, 2, 1) == {"a": 2, "b": 2}
+    assert alike_micro_batches(profile, 2) == {"a": 2, "b": 2}
     with pytest.raises(NoPlanError, match="task 'b' has 1, and task 'a', whose values it exchanges, 2"):
         make_plan(profile, cluster_of(1), micro_batches={"a": 2})
     plan = make_plan(profile, cluster_of(1), micro_batches={"a": 2, "b": 2})

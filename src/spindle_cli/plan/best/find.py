@@ -13,7 +13,12 @@ from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
 from spindle_cli.plan.best.drafts import best_judged
 from spindle_cli.plan.best.experts import with_experts
-from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
+from spindle_cli.plan.best.micro_batches import (
+    MicroBatched,
+    alike_micro_batches,
+    in_micro_batches,
+    micro_batches_for,
+)
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import on_all_devices
 from spindle_cli.plan.best.tight import least_fallback, with_fallback
@@ -27,6 +32,9 @@ from spindle_cli.profile.types import Profile
 
 # By how much less is kept of a batch in micro-batches.
 KEPT_LESS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+# How many micro-batches all tasks have alike; and after how many of these in a row that gain nothing to stop.
+ALIKE = (2, 3, 4, 6, 8, 12, 16)
+PATIENCE = 2
 # A quick plan of micro-batches that takes more than this many times as long as that of whole batches is left.
 NEAR = 1.05
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
@@ -196,30 +204,18 @@ def in_best_micro_batches(
     profile: Profile, divisor: int, planner: CutPlanner, whole: Found | None, shared_out: Quick | None
 ) -> Found | None:
     """The best plan with as many micro-batches as it takes, where memory is short: of quick plans that keep
-    ever less of the batch that keeps most, instead of recomputing it, as long as that gains.
+    ever less of the batch that keeps most, or ever less of all batches alike, instead of recomputing it, as
+    long as that gains.
 
     Args:
         divisor: of a micro-batch's samples, where that can be: the number of devices that share them equally.
         whole: the best plan of whole batches.
         shared_out: a plan that shares out parameters: what takes much longer is not searched for longer.
     """
-    quick: tuple[Judged, MicroBatched] | None = None
-    known: list[dict[str, int]] = []
-    for times in KEPT_LESS:
-        counts = micro_batches_for(profile, times, divisor)
-        if not counts or counts in known:
-            continue
-        known.append(counts)
-        try:
-            cut = planner.cut(counts)
-            one = planner.quickly(cut)
-        except NoPlanError:  # shares of so few samples have no allocation here; fewer cuts may have
-            continue
-        found = None if one is None else in_rounds(cut, one)
-        if found is not None and (quick is None or found.rank() < quick[0].rank()):
-            quick = found, cut
-        elif quick is not None:
-            break
+    by_most = [micro_batches_for(profile, times, divisor) for times in KEPT_LESS]
+    alike = [alike_micro_batches(profile, count) for count in ALIKE]
+    found = (best_cut(by_most, planner, 1), best_cut(alike, planner, PATIENCE))
+    quick = min((each for each in found if each is not None), key=lambda each: each[0].rank(), default=None)
     others = [whole.best] if whole is not None else []
     others += [shared_out.judged] if shared_out is not None else []
     if quick is None or not _is_near(quick[0], others):
@@ -229,3 +225,31 @@ def in_best_micro_batches(
     if searched is not None and searched.best.rank() < best.best.rank():
         best = searched
     return best if whole is None or best.best.rank() < whole.best.rank() else whole
+
+
+def best_cut(
+    wanted: Iterable[Mapping[str, int]], planner: CutPlanner, patience: int
+) -> tuple[Judged, MicroBatched] | None:
+    """The best of quick plans with ever more micro-batches, up to the first so many in a row that are not
+    better than one before.
+    """
+    best: tuple[Judged, MicroBatched] | None = None
+    known: list[Mapping[str, int]] = []
+    worse = 0
+    for counts in wanted:
+        if not counts or counts in known:
+            continue
+        known.append(counts)
+        try:
+            cut = planner.cut(counts)
+            one = planner.quickly(cut)
+        except NoPlanError:  # shares of so few samples have no allocation here; fewer cuts may have
+            continue
+        found = None if one is None else in_rounds(cut, one)
+        if found is not None and (best is None or found.rank() < best[0].rank()):
+            best, worse = (found, cut), 0
+        elif best is not None:
+            worse += 1
+            if worse == patience:
+                break
+    return best

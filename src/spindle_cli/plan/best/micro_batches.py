@@ -116,10 +116,7 @@ def micro_batches_for(profile: Profile, times: float, num_devices: int) -> dict[
     The fewest that do, of those whose samples the devices divide evenly, where there are any. Tasks that
     exchange values are cut alike.
     """
-    part_of = parts_of(profile.metaops)
-    members: dict[int, list[MetaOpProfile]] = {}
-    for metaop in profile.metaops:
-        members.setdefault(part_of[metaop.name], []).append(metaop)
+    members = _in_parts(profile)
     kept = {
         part: sum(metaop.num_ops * metaop.activation_bytes_per_op for metaop in each)
         for part, each in members.items()
@@ -132,6 +129,27 @@ def micro_batches_for(profile: Profile, times: float, num_devices: int) -> dict[
         if (even or possible) and (count := min(even or possible)) > 1:
             counts |= {metaop.task: count for metaop in each}
     return counts
+
+
+def alike_micro_batches(profile: Profile, count: int) -> dict[str, int]:
+    """All tasks in so many micro-batches, or in the most below that they can be cut into; empty where none
+    can be. Then each round of micro-batches has the same work, and every task a part in it.
+    """
+    counts: dict[str, int] = {}
+    for each in _in_parts(profile).values():
+        most = max(cut for cut in _cuts_of(each) if cut <= count)
+        if most > 1:
+            counts |= {metaop.task: most for metaop in each}
+    return counts
+
+
+def _in_parts(profile: Profile) -> dict[int, list[MetaOpProfile]]:
+    """The MetaOps of tasks that exchange values, together."""
+    part_of = parts_of(profile.metaops)
+    members: dict[int, list[MetaOpProfile]] = {}
+    for metaop in profile.metaops:
+        members.setdefault(part_of[metaop.name], []).append(metaop)
+    return members
 
 
 def _cuts_of(metaops: Sequence[MetaOpProfile]) -> list[int]:
