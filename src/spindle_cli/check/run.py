@@ -9,6 +9,7 @@ from spindle_cli.check import (
     against_profile,
     allocations,
     gathered,
+    islands,
     offload,
     predictions,
     structure,
@@ -70,6 +71,7 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
     found += schedule.waves(whole)
     found += predictions.times(whole)
     found += predictions.one_peak_a_device(whole)
+    found += islands.cover_the_cluster(whole)
     found += offload.has_link(whole)
     if is_complete:
         found += allocations.valid_allocations(whole)
@@ -85,4 +87,5 @@ def _rules(whole: Plan, is_complete: bool, *, states_ours: bool) -> list[Violati
         found += offload.fits(whole)
         if states_ours:  # what another tool predicts may rest on its own account of memory
             found += predictions.stated_memory(whole, communicators)
+            found += [] if found else islands.outer_steps_as_predicted(whole)
     return found

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 # Of a parameter's optimizer state, the moving average of the weights.
 AVERAGE_KEY = "ema"
+# Of islands that average now and then alone: their last common point, and the outer optimizer's momentum.
+COMMON_KEY, OUTER_MOMENTUM_KEY = "common", "outer_momentum"
 
 
 def model_key(name: str) -> str:

@@ -192,10 +192,13 @@ def train(
     """Train to the end, and say on standard error where it begins; `or_anew`: see `run.start_point`."""
     from spindle_cli.launch import run
     from spindle_cli.launch.start_point import describe_folder
+    from spindle_cli.plan.islands.said import consent_line
     from spindle_cli.plan.unchecked import describe_unchecked
 
     for warning in run.require_machine(prepared):
         output.note(f"warning: {warning}")
+    if (consent := consent_line(prepared.plan)) is not None:
+        output.note(consent)
     unchecked = describe_unchecked(prepared.plan.unchecked)
     if unchecked is not None:
         output.note(unchecked)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import Tensor, nn
 
 from spindle_cli.checkpoint.files import FoundCheckpoint
-from spindle_cli.checkpoint.names import AVERAGE_KEY, model_key, optimizer_keys, state_key
+from spindle_cli.checkpoint.names import AVERAGE_KEY, COMMON_KEY, model_key, optimizer_keys, state_key
 from spindle_cli.checkpoint.whole import WholeTensors
 from spindle_cli.errors import InputError
 from spindle_cli.workload.initial.matching import InitialValues
@@ -66,9 +66,13 @@ class TrainedModel:
         return self._saved.read(self._key(name)).to(tensor.dtype)
 
     def _key(self, name: str) -> str:
-        """Where the checkpoint has what is asked for; frozen weights and buffers have no average."""
-        average = state_key(name, AVERAGE_KEY)
-        return average if self._averaged and self._saved.has(average) else model_key(name)
+        """Where the checkpoint has what is asked for; frozen weights and buffers have no average. Of islands
+        that average now and then alone, what is trained is their last common point.
+        """
+        for key in (AVERAGE_KEY, COMMON_KEY) if self._averaged else (COMMON_KEY,):
+            if self._saved.has(state_key(name, key)):
+                return state_key(name, key)
+        return model_key(name)
 
 
 @contextmanager

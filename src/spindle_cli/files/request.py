@@ -58,6 +58,10 @@ class RunRequest(Artifact):
             gather takes, which costs a little.
         begun_s, started_s: when the command began, and when it started the workers (seconds since the epoch);
             None where nobody measures.
+        islands: groups of workers, in the order of their ranks, that train copies of the model
+            (`train.local_sgd`). `island`: which of them a request is for, as its workers see it; what it
+            writes is in `island_dir`. `outer_every`: steps from one average of them to the next, in
+            place of what the train settings say.
         script: a script of the user's, which the workers run instead of training by themselves, and
             `script_args`: its arguments; None: there is none.
         capture_dir: where each rank writes what `verify` compares (see `capture_path`); None: nothing.
@@ -89,6 +93,9 @@ class RunRequest(Artifact):
     traces: bool = False
     begun_s: Annotated[float, Field(ge=0)] | None = None
     started_s: Annotated[float, Field(ge=0)] | None = None
+    islands: Annotated[int, Field(ge=1)] = 1
+    island: Annotated[int, Field(ge=0)] = 0
+    outer_every: Annotated[int, Field(ge=1)] | None = None
     script: Path | None = None
     script_args: tuple[str, ...] = ()
     capture_dir: Path | None = None
@@ -127,6 +134,13 @@ class WorkerError(Artifact):
     self_explaining: bool = False
     exit_code: Annotated[int, AfterValidator(ExitCode)] = 1
     time_s: Annotated[float, Field(ge=0)]
+
+
+def island_dir(run_dir: Path, island: int) -> Path:
+    """Where an island leaves what is its own: the first in the run's folder itself, so that this is like that
+    of any other run.
+    """
+    return run_dir if island == 0 else run_dir / "islands" / str(island)
 
 
 def workers_dir(run_dir: Path) -> Path:

@@ -51,6 +51,8 @@ def build_launch(
         no_randomness=options.no_randomness,
         timeline_steps=options.traced_steps or TIMELINE_STEPS,
         traces=options.traced_steps is not None,
+        islands=1 if plan.local_sgd is None else plan.local_sgd.islands,
+        outer_every=options.outer_every,
         script=None if options.script is None else options.script.absolute(),
         script_args=options.script_args,
         capture_dir=options.capture_dir,

@@ -16,6 +16,7 @@ from spindle_cli.process.imports import lasting_imports
 from spindle_cli.program.evaluated import place_evaluated
 from spindle_cli.workload.building.source import locate
 from spindle_cli.workload.file import TrainSettings, naming_the_file
+from spindle_cli.workload.settings.local_sgd import LocalSgd
 from spindle_cli.workload.settings.sampling import SHARES_SLACK
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def find_workload(
             f"({_short(found.fingerprint)})",
             hint="Profile and plan this workload again, or name the right one with --workload.",
         )
+    require_same_islands(plan, plan_path, loaded.train, source)
     with naming_the_file(source):
         require_trainable(loaded.train)
         find_callbacks(loaded.train, source)
@@ -115,6 +117,25 @@ def find_workload(
             plan_splits(own, found.only_evaluated(task.name), str(plan_path), only_evaluated=True)
     require_planned(plan, sets, str(plan_path))
     return FoundWorkload(source, loaded.train, found, memo, groups, tuple(loaded.initial.lines()))
+
+
+def require_same_islands(plan: Plan, plan_path: Path, train: TrainSettings, source: str) -> None:
+    """Refuse a plan that has islands otherwise than the workload asks for: it trains another model.
+
+    Raises:
+        InputError: naming both.
+    """
+    if plan.local_sgd == train.local_sgd:
+        return
+    raise InputError(
+        f"{plan_path}: the plan is for train.local_sgd {_islands(plan.local_sgd)}; {source} has "
+        f"{_islands(train.local_sgd)}",
+        hint="Plan again from a profile of this workload.",
+    )
+
+
+def _islands(asked: LocalSgd | None) -> str:
+    return "none" if asked is None else str(asked.model_dump())
 
 
 def compiled_otherwise(plan: Plan, train: TrainSettings) -> tuple[str, ...]:

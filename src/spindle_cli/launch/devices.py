@@ -101,7 +101,7 @@ def _require_gpus(plan: Plan, processes: int) -> None:
 
 def _require_types(plan: Plan, processes: int, node_rank: int) -> None:
     """Of a cluster of several types: each is timed for its own, and given as much to do as it can."""
-    cluster = plan.cluster
+    cluster = plan.whole_cluster
     if not cluster.is_mixed:
         return
     import torch
@@ -124,7 +124,7 @@ def _unlike_processor(plan: Plan, node_rank: int) -> str | None:
     Raises:
         InputError: it is another one's.
     """
-    cluster = plan.cluster
+    cluster = plan.whole_cluster
     wanted = cluster.type_of[cluster.first_device_of[node_rank]]
     models, here = plan.profile.processors, cpu_model()
     if wanted not in models or models[wanted] == here:

@@ -35,6 +35,7 @@ from spindle_cli.launch.checks import (
 from spindle_cli.launch.choose import choose_run_dir, is_free
 from spindle_cli.launch.devices import missing_devices, require_disk, require_open_files, threads_per_worker
 from spindle_cli.launch.evaluated_memory import Held, held_for_evaluations, require_room
+from spindle_cli.launch.islands import require_with_islands
 from spindle_cli.launch.owner import HeldError, Hold, run_of
 from spindle_cli.launch.run_dir import discard_unused, forget_errors, hand_on
 from spindle_cli.launch.start_point import StartPoint, find_start
@@ -82,7 +83,7 @@ class Prepared:
     @property
     def ranks(self) -> range:
         """Of this node's workers."""
-        first = sum(self.plan.cluster.node_sizes[: self.share.rank])
+        first = sum(self.plan.whole_cluster.node_sizes[: self.share.rank])
         return range(first, first + self.share.processes)
 
 
@@ -109,7 +110,7 @@ def prepare(
     asked = options or LaunchOptions()
     plan = read_plan(plan_path)
     require_valid(plan, plan_path)
-    share = share_of_node(plan.cluster, node_rank, master)
+    share = share_of_node(plan.whole_cluster, node_rank, master)
     run = run_of(plan, share)
     choose = partial(
         choose_run_dir, plan.workload.name, run_dir, resume=asked.resume, node_rank=share.rank, run=run
@@ -122,6 +123,7 @@ def prepare(
     goes_on = asked.resume and has_checkpoints(chosen)
     found = find_workload(plan, plan_path, workload, reads_initial=not goes_on)
     steps = asked.steps or found.train.steps
+    require_with_islands(plan, asked, steps)
     full = replace(asked, steps=steps, threads=threads)
 
     def launch_in(folder: Path) -> Launch:
@@ -133,7 +135,8 @@ def prepare(
 
 def samples_per_step(plan: Plan) -> int:
     """Samples of one iteration, all tasks together; on average where not every step runs all."""
-    of_task = {metaop.task: metaop.batch_size for metaop in plan.metaops}
+    islands = 1 if plan.local_sgd is None else plan.local_sgd.islands
+    of_task = {metaop.task: metaop.batch_size * islands for metaop in plan.metaops}
     if not plan.task_sets:
         return sum(of_task.values())
     return round(sum(each.share * sum(of_task[task] for task in each.tasks) for each in plan.task_sets))
@@ -147,7 +150,7 @@ def require_machine(prepared: Prepared) -> tuple[str, ...]:
         UsageError: node 0 cannot listen where the nodes are to meet.
     """
     launch = prepared.launch
-    require_open_files(launch.processes, prepared.plan.cluster.num_devices)
+    require_open_files(launch.processes, prepared.plan.whole_cluster.num_devices)
     require_address(prepared.share)
     require_disk(launch.run_dir)
     return (

@@ -72,8 +72,25 @@ def find_start(
         return None
     found = find_checkpoint(request.begin_from, step=request.begin_step, reads_all=True)
     require_steps_left(found, total_steps)
+    _require_outer_step(found)
     lines = (*_take_over(found, workload), *changed_data(found.checkpoint, datasets))
     return StartPoint(found, is_own=False, lines=lines)
+
+
+def _require_outer_step(found: FoundCheckpoint) -> None:
+    """Refuse to begin from where islands have different models.
+
+    Raises:
+        InputError: the checkpoint is from between two outer steps.
+    """
+    asked, step = found.checkpoint.train.local_sgd, found.checkpoint.step
+    if asked is not None and not asked.has_outer_step(step):
+        raise InputError(
+            f"{found.folder}: step {step} is between two outer steps, of which there is one after "
+            f"every {asked.every} steps (train.local_sgd): islands have different models there",
+            hint=f"Name a checkpoint of that run after a multiple of {asked.every} steps, or go on with the "
+            "run until then.",
+        )
 
 
 def changed_data(checkpoint: Checkpoint, datasets: Mapping[str, SeenData]) -> tuple[str, ...]:

@@ -45,6 +45,7 @@ class LaunchOptions:
     `begin_from`: the folder of another run, or of one of its checkpoints.
     `script`: a script of the user's that the workers run, with `script_args`.
     `restarts`: how often the run is started again by itself after a worker was lost.
+    `outer_every`: steps from one outer step of islands to the next, instead of what the workload says.
     """
 
     steps: int | None = None
@@ -53,6 +54,7 @@ class LaunchOptions:
     checkpoint_every: int | None = None
     keep: int = 3
     async_checkpoints: bool = False
+    outer_every: int | None = None
     traced_steps: int | None = None
     threads: int = 1
     timeout_s: float = DEFAULT_TIMEOUT_S

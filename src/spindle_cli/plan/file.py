@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from spindle_cli.errors import InputError
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.writing import write_text
 from spindle_cli.plan.sharing_out import said_apart
 from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, Slice, Wave
@@ -122,9 +123,19 @@ def _plan_data(plan: Plan) -> dict[str, Any]:
     predicted = _predicted_data(plan.predicted)
     metaops = [_Row(_metaop_data(metaop)) for metaop in plan.metaops]
     waves = [_wave_data(wave) for wave in plan.waves]
-    written = {"cluster": _cluster_data(plan), "predicted": predicted, "metaops": metaops, "waves": waves}
+    written = {
+        "cluster": _cluster_data(plan.cluster),
+        "predicted": predicted,
+        "metaops": metaops,
+        "waves": waves,
+    }
     if plan.task_sets:
         written["task_sets"] = [_set_data(each) for each in plan.task_sets]
+    if plan.local_sgd is not None:
+        written["local_sgd"] = _Row(plan.local_sgd.model_dump(mode="json"))
+    if plan.islands is not None:
+        of_all = {"cluster": _cluster_data(plan.islands.cluster)}
+        written["islands"] = plan.islands.model_dump(mode="json", exclude_none=True) | of_all
     return always | rows | data | rows | written
 
 
@@ -144,8 +155,8 @@ def _predicted_data(predicted: Predicted) -> dict[str, Any]:
     return data
 
 
-def _cluster_data(plan: Plan) -> dict[str, Any]:
-    data = plan.cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
+def _cluster_data(cluster: Cluster) -> dict[str, Any]:
+    data = cluster.model_dump(mode="json", by_alias=True, exclude_none=True)
     between = [_Row(link) for link in data["links"].pop("between", ())]
     links: dict[str, Any] = {kind: _Row(link) for kind, link in data["links"].items()}
     links |= {"between": between} if between else {}

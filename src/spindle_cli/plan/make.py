@@ -7,6 +7,7 @@ search/judge.py     placement, memory, predicted iteration; the best draft wins
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
 mixed/find.py       the best plan on devices of several types
 best/written.py     the plan
+islands/planned.py  the plan of one of several islands that average now and then alone
 sums/choose.py      the same with gradients gathered as what they are made of, where that gains
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from spindle_cli.costs.peaks import arithmetic_of
 from spindle_cli.errors import NoPlanError, UsageError
@@ -25,6 +27,7 @@ from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
 from spindle_cli.plan.bound.any_cut import lower_bound_any_s
 from spindle_cli.plan.bound.bound import lower_bound
+from spindle_cli.plan.islands.planned import on_islands
 from spindle_cli.plan.mixed.alike import are_alike, as_one_type, with_types
 from spindle_cli.plan.mixed.any_cut import mixed_lower_bound_any_s
 from spindle_cli.plan.mixed.bound import mixed_bound
@@ -70,13 +73,20 @@ def make_plan(
     _require_possible(profile, cluster, asked)
     asked = replace(asked, sharding=_unusual(profile, sharding))
     profile = seen_on(profile, cluster)
+    if profile.local_sgd is not None:
+        return on_islands(profile, cluster, profile.local_sgd, partial(_made, asked=asked))
+    return _made(profile, cluster, asked)
+
+
+def _made(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+    """The plan for devices that all train one model."""
     arithmetic = arithmetic_of(profile.environment)
     if arithmetic is not None:
         require_precision(cluster.types, arithmetic)
     plan = _plan(profile, cluster, asked)
-    if sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
+    if asked.sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
         return plan
-    return with_sums(plan, profile, sums, lambda gathering: _plan(gathering, cluster, asked))
+    return with_sums(plan, profile, asked.sums, lambda gathering: _plan(gathering, cluster, asked))
 
 
 def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:

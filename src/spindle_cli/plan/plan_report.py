@@ -10,6 +10,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.files.artifact import Artifact, Model
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.islands.said import IslandsReport, islands_report
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.plan.unchecked import describe_unchecked
 from spindle_cli.units import counted, format_bytes, format_seconds
@@ -32,6 +33,7 @@ class PlanReport(Artifact):
 
     Where not every step runs all tasks, `predicted` is of one that would, `mean_iteration_s` the mean of all
     steps by the shares of `task_sets`, and `peak_memory_bytes` the most that a device needs in any.
+    `islands`: where these average now and then alone, what that takes; all else is of one of them.
     `memory`: of the fullest device at its fullest moment, by what takes it; empty where steps run several
     sets of tasks.
     """
@@ -52,6 +54,7 @@ class PlanReport(Artifact):
     sharding: dict[str, Sharding] = Field(default_factory=dict)
     memory: dict[str, int] = Field(default_factory=dict)
     task_sets: tuple[SetReport, ...] = ()
+    islands: IslandsReport | None = None
     notes: tuple[str, ...]
 
     @classmethod
@@ -81,6 +84,7 @@ class PlanReport(Artifact):
                 )
                 for each in plan.task_sets
             ),
+            islands=islands_report(plan),
             notes=(
                 *plan.workload.length_lines,
                 *plan.notes,
@@ -90,9 +94,10 @@ class PlanReport(Artifact):
 
     def __str__(self) -> str:
         predicted = self.predicted
+        where = "" if self.islands is None else f" of each of {self.islands.islands} islands"
         lines = [
             f"{self.plan}: {counted(self.num_slices, 'slice')} in {counted(self.num_waves, 'wave')} "
-            f"on {counted(self.num_devices, 'device')}",
+            f"on {counted(self.num_devices, 'device')}{where}",
             *self._of_sets(),
             f"  iteration   {format_seconds(predicted.iteration_s)}"
             + (", of a step that runs all tasks" if self.task_sets else ""),

@@ -95,6 +95,24 @@ class PlannedSet(TaskShare):
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
 
 
+class PlannedIslands(Model):
+    """Where the islands of `train.local_sgd` are, and what outer steps take; the rest of a plan is of one.
+
+    Attributes:
+        cluster: the cluster file's content. Island i has the i-th of as many equal runs of its nodes; the
+            plan's `cluster` is the first of them.
+        outer_step_bytes: by device of an island, what it sends to its counterparts in each outer step.
+        outer_step_s: seconds that an outer step adds to the step before it.
+        without_s: predicted seconds of an iteration with a plan for all devices, which average gradients in
+            every step; None: there is no such plan, or nobody knows.
+    """
+
+    cluster: Cluster
+    outer_step_bytes: tuple[Bytes, ...]
+    outer_step_s: Seconds
+    without_s: Seconds | None = None
+
+
 class Plan(TrainedArtifact):
     """The plan file."""
 
@@ -129,6 +147,8 @@ class Plan(TrainedArtifact):
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
     # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()
+    # where `local_sgd` has islands: all else is of each of them
+    islands: PlannedIslands | None = None
     _joint: Joint | None = PrivateAttr(default=None)
     _member: int = PrivateAttr(default=0)
 
@@ -200,6 +220,15 @@ class Plan(TrainedArtifact):
         return self
 
     @model_validator(mode="after")
+    def _islands_are_asked_for(self) -> Plan:
+        if (self.islands is None) != (self.local_sgd is None):
+            missing, there = ("islands", "local_sgd") if self.islands is None else ("local_sgd", "islands")
+            raise ValueError(f"{missing}: this key is missing; expected both, as there is {there}")
+        if self.islands is not None and self.task_sets:
+            raise ValueError("islands: expected no task_sets beside them")
+        return self
+
+    @model_validator(mode="after")
     def _sets_are_told_apart(self) -> Plan:
         require_told_apart(self.task_sets)
         for each in self.task_sets if self.metaops else ():
@@ -231,8 +260,12 @@ class Plan(TrainedArtifact):
     @cached_property
     def of_steps(self) -> Predicted:
         """What is predicted of the steps: where these run several sets of tasks, the mean of their seconds,
-        by how many run each, and the most memory that each device needs in any.
+        by how many run each, and the most memory that each device needs in any. With islands, each step has
+        its part of the outer step.
         """
+        if self.islands is not None:
+            whole_s = self.predicted.iteration_s + self.outer_share_s
+            return self.predicted.model_copy(update={"iteration_s": whole_s})
         if not self.task_sets:
             return self.predicted
         mean = {
@@ -242,6 +275,18 @@ class Plan(TrainedArtifact):
         }
         needs = zip(*(each.predicted.peak_memory_bytes for each in self.task_sets), strict=True)
         return self.predicted.model_copy(update={**mean, "peak_memory_bytes": tuple(map(max, needs))})
+
+    @property
+    def outer_share_s(self) -> float:
+        """Of an iteration's mean seconds, what outer steps are; nothing without islands."""
+        if self.islands is None or self.local_sgd is None:
+            return 0.0
+        return self.islands.outer_step_s / (self.local_sgd.every * self.accumulate)
+
+    @property
+    def whole_cluster(self) -> Cluster:
+        """All devices that it runs on: the cluster file's."""
+        return self.cluster if self.islands is None else self.islands.cluster
 
     @property
     def turn(self) -> tuple[Joint, int] | None:

@@ -111,6 +111,7 @@ def assemble(
         scales_losses=train.scaling is not None,
         accumulate=train.accumulate,
         loss_chunks=train.loss_chunks,
+        local_sgd=train.local_sgd,
         optimizer_s_per_byte=optimizer_s_per_byte,
         processor=processor or ProcessorCosts(),
         noise=noise,

@@ -128,3 +128,16 @@ class Fit(Model):
     segments: tuple[FitSegment, ...]
     leave_one_out_error: float | None = None  # median over the points; None with too few to leave one out
     worst_error: float | None = None
+
+
+class PhaseTimes(Model):
+    """Median seconds of one op on one share, and the interquartile range of the repeats over their median.
+
+    `communication_s`: of both together, what the op's own collectives take.
+    """
+
+    forward_s: Seconds
+    backward_s: Seconds
+    spread: Annotated[float, Field(ge=0)] | None = None
+    repeats: Annotated[int, Field(ge=1)] | None = None
+    communication_s: Seconds = 0.0

@@ -29,6 +29,7 @@ from spindle_cli.profile.points import Fit as Fit
 from spindle_cli.profile.points import NumOps as NumOps
 from spindle_cli.profile.points import OpMemory as OpMemory
 from spindle_cli.profile.points import OpSeconds as OpSeconds
+from spindle_cli.profile.points import PhaseTimes as PhaseTimes
 from spindle_cli.profile.points import Ratio as Ratio
 from spindle_cli.profile.points import Samples as Samples
 from spindle_cli.profile.points import Seconds as Seconds
@@ -37,6 +38,7 @@ from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
+from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
 from spindle_cli.workload.settings.sampling import TaskShare as TaskShare
 from spindle_cli.workload.settings.sampling import require_sound
 
@@ -194,19 +196,6 @@ class Noise(Model):
     measured_again: Annotated[int, Field(ge=0)] = 0
 
 
-class PhaseTimes(Model):
-    """Median seconds of one op on one share, and the interquartile range of the repeats over their median.
-
-    `communication_s`: of both together, what the op's own collectives take.
-    """
-
-    forward_s: Seconds
-    backward_s: Seconds
-    spread: Annotated[float, Field(ge=0)] | None = None
-    repeats: Annotated[int, Field(ge=1)] | None = None
-    communication_s: Seconds = 0.0
-
-
 class ShareMemory(Model):
     """Bytes of one op on one share, beside its parameters, its inputs and the batch's fields.
 
@@ -281,6 +270,8 @@ class TrainedArtifact(Artifact):
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     # how losses with wide values are computed, as the train settings say: in chunks by size, or in so many
     loss_chunks: LossChunks = 1
+    # islands train copies, each on its part of every batch, of which times are
+    local_sgd: LocalSgd | None = None
     # seconds of the optimizer's step on one device for each byte of the trained parameters that it updates
     optimizer_s_per_byte: Ratio = 0.0
     processor: ProcessorCosts = Field(default_factory=ProcessorCosts)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from spindle_cli.costs.rebatched import rebatched
 from spindle_cli.errors import UsageError
-from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
+from spindle_cli.profile.types import MetaOpProfile, Profile, TaskShare
 
 
 def edited(profile: Profile, without: Sequence[str], batches: Sequence[str]) -> Profile:
@@ -68,9 +69,7 @@ def with_batch_size(profile: Profile, task: str, batch_size: int) -> Profile:
         raise UsageError(f"--batch {task}={batch_size}: expected at least 1 sample")
     return _with_metaops(
         profile,
-        tuple(
-            _rebatched(metaop, batch_size) if metaop.task == task else metaop for metaop in profile.metaops
-        ),
+        tuple(rebatched(metaop, batch_size) if metaop.task == task else metaop for metaop in profile.metaops),
     )
 
 
@@ -86,64 +85,3 @@ def _check_task(profile: Profile, task: str) -> None:
 def _with_metaops(profile: Profile, metaops: tuple[MetaOpProfile, ...]) -> Profile:
     data = profile.model_dump(by_alias=True) | {"metaops": [metaop.model_dump() for metaop in metaops]}
     return Profile.model_validate(data)
-
-
-def _rebatched(metaop: MetaOpProfile, batch_size: int) -> MetaOpProfile:
-    ratio = batch_size / metaop.batch_size
-    points = [
-        _point(metaop, same_tp, dp, batch_size)
-        for same_tp in _by_tp(metaop.curve)
-        for dp in range(1, max(point.dp for point in same_tp) + 1)
-        if batch_size % dp == 0
-    ]
-    inner = metaop.inner_output_bytes
-    return MetaOpProfile.model_validate(
-        metaop.model_dump()
-        | {
-            "batch_size": batch_size,
-            "activation_bytes_per_op": round(metaop.activation_bytes_per_op * ratio),
-            "memory": [entry.rebatched(ratio).model_dump() for entry in metaop.memory],
-            "field_bytes": {op: round(size * ratio) for op, size in metaop.field_bytes.items()},
-            "output_bytes": round(metaop.output_bytes * ratio),
-            "matrices": [each.rebatched(ratio).model_dump() for each in metaop.matrices],
-            "inner_output_bytes": None if inner is None else round(inner * ratio),
-            "flops_per_op": None if metaop.flops_per_op is None else metaop.flops_per_op * ratio,
-            "fit": None,
-            "curve": sorted(
-                (point.model_dump() for point in points), key=lambda p: (p["num_devices"], p["tp"])
-            ),
-        }
-    )
-
-
-def _by_tp(curve: Sequence[CurvePoint]) -> list[list[CurvePoint]]:
-    return [[point for point in curve if point.tp == tp] for tp in sorted({point.tp for point in curve})]
-
-
-def _point(metaop: MetaOpProfile, curve: Sequence[CurvePoint], dp: int, batch_size: int) -> CurvePoint:
-    """The new curve's point at `dp` shares, from the old points of one tensor-parallel degree."""
-    share = batch_size / dp
-    old_shares = [metaop.batch_size / point.dp for point in curve]
-    tp = curve[0].tp
-    return CurvePoint(
-        num_devices=dp * tp,
-        dp=dp,
-        tp=tp,
-        forward_s=_read_at(old_shares, [point.forward_s for point in curve], share),
-        backward_s=_read_at(old_shares, [point.backward_s for point in curve], share),
-        communication_s=_read_at(old_shares, [point.communication_s for point in curve], share),
-        source="fitted",
-    )
-
-
-def _read_at(shares: Sequence[float], seconds: Sequence[float], share: float) -> float:
-    """Seconds at a batch share, linear between the known ones; a single known one is scaled."""
-    known = sorted(zip(shares, seconds, strict=True))
-    if len(known) == 1:
-        return known[0][1] * share / known[0][0]
-    upper = next((i for i, (x, _) in enumerate(known) if x >= share), len(known) - 1)
-    upper = max(upper, 1)
-    (x0, y0), (x1, y1) = known[upper - 1], known[upper]
-    at = y0 + (y1 - y0) * (share - x0) / (x1 - x0)
-    # Below the smallest known share an op is not faster than the line through zero, nor negative.
-    return max(at, 0.0) if share >= known[0][0] else max(at, y0 * share / x0)

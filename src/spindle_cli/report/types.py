@@ -105,7 +105,9 @@ class Happening(Sparse):
     runs: tuple[DeviceRun, ...]
     slice: int | None = None
     source_slice: int | None = None
-    cause: Literal["activation", "gradient", "partner", "sum", "gather", "losses", "norm"] | None = None
+    cause: (
+        Literal["activation", "gradient", "partner", "sum", "gather", "losses", "norm", "islands"] | None
+    ) = None
     is_gradient: bool = False
     num_bytes: int = 0
     count: int = 1

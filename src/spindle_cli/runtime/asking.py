@@ -74,6 +74,7 @@ def request_by_hand(asked: Asked) -> RunRequest:
         backend=plan.cluster.talks_by,
         threads=torch.get_num_threads(),
         timeout_s=asked.timeout_s,
+        islands=1 if plan.local_sgd is None else plan.local_sgd.islands,
     )
 
 

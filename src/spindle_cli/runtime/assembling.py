@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch.distributed as dist
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError
 from spindle_cli.files.journal import JournalWriter
-from spindle_cli.files.request import RunRequest, journal_path
+from spindle_cli.files.request import RunRequest
 from spindle_cli.plan.types import Plan
 from spindle_cli.process.allocator import keep_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment
@@ -21,25 +20,28 @@ from spindle_cli.runtime.communication.communicators import Communicators
 from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.communication.transfers import Exchange
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
+from spindle_cli.runtime.feeding import make_feed
 from spindle_cli.runtime.following.callback import Callback
 from spindle_cli.runtime.following.calls import Callbacks, require_callbacks
-from spindle_cli.runtime.loading.start import Place, loads_apart, start_evaluation_loaders, start_loaders
+from spindle_cli.runtime.islands.counterparts import Counterparts
+from spindle_cli.runtime.islands.outer import OuterOptimizer
+from spindle_cli.runtime.islands.outer_steps import OuterSteps
+from spindle_cli.runtime.loading.start import Place, start_evaluation_loaders
 from spindle_cli.runtime.measuring.diary import Chapter, Diary
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.measuring.timing import Stopwatch
 from spindle_cli.runtime.measuring.work import StepWork
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
-from spindle_cli.runtime.part.localise import LocalModel, StepPart, dtype_of, is_stepped_whole, localise
+from spindle_cli.runtime.part.localise import LocalModel, dtype_of, is_stepped_whole, localise
 from spindle_cli.runtime.part.replicas import check_replicas
 from spindle_cli.runtime.part.warm_up import compile_layers
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.going_on import resume
 from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.saving.train_state import TrainState
+from spindle_cli.runtime.seat import Seat
 from spindle_cli.runtime.step.capturing import capture
-from spindle_cli.runtime.step.counting import Counting, Portion, counted_shares, labels_that_must_count
-from spindle_cli.runtime.step.data import Feed, Share, portions
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
@@ -49,25 +51,11 @@ from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.masters import Masters
 from spindle_cli.runtime.update.optimizers import Optimizers
 from spindle_cli.runtime.update.update import Update
-from spindle_cli.workload.data.lengths import known_shapes
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.optimizing.task_weights import TaskWeights
-from spindle_cli.workload.training.batches import Batches
 from spindle_cli.workload.training.callbacks import find_callbacks
 from spindle_cli.workload.training.no_randomness import computing_as_asked
 from spindle_cli.workload.training.precision import set_matmul_precision, widen_gradients
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A connected worker's place in a run: what is asked, which rank it is, on which device, and the first
-    rank of its node.
-    """
-
-    request: RunRequest
-    rank: int
-    device: torch.device
-    first_of_node: int = 0
 
 
 def assemble(
@@ -77,6 +65,7 @@ def assemble(
     stop: StopRequest | None = None,
     clock: StartClock | None = None,
     callbacks: Sequence[Callback] = (),
+    counterparts: Counterparts | None = None,
 ) -> Training:
     """A connected worker's training, with the checkpoint to go on from in place; collective.
 
@@ -88,27 +77,32 @@ def assemble(
         WorkloadError: the workload cannot be built, traced or trained as its settings say.
     """
     clock = clock or StartClock(request)
-    seat = Seat(request, environment.rank, device, environment.rank - environment.local_rank)
+    first_of_node = environment.rank - environment.local_rank
+    seat = Seat(request, environment.rank, device, first_of_node, counterparts)
     plan = Plan.read(request.plan)
     require_runnable(plan, request, environment.world_size)
     model, computing = build_part(seat, plan)
     clock.ends("workload")
     # Building left every rank's generator in one state; shares of a batch must not draw the same dropout.
-    torch.manual_seed(model.train.seed + seat.rank)
+    torch.manual_seed(model.train.seed + seat.rank_among_all)
     check_replicas(model.cuts.keys, model.parameters, device, model.own)
     communicators = Communicators(model.program.communicators, request.timeout_s)
     communicators.meet([model.program, *(part.program for part in model.steps)], seat.rank, device)
     join_groups(model, seat.rank, communicators)
     pool = make_pool(model, seat.rank, communicators)
-    state = make_state(model, pool, device)
+    state = make_state(seat, model, pool)
     total_steps = request.steps or model.train.steps
     start = resume(request, state, seat.rank, total_steps)
+    if state.outer is not None:
+        state.outer.begin()
     steps = range(start.step, total_steps)
     followers = (*require_callbacks(callbacks), *named_callbacks(seat, model.train))
     training = make_training(
         seat, state, pool, communicators, steps, computing, clock, followers, start.streams
     )
     training.stop = stop or StopRequest(request.run_dir)
+    if counterparts is not None:
+        training.checkpoints.possible = counterparts.all_say(training.checkpoints.possible)
     training.evaluator.prepare()
     if not any(level.is_fetched for level in plan.sharding.values()):
         keep_freed_memory()  # else memory is what is short: what is freed goes back
@@ -175,13 +169,29 @@ def stepped_whole(model: LocalModel) -> Iterator[str]:
     return (key for key in model.trained if is_stepped_whole(key, model.train, model.groups))
 
 
-def make_state(model: LocalModel, pool: GradientPool, device: torch.device) -> TrainState:
+def make_state(seat: Seat, model: LocalModel, pool: GradientPool) -> TrainState:
     """What is trained and what steps it."""
+    device = seat.device
     masters = Masters(pool.owned_ranges) if model.train.precision == "bf16" else None
     owned_ranges = pool.owned_ranges if masters is None else masters.owned_ranges
     optimizers = Optimizers.of(model.train, model.groups, owned_ranges)
     scale = LossScale.of(model.train, device)
-    return TrainState(model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole, scale)
+    outer = None
+    if seat.counterparts is not None:
+        assert model.train.local_sgd is not None, "the plan has islands where the train settings do"
+        names = sorted(name for name in model.cuts.by_name if model.table.is_trainable(name))
+        outer = OuterOptimizer(model.train.local_sgd, owned_ranges, names, seat.counterparts)
+    return TrainState(
+        model, owned_ranges, masters, optimizers, device, pool.fetched, pool.whole, scale, outer
+    )
+
+
+def make_outer_steps(seat: Seat, state: TrainState) -> OuterSteps | None:
+    """None where all ranks train one model."""
+    if seat.counterparts is None or state.outer is None or state.model.train.local_sgd is None:
+        return None
+    every = seat.request.outer_every or state.model.train.local_sgd.every
+    return OuterSteps(seat.counterparts, state.outer, every)
 
 
 def join_groups(model: LocalModel, rank: int, communicators: Communicators) -> None:
@@ -201,70 +211,6 @@ def make_board(seat: Seat, model: LocalModel) -> LossBoard:
     return LossBoard(tasks, seat.device, batches, shares, seat.rank, dist.get_world_size(), weights)
 
 
-def make_feed(
-    seat: Seat,
-    model: LocalModel,
-    board: LossBoard,
-    steps: range,
-    streams: Mapping[str, Any],
-    at_lengths: TasksAtLengths,
-) -> Feed:
-    """What loads this rank's part of the steps' batches; collective. `streams`: where they go on."""
-    per_step, train, schedule = model.train.accumulate, model.train, model.schedule
-    tasks = model.graph.workload.tasks
-    wanted = {part.tasks: portions(part.slices.values()) for part in model.steps}
-    taken = {portion.task for found in wanted.values() for portion in found}
-    shapes = {name: known_shapes(task) for name, task in model.graph.tasks.items()}
-    apart = [task for task in tasks if loads_apart(task, train)]
-    loaders = start_loaders(
-        apart,
-        train,
-        taken,
-        schedule.own_numbers(steps),
-        Place(seat.rank, seat.first_of_node),
-        streams,
-        shapes,
-    )
-    here = {task.name: Batches(task, train.seed, shapes[task.name]) for task in tasks if task not in apart}
-    shares = {
-        part.tasks: Share(
-            (*wanted[part.tasks], *_asked_alone(part.tasks, wanted[part.tasks], taken & loaders.keys())),
-            _counting(part, board, per_step),
-        )
-        for part in model.steps
-    }
-    return Feed(
-        {**here, **loaders},
-        shares,
-        schedule,
-        steps,
-        seat.device,
-        dtype_of(seat.request, model.train),
-        labels_that_must_count(model.slices.values(), per_step),
-        reads_ahead=seat.request.dtype is None,
-        counters_of=at_lengths.counters,
-        varying=at_lengths.names,
-        states={name: state for name, state in streams.items() if name in taken},
-    )
-
-
-def _counting(part: StepPart, board: LossBoard, per_step: int) -> Counting | None:
-    if board.layout.size == 0:
-        return None
-    return Counting(counted_shares(part.slices.values(), board.layout, per_step), board.layout)
-
-
-def _asked_alone(
-    tasks: Collection[str], wanted: Collection[Portion], loaded_apart: Collection[str]
-) -> Iterator[Portion]:
-    """No samples of the tasks that this rank takes samples of at other steps: who loads them for several
-    ranks goes on when all have asked.
-    """
-    for task in tasks:
-        if task in loaded_apart and all(portion.task != task for portion in wanted):
-            yield Portion(task, (0, 0), ())
-
-
 def make_executors(
     seat: Seat,
     model: LocalModel,
@@ -278,6 +224,8 @@ def make_executors(
 ) -> dict[tuple[str, ...], Executor]:
     """What runs this rank's programs, by the tasks of the steps that they are for."""
     host = HostMemory(seat.device)
+    # Islands draw for themselves what their own ranks draw alike.
+    train = model.train.model_copy(update={"seed": model.train.seed + (seat.request.island << 40)})
     made = [
         Executor(
             part.program,
@@ -287,7 +235,7 @@ def make_executors(
             pool,
             board,
             stopwatch,
-            model.train,
+            train,
             number,
             partial(at_lengths.of, number),
             host,
@@ -355,7 +303,7 @@ def make_training(
         stopwatch=stopwatch,
         log=MetricsLog(request.run_dir, steps.start) if seat.rank == 0 else None,
         clock=clock,
-        followers=Callbacks(callbacks, seat.rank),
+        followers=Callbacks(callbacks, seat.rank_among_all),
         evaluator=Evaluator(
             model,
             request.workload,
@@ -369,16 +317,19 @@ def make_training(
         ),
         rates=LearningRates(model.train, model.groups, state.optimizers, steps.start),
         work={
-            part.tasks: StepWork.of(model.program.plan, model.graph, model.train, part.tasks)
+            part.tasks: StepWork.of(model.program.plan, model.graph, model.train, part.tasks).on_islands(
+                request.islands
+            )
             for part in model.steps
         },
         at_lengths=at_lengths,
+        outer_steps=make_outer_steps(seat, state),
     )
 
 
 def open_diary(seat: Seat, actions: Sequence[str], first_step: int, batches_per_step: int) -> Diary:
     """Begin the journal of a rank's actions, by their names."""
-    path = journal_path(seat.request.run_dir, seat.rank)
+    path = seat.journal
     path.parent.mkdir(exist_ok=True)
     first_batch = first_step * batches_per_step
     return Diary(JournalWriter(path, actions, batches_per_step, first_batch), seat.device)

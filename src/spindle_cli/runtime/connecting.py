@@ -8,6 +8,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.request import RunRequest
@@ -15,6 +17,8 @@ from spindle_cli.process.allocator import give_back_freed_memory
 from spindle_cli.process.environment import WorkerEnvironment, set_unless_chosen
 from spindle_cli.runtime.backends.nccl import nccl_settings
 from spindle_cli.runtime.backends.strict_backend import STRICT_BACKENDS, register_strict_backends
+from spindle_cli.runtime.islands.counterparts import Counterparts
+from spindle_cli.runtime.islands.island import Island
 
 
 def settle_process(request: RunRequest) -> None:
@@ -46,11 +50,18 @@ def select_device(request: RunRequest, environment: WorkerEnvironment) -> torch.
 
 
 @contextmanager
-def connected(request: RunRequest, environment: WorkerEnvironment, device: torch.device) -> Iterator[None]:
-    """Membership in the world of all workers."""
+def connected(
+    request: RunRequest, environment: WorkerEnvironment, device: torch.device, island: Island | None = None
+) -> Iterator[Counterparts | None]:
+    """Membership in the world of all workers; where they are islands, in that of one's own, with the
+    counterparts on the others.
+    """
     backend = environment.backend or request.backend
     if backend in STRICT_BACKENDS:
         register_strict_backends()
+    if island is not None:
+        yield from _on_island(request, environment, device, island, backend)
+        return
     dist.init_process_group(
         backend,
         rank=environment.rank,
@@ -58,5 +69,24 @@ def connected(request: RunRequest, environment: WorkerEnvironment, device: torch
         timeout=timedelta(seconds=request.timeout_s),
         device_id=device if device.type == "cuda" else None,
     )
-    yield
+    yield None
     dist.destroy_process_group()  # not after an error: it would wait for peers that may be gone
+
+
+def _on_island(
+    request: RunRequest, environment: WorkerEnvironment, device: torch.device, island: Island, backend: str
+) -> Iterator[Counterparts]:
+    """All workers meet in one store; each island is a world by itself in it."""
+    timeout = timedelta(seconds=request.timeout_s)
+    rank, world_size = environment.rank, environment.world_size
+    store, _, _ = next(iter(rendezvous("env://", rank, world_size, timeout=timeout)))
+    dist.init_process_group(
+        backend,
+        store=PrefixStore(f"island-{island.number}", store),
+        rank=island.rank,
+        world_size=island.size,
+        timeout=timeout,
+        device_id=device if device.type == "cuda" else None,
+    )
+    yield Counterparts(island, store, request.timeout_s)
+    dist.destroy_process_group()

@@ -22,7 +22,7 @@ def end(training: Training) -> None:
     model, run_dir = training.model, training.request.run_dir
     # A run that is captured is there to be compared, and nobody goes on with it.
     if training.request.capture_dir is None:
-        training.checkpoints.save(training.done)
+        training.save_in_order()
     training.checkpoints.finish()
     training.tell_checkpoints()
     device = training.stopwatch.device

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cached_property
 
 from spindle_cli.files.run_files import StepMetrics
+from spindle_cli.runtime.measuring.outcome import StepOutcome
+from spindle_cli.runtime.measuring.work import StepWork
+from spindle_cli.runtime.step.losses import LossBoard
 
 
 class Step:
@@ -70,3 +73,39 @@ class Step:
     def seconds(self) -> float:
         """From the step's beginning to its end."""
         return self.metrics.iteration_s
+
+
+def metrics_of(
+    outcome: StepOutcome,
+    board: LossBoard,
+    due: Collection[str],
+    work: StepWork,
+    uncounted: tuple[str, ...],
+) -> StepMetrics:
+    """A step's line.
+
+    Args:
+        outcome: that has arrived.
+        due: the tasks that it ran; `work`: what that was.
+        uncounted: of these, those of which something counts nothing.
+    """
+    read, seconds = board.read(outcome.losses, due), outcome.seconds
+    weights = board.weights_at(outcome.step)
+    return StepMetrics(
+        step=outcome.step + 1,
+        loss=board.total(read.losses, outcome.step),
+        task_losses=read.losses,
+        iteration_s=seconds,
+        samples_per_s=work.samples / seconds,
+        uncounted_tasks=uncounted,
+        task_weights={name: weights[name] for name in weights if name in due},
+        learning_rates=outcome.learning_rates,
+        gradient_norm=outcome.norm_value,
+        loss_scale=outcome.scale_value,
+        skipped=outcome.is_skipped,
+        tokens_per_s=None if work.tokens is None else work.tokens / seconds,
+        peak_share=None if work.peak_s is None else work.peak_s / seconds,
+        least_memory_bytes=round(min(read.memory_bytes)),
+        most_memory_bytes=round(max(read.memory_bytes)),
+        data_wait_s=max(read.data_waits_s),
+    )

@@ -24,6 +24,8 @@ from spindle_cli.runtime.collector import not_searched_again
 from spindle_cli.runtime.connecting import connected, select_device, settle_process
 from spindle_cli.runtime.ending import end
 from spindle_cli.runtime.following.callback import Callback
+from spindle_cli.runtime.islands.counterparts import Counterparts
+from spindle_cli.runtime.islands.island import Island
 from spindle_cli.runtime.measuring.start_up import StartClock
 from spindle_cli.runtime.results import Step
 from spindle_cli.runtime.saving.stopping import StopRequest
@@ -117,10 +119,13 @@ class Trainer:
         stop = StopRequest(request.run_dir)
         stop.heed_sigterm()
         device = select_device(request, environment)
+        island = Island.of(request, environment)
         stack = ExitStack()
-        stack.enter_context(connected(request, environment, device))
+        counterparts = stack.enter_context(connected(request, environment, device, island))
         clock.ends("connect")
-        self._assemble(request, environment, device, stack, stop, clock, callbacks)
+        if island is not None:
+            request, environment = island.request_of(request), island.environment_of(environment)
+        self._assemble(request, environment, device, stack, stop, clock, callbacks, counterparts)
 
     def _assemble(
         self,
@@ -131,9 +136,12 @@ class Trainer:
         stop: StopRequest | None,
         clock: StartClock | None,
         callbacks: Sequence[Callback] = (),
+        counterparts: Counterparts | None = None,
     ) -> None:
         self._stack = stack
-        self._training: Training = assemble(request, environment, device, stop, clock, callbacks)
+        self._training: Training = assemble(
+            request, environment, device, stop, clock, callbacks, counterparts
+        )
         self._has_ended = False
         stack.callback(self._training.evaluator.close)
 
@@ -162,12 +170,13 @@ class Trainer:
     @property
     def rank(self) -> int:
         """Of this worker among all."""
-        return self._training.rank
+        return self._training.rank_among_all
 
     @property
     def run_dir(self) -> Path:
         """The run's folder."""
-        return self._training.request.run_dir
+        outer = self._training.outer_steps
+        return self._training.request.run_dir if outer is None else outer.counterparts.island.run_dir
 
     @property
     def total_steps(self) -> int:

@@ -22,6 +22,7 @@ from spindle_cli.runtime.communication.gradients import GradientPool
 from spindle_cli.runtime.evaluating.evaluator import Evaluator
 from spindle_cli.runtime.following.callback import RunInfo
 from spindle_cli.runtime.following.calls import Callbacks
+from spindle_cli.runtime.islands.outer_steps import OuterSteps
 from spindle_cli.runtime.measuring.metrics import MetricsLog
 from spindle_cli.runtime.measuring.outcome import StepOutcome
 from spindle_cli.runtime.measuring.start_up import StartClock
@@ -29,7 +30,7 @@ from spindle_cli.runtime.measuring.timing import Activity, Stopwatch, take_mark
 from spindle_cli.runtime.measuring.work import StepWork, highest_memory
 from spindle_cli.runtime.part.at_lengths import TasksAtLengths
 from spindle_cli.runtime.part.localise import LocalModel
-from spindle_cli.runtime.results import Step
+from spindle_cli.runtime.results import Step, metrics_of
 from spindle_cli.runtime.saving.capture import FirstGradients, capture
 from spindle_cli.runtime.saving.checkpoints import Checkpoints
 from spindle_cli.runtime.saving.stopping import StopRequest
@@ -58,6 +59,7 @@ class Training:
     """One rank's parts of a run. `log`: on rank 0. `executors`, `work`: by the tasks that a step runs.
 
     `steps`: to train, counted from 0; `done`: so many are trained, those before this process among them.
+    `outer_steps`: of islands; None: there are none, and else `rank` is that in this one's own.
     `computing`: what passes run in, forward and backward. `iterations_s`: of the steps that were looked at.
     """
 
@@ -83,6 +85,7 @@ class Training:
     rates: LearningRates
     work: Mapping[tuple[str, ...], StepWork]
     at_lengths: TasksAtLengths
+    outer_steps: OuterSteps | None = None
     iterations_s: list[float] = field(default_factory=list)
     last: Step | None = None  # the newest that was looked at
     done: int = field(init=False)
@@ -95,6 +98,11 @@ class Training:
 
     def __post_init__(self) -> None:
         self.done = self.steps.start
+
+    @property
+    def rank_among_all(self) -> int:
+        """Of all islands."""
+        return self.rank if self.outer_steps is None else self.outer_steps.counterparts.island.rank_among_all
 
     def run(self) -> Iterator[Step]:
         """Train the steps, and hand each one out when all of its orders are given: its results can then be
@@ -126,7 +134,7 @@ class Training:
             RunInfo(
                 workload=self.model.graph.workload.name,
                 run_dir=self.request.run_dir,
-                rank=self.rank,
+                rank=self.rank_among_all,
                 first_step=self.steps.start + 1,
                 total_steps=self.steps.stop,
                 train=self.model.train,
@@ -227,8 +235,16 @@ class Training:
             InputError: it cannot be written.
         """
         self.settle()
-        self.checkpoints.save(self.done)
+        self.save_in_order()
         self.tell_checkpoints()
+
+    def save_in_order(self) -> None:
+        """The checkpoint itself; raises InputError as `save`."""
+        save = partial(self.checkpoints.save, self.done)
+        if self.outer_steps is None:
+            save()
+        else:
+            self.outer_steps.save(save)
 
     def tell_checkpoints(self) -> None:
         """Tell who follows the run which checkpoints are there since this was called last."""
@@ -271,9 +287,13 @@ class Training:
             self._first_gradients.add(step, self.model.parameters, self.update.unscaled)
         rates = self.rates.now()
         verdict = self._update(executor, losses)
+        if self.outer_steps is not None and self.outer_steps.is_due(step):
+            with self.stopwatch.timed(Activity.WAIT, cause="islands"):
+                self.outer_steps.step(self.pool)
         self.rates.step()
         self.stopwatch.end_step(step)
-        self._unread.append(StepOutcome.of(step, losses, verdict, rates, begin))
+        tell = None if self.outer_steps is None else self.outer_steps.teller(self.board.of_islands)
+        self._unread.append(StepOutcome.of(step, losses, verdict, rates, begin, tell))
         if self._unread[-1].has_arrived():
             self.clock.ends("first step")
 
@@ -330,8 +350,9 @@ class Training:
         Raises:
             RunFailedError: one of them has a loss that is not finite, which the error follows from.
         """
-        if is_lost_peer(error) and not all(outcome.has_arrived() for outcome in self._unread):
-            return  # their sums may never end
+        may_hang = is_lost_peer(error) or self.outer_steps is not None
+        if may_hang and not all(outcome.has_arrived() for outcome in self._unread):
+            return  # their sums, or what other islands tell, may never end
         try:
             self._look_back(0)
         except RunFailedError as failure:
@@ -362,26 +383,7 @@ class Training:
         """What a step came to; waits until the device has done it."""
         outcome.wait()
         due = self.model.schedule.of_step(outcome.step)
-        read, seconds, work = self.board.read(outcome.losses, due), outcome.seconds, self.work[due]
-        weights = self.board.weights_at(outcome.step)
-        return StepMetrics(
-            step=outcome.step + 1,
-            loss=self.board.total(read.losses, outcome.step),
-            task_losses=read.losses,
-            iteration_s=seconds,
-            samples_per_s=work.samples / seconds,
-            uncounted_tasks=uncounted,
-            task_weights={name: weights[name] for name in weights if name in due},
-            learning_rates=outcome.learning_rates,
-            gradient_norm=outcome.norm_value,
-            loss_scale=outcome.scale_value,
-            skipped=outcome.is_skipped,
-            tokens_per_s=None if work.tokens is None else work.tokens / seconds,
-            peak_share=None if work.peak_s is None else work.peak_s / seconds,
-            least_memory_bytes=round(min(read.memory_bytes)),
-            most_memory_bytes=round(max(read.memory_bytes)),
-            data_wait_s=max(read.data_waits_s),
-        )
+        return metrics_of(outcome, self.board, due, self.work[due], uncounted)
 
     def _write_down(self, metrics: StepMetrics) -> None:
         self.iterations_s.append(metrics.iteration_s)

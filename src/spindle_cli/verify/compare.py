@@ -10,6 +10,7 @@ from spindle_cli.files.run_files import StepMetrics, read_metrics
 from spindle_cli.files.runs.evaluations import read_evaluations
 from spindle_cli.verify.comparing.captured import CapturedRun, open_run
 from spindle_cli.verify.comparing.evaluations import compare_evaluations
+from spindle_cli.verify.comparing.islands import together
 from spindle_cli.verify.comparing.losses import compare_losses, compare_scales
 from spindle_cli.verify.comparing.near_zero import compare_moved_by_noise, compare_noise, find_noise
 from spindle_cli.verify.comparing.parameters import (
@@ -66,31 +67,22 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
     our_steps = list(read_metrics(runs.ours.run_dir))
     plain_steps = list(read_metrics(runs.plain.run_dir))
     _require_an_update(plain_steps)
-    with (
-        open_run(capture_dir_of(runs.ours), runs.ours.processes, averages=runs.averages) as ours,
-        open_run(capture_dir_of(runs.plain), 1, averages=runs.averages) as plain,
-    ):
-        noise = find_noise(ours, plain, floor)
-        names = [entry.name for entry in noise]
-        unused = find_unused(ours, plain)
-        trained = _compare_trained(runs, ours, plain, [*names, *unused], with_rounding=with_rounding)
-        buffers = compare_buffers(ours, plain, max(tolerance, trained.tolerance))
-        evaluations = compare_evaluations(
-            read_evaluations(runs.ours.run_dir),
-            list(read_evaluations(runs.plain.run_dir)),
-            max(tolerance, trained.tolerance),
-            metrics=dtype == "float64",
-        )
-        checks = (
-            compare_initial(ours, plain, unused),
-            compare_losses(our_steps, plain_steps, tolerance),
-            *((compare_scales(our_steps, plain_steps),) if dtype == "fp16-autocast" else ()),
-            compare_gradients(ours, plain, names, _gradient_tolerance(runs, tolerance)),
-            *((compare_noise(ours, plain, names, floor),) if names else ()),
-            *trained.checks,
-            *((buffers,) if buffers.compared else ()),
-            *((evaluations,) if evaluations.compared else ()),
-        )
+    found = [_compare_island(runs, number, with_rounding=with_rounding) for number in range(runs.islands)]
+    widest = max(tolerance, *(each.tolerance for each in found))
+    evaluations = compare_evaluations(
+        read_evaluations(runs.ours.run_dir),
+        list(read_evaluations(runs.plain.run_dir)),
+        widest,
+        metrics=dtype == "float64",
+    )
+    initial, *others = together([each.checks for each in found])
+    checks = (
+        initial,
+        compare_losses(our_steps, plain_steps, tolerance),
+        *((compare_scales(our_steps, plain_steps),) if dtype == "fp16-autocast" else ()),
+        *others,
+        *((evaluations,) if evaluations.compared else ()),
+    )
     return VerifyReport(
         same=all(check.passed for check in checks),
         workload=runs.plan.workload.name,
@@ -100,11 +92,50 @@ def compare_runs(runs: Runs, options: VerifyOptions, *, with_rounding: bool = Fa
         dtype=dtype,
         no_randomness=options.no_randomness,
         checks=checks,
-        rounding=trained.rounding,
+        rounding=max((each.rounding for each in found if each.rounding is not None), default=None),
         noise_floor=floor,
-        noise=(*noise, *trained.noise),
-        unused=unused,
+        noise=tuple(dict.fromkeys(entry for each in found for entry in each.noise)),
+        unused=found[0].unused,
+        islands=runs.islands,
+        outer_every=runs.ours.request.outer_every,
     )
+
+
+@dataclass(frozen=True)
+class _OfIsland:
+    """What was found of what an island has left (or all devices, where there are no islands). `tolerance`: of
+    its final parameters.
+    """
+
+    checks: tuple[Check, ...]
+    noise: tuple[Noise, ...]
+    unused: tuple[str, ...]
+    rounding: float | None
+    tolerance: float
+
+
+def _compare_island(runs: Runs, number: int, *, with_rounding: bool) -> _OfIsland:
+    dtype = runs.arithmetic
+    tolerance, floor = TOLERANCE[dtype], NOISE_FLOOR[dtype]
+    workers = runs.ours.processes // runs.islands
+    with (
+        open_run(capture_dir_of(runs.ours, number), workers, averages=runs.averages) as ours,
+        open_run(capture_dir_of(runs.plain, number), 1, averages=runs.averages) as plain,
+    ):
+        noise = find_noise(ours, plain, floor)
+        names = [entry.name for entry in noise]
+        unused = find_unused(ours, plain)
+        left_out = [*names, *unused]
+        trained = _compare_trained(runs, number, ours, plain, left_out, with_rounding=with_rounding)
+        buffers = compare_buffers(ours, plain, max(tolerance, trained.tolerance))
+        checks = (
+            compare_initial(ours, plain, unused),
+            compare_gradients(ours, plain, names, _gradient_tolerance(runs, tolerance)),
+            *((compare_noise(ours, plain, names, floor),) if names else ()),
+            *trained.checks,
+            *((buffers,) if buffers.compared else ()),
+        )
+    return _OfIsland(checks, (*noise, *trained.noise), unused, trained.rounding, trained.tolerance)
 
 
 def _require_an_update(plain: Sequence[StepMetrics]) -> None:
@@ -128,7 +159,13 @@ class _Trained:
 
 
 def _compare_trained(
-    runs: Runs, ours: CapturedRun, plain: CapturedRun, left_out: Sequence[str], *, with_rounding: bool
+    runs: Runs,
+    island: int,
+    ours: CapturedRun,
+    plain: CapturedRun,
+    left_out: Sequence[str],
+    *,
+    with_rounding: bool,
 ) -> _Trained:
     """Compare final parameters, and averages; by what rounding alone does, only where they differ by more
     than the tolerance.
@@ -142,7 +179,7 @@ def _compare_trained(
     rounding: float | None = None
     values: tuple[Check, ...] = ()
     if with_rounding:
-        with open_run(capture_dir_of(runs.rounded), 1, averages=runs.averages) as rounded:
+        with open_run(capture_dir_of(runs.rounded, island), 1, averages=runs.averages) as rounded:
             if is_sharp:
                 values = compare_moved_by_noise(ours, plain, rounded, tolerance, floor)
             if not final.passed:

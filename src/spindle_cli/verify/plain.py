@@ -31,6 +31,7 @@ from spindle_cli.verify.flow import root_of, run_flow
 from spindle_cli.verify.rounding import ROUNDING_FLAG, RoundingNoise
 from spindle_cli.verify.stepping.arithmetic import Arithmetic, convert, float32_copies, move_to
 from spindle_cli.verify.stepping.due import runs_at
+from spindle_cli.verify.stepping.islands import mean_metrics, outer_steps_of, request_of_island
 from spindle_cli.verify.stepping.named import buffer_places, buffers_at, parameters_by_name
 from spindle_cli.verify.stepping.scaling import Scaling
 from spindle_cli.verify.stepping.update import Averaging, make_optimizers, make_schedule, weights_at
@@ -55,26 +56,35 @@ def train(request: RunRequest, noise: RoundingNoise | None = None) -> None:
     """
     assert request.steps is not None and request.capture_dir is not None
     torch.set_num_threads(request.threads)
-    training = PlainTraining(request, noise)
-    held = buffer_places(training.workload)
-    write_tensors(request.capture_dir, "initial", training.parameters)
-    write_tensors(request.capture_dir, "initial-buffers", buffers_at(held))
+    requests = [request_of_island(request, number) for number in range(request.islands)]
+    trainings = [PlainTraining(each, noise) for each in requests]
+    held = [buffer_places(each.workload) for each in trainings]
+    for training, buffers in zip(trainings, held, strict=True):
+        training.write("initial", training.parameters)
+        training.write("initial-buffers", buffers_at(buffers))
+    outer_steps = outer_steps_of(
+        trainings[0].train, request.outer_every, [each.parameters for each in trainings]
+    )
     with (request.run_dir / METRICS_FILE).open("w", encoding="utf-8") as metrics:
         for step in range(request.steps):
-            metrics.write(training.step(step).to_line())
-    write_tensors(request.capture_dir, "gradients", training.first_gradients)
-    write_tensors(request.capture_dir, "final", training.parameters)
-    if training.average is not None:
-        write_tensors(request.capture_dir, "average", training.average.values(training.parameters))
-    write_tensors(request.capture_dir, "final-buffers", buffers_at(held))
+            metrics.write(mean_metrics([each.step(step) for each in trainings]).to_line())
+            if outer_steps is not None:
+                outer_steps.after(step + 1)
+    for training, buffers in zip(trainings, held, strict=True):
+        training.write("gradients", training.first_gradients)
+        training.write("final", training.parameters)
+        if training.average is not None:
+            training.write("average", training.average.values(training.parameters))
+        training.write("final-buffers", buffers_at(buffers))
     if noise is None:
-        training.evaluate()
+        trainings[0].evaluate()
 
 
 class PlainTraining:
     """A workload, and what steps it.
 
     Attributes:
+        train: its settings.
         workload: whose modules are trained in place.
         parameters: by name.
         first_gradients: of each parameter, the first that it has had, in a step that was not skipped.
@@ -85,6 +95,7 @@ class PlainTraining:
         """Raises what `train` raises of a workload that cannot be loaded."""
         loaded = load(request.workload)
         self._request, self._noise, self._train = request, noise, loaded.train
+        self.train = loaded.train
         self.workload = loaded.workload
         if loaded.train.float32_matmul is not None:
             torch.set_float32_matmul_precision(loaded.train.float32_matmul)
@@ -158,6 +169,11 @@ class PlainTraining:
             self.average.update(step + 1)
         return step_metrics(weights, step, losses, perf_counter() - began, (scale, skipped))
 
+    def write(self, stage: CaptureStage, tensors: Mapping[str, Tensor]) -> None:
+        """Leave tensors where `verify` finds them."""
+        assert self._request.capture_dir is not None
+        write_tensors(self._request.capture_dir, stage, tensors)
+
     def evaluate(self) -> None:
         """Leave an evaluation of every task that has a dataset for it, after the last step."""
         request, arithmetic = self._request, self._arithmetic
@@ -186,7 +202,9 @@ class PlainTraining:
         name, count, counted = task.name, self._train.accumulate, self._counted.get(task.name)
         first = self._steps_of[name] * count
         self._steps_of[name] += 1
-        taken = [self._batches[name].rows(first + k, 0, task.batch_size) for k in range(count)]
+        # Islands take one of these batches each, in their order.
+        numbers = [(first + k) * self._request.islands + self._request.island for k in range(count)]
+        taken = [self._batches[name].rows(number, 0, task.batch_size) for number in numbers]
         if counted is not None:
             counted.fit(taken)
         asked = None if self._request.dtype is None else self._arithmetic.dtype

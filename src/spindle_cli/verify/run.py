@@ -40,7 +40,7 @@ def verify_plan(
             say(line)
         for line in kept_by_device(found):
             say(f"warning: {line}")
-        require_open_files(runs.ours.processes, plan.cluster.num_devices)
+        require_open_files(runs.ours.processes, plan.whole_cluster.num_devices)
         require_disk(
             folder, needed_bytes=captured_bytes(plan, buffer_bytes(found.graph), averages=runs.averages)
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spindle_cli.errors import RunFailedError
-from spindle_cli.files.request import DtypeName
+from spindle_cli.files.request import DtypeName, island_dir
 from spindle_cli.launch.build import build_launch
 from spindle_cli.launch.devices import threads_per_worker
 from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
@@ -54,6 +54,11 @@ class Runs:
     averages: bool = False
 
     @property
+    def islands(self) -> int:
+        """Groups of devices that train copies of the model; 1 where all train one."""
+        return self.ours.request.islands
+
+    @property
     def is_split(self) -> bool:
         """Whether tensor parallelism splits any layer."""
         return any(piece.tp > 1 for piece in self.plan.slices)
@@ -68,7 +73,9 @@ def build_runs(
     precision: Precision = "full",
 ) -> Runs:
     """Both launches below `folder`; the plain process is a launch of one worker without torchrun."""
-    share = whole_cluster_here(plan.cluster)
+    share = whole_cluster_here(plan.whole_cluster)
+    # So often that there is at least one outer step.
+    every = None if plan.local_sgd is None else min(plan.local_sgd.every, options.steps)
 
     def launch(name: str, threads: int) -> Launch:
         run_dir = folder / name
@@ -79,6 +86,7 @@ def build_runs(
             no_randomness=options.no_randomness,
             capture_dir=run_dir.absolute() / "captured",
             worker_module=options.worker_module,
+            outer_every=every,
         )
         return build_launch(plan, plan_path, source, run_dir, share, asked)
 
@@ -114,7 +122,7 @@ def train(launch: Launch, name: str, memo: AnalysisMemo | None = None) -> None:
     require_done(launch, range(launch.processes))
 
 
-def capture_dir_of(launch: Launch) -> Path:
-    """Where a run of a verification leaves what is compared."""
+def capture_dir_of(launch: Launch, island: int = 0) -> Path:
+    """Where a run of a verification, or an island of it, leaves what is compared."""
     assert launch.request.capture_dir is not None
-    return launch.request.capture_dir
+    return island_dir(launch.run_dir, island) / launch.request.capture_dir.name

@@ -29,6 +29,8 @@ def render_report(report: VerifyReport) -> RenderableType:
 
 def _verdict(report: VerifyReport) -> str:
     over = f"over {report.steps} steps on {report.workers} workers, against one plain PyTorch process"
+    if report.islands > 1:
+        over += f", of {report.islands} islands that average after every {report.outer_every} steps"
     if report.no_randomness:
         over += ", both without randomness"
     if report.same:

@@ -129,6 +129,8 @@ class VerifyReport(Artifact):
         no_randomness: both runs drew nothing.
         rounding: where final parameters were beyond the tolerance, how far rounding alone moves them in plain
             PyTorch (verify/rounding.py); their check's tolerance then rests on it. None where not needed.
+        islands: groups of devices that train copies of the model, each of which is compared with a plain one,
+            and `outer_every`: after so many steps they average; None: there is one group of all devices.
         noise_floor: relative to the model's largest gradient; see `Noise`.
         unused: parameters that no operator uses; neither run changes them.
     """
@@ -145,6 +147,8 @@ class VerifyReport(Artifact):
     no_randomness: bool = False
     checks: tuple[Check, ...]
     rounding: float | None = None
+    islands: int = 1
+    outer_every: int | None = None
     noise_floor: float
     noise: tuple[Noise, ...]
     unused: tuple[str, ...]

@@ -16,6 +16,7 @@ from spindle_cli.workload.names.init_from import InitSources
 from spindle_cli.workload.settings.average import Average
 from spindle_cli.workload.settings.groups import GroupRule, groups_of, require_distinct
 from spindle_cli.workload.settings.loader import LoaderSettings
+from spindle_cli.workload.settings.local_sgd import LocalSgd, require_with_islands
 from spindle_cli.workload.settings.loss_scale import LossScaleSettings
 from spindle_cli.workload.settings.optimizers import Contract, OptimizerChoice
 from spindle_cli.workload.settings.sampling import Sampling
@@ -92,6 +93,8 @@ class TrainSettings(RampSettings):
     `callbacks`: who follows the run. `eval_every`: tasks that have an `eval_dataset` are evaluated after
     every so many steps; None: after the last step alone. Neither changes what is trained.
     `loader`: by how many processes samples are loaded, and how far ahead.
+    `local_sgd`: islands of devices train copies of the model, and average after every so many steps alone;
+    another model is trained than by plain PyTorch. None: all devices train one.
     `loss_chunks`: how many chunks a share of a loss is computed in, where its widest value (the logits of a
     large vocabulary) is cut: 'auto': none larger than the parameters that make it, or than 64 MiB; a number:
     so many, as far as there are samples or tokens to cut; 1: in one go.
@@ -120,6 +123,7 @@ class TrainSettings(RampSettings):
     eval_every: Annotated[int, Field(ge=1), A_NUMBER] | None = None
     loader: LoaderSettings = Field(default_factory=LoaderSettings)
     loss_chunks: LossChunks = "auto"
+    local_sgd: LocalSgd | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +168,12 @@ class TrainSettings(RampSettings):
         if self.contract is not None and ":" not in self.optimizer:
             raise ValueError("contract: goes with an optimizer by import path, 'package.module:Class'")
         self.require_sound(self.steps, self.schedule, {choice.name: choice.lr for choice in self.choices})
+        return self
+
+    @model_validator(mode="after")
+    def _goes_with_islands(self) -> TrainSettings:
+        if self.local_sgd is not None:
+            require_with_islands(self.local_sgd, dict(self))
         return self
 
     @property
@@ -228,6 +238,8 @@ class TrainSettings(RampSettings):
             state: of the optimizer alone, per byte of what it steps.
         """
         average = 0.0 if self.ema is None else 1.0
+        if self.local_sgd is not None:
+            average += self.local_sgd.state_per_param
         # Masters, their state and their average have twice the bytes of the parameters.
         return 2 * (1 + state + average) if self.precision == "bf16" else state + average
 

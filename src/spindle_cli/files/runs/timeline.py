@@ -16,7 +16,7 @@ from spindle_cli.files.parsing import shown
 
 TIMELINE_FILE = "timeline.json"
 
-WaitCause = Literal["activation", "gradient", "sum", "losses", "norm"]
+WaitCause = Literal["activation", "gradient", "sum", "losses", "norm", "islands"]
 
 
 class MeasuredSpan(Sparse):

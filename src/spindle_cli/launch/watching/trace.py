@@ -27,6 +27,7 @@ _WAITS = {
     "sum": "waits for its gradient sums",
     "losses": "waits for the losses",
     "norm": "waits for the norm of all gradients",
+    "islands": "waits for the other islands, and averages with them",
 }
 
 

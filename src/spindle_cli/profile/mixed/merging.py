@@ -28,6 +28,7 @@ _OF_TRAINING = frozenset(
         "scales_losses",
         "accumulate",
         "loss_chunks",
+        "local_sgd",
         "task_sets",
     }
 )

@@ -2,7 +2,7 @@
 
 const CAUSES = {
   activation: 'the output of', gradient: 'the gradient from', partner: 'its partner to start', sum: 'gradient sums', gather: 'its new parameters', losses: 'the losses',
-  norm: 'the norm of all gradients',
+  norm: 'the norm of all gradients', islands: 'the other islands, to average with them',
 };
 
 function sliceFacts(piece) {

@@ -7,14 +7,28 @@ looked at one step later.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from spindle_cli.runtime.measuring.timing import Mark, await_mark, has_passed, seconds_between, take_mark
 from spindle_cli.runtime.update.verdict import Verdict
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Told(Protocol):
+    """What makes results on the host, in place, those of all islands (runtime/islands)."""
+
+    def begin(self) -> None:
+        """Tell the others what they are now."""
+
+    def has_arrived(self) -> bool:
+        """Whether `finish` would not wait."""
+
+    def finish(self) -> None:
+        """Wait until all have told theirs."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +41,7 @@ class StepOutcome:
             not to be looked at before the device has passed `end`.
         learning_rates: that the update took, by parameter group.
         begin, end: of the step.
+        told: on islands, what makes the losses and the norm those of all; None: there are none.
     """
 
     step: int
@@ -36,23 +51,39 @@ class StepOutcome:
     learning_rates: dict[str, float]
     begin: Mark
     end: Mark
+    told: Told | None = None
 
     @classmethod
     def of(
-        cls, step: int, losses: Tensor, verdict: Verdict, learning_rates: dict[str, float], begin: Mark
+        cls,
+        step: int,
+        losses: Tensor,
+        verdict: Verdict,
+        learning_rates: dict[str, float],
+        begin: Mark,
+        tell: Callable[[Sequence[Tensor]], Told] | None = None,
     ) -> StepOutcome:
-        """A step that ends now, from what it has left on its device."""
+        """A step that ends now, from what it has left on its device. `tell`: makes of these results those of
+        all islands; None: there are none.
+        """
         norm, scaling = (None if each is None else _to_host(each) for each in (verdict.norm, verdict.scaling))
         on_host = _to_host(losses)
-        return cls(step, on_host, norm, scaling, learning_rates, begin, take_mark(losses.device))
+        told = None
+        if tell is not None:
+            told = tell([on_host] if norm is None else [on_host, norm])
+            if losses.device.type == "cpu":  # else the results are not there yet
+                told.begin()
+        return cls(step, on_host, norm, scaling, learning_rates, begin, take_mark(losses.device), told)
 
     def has_arrived(self) -> bool:
         """Whether `wait` would not wait."""
-        return has_passed(self.end)
+        return has_passed(self.end) and (self.told is None or self.told.has_arrived())
 
     def wait(self) -> None:
-        """Wait until the device has come to the step's end."""
+        """Wait until the device has come to the step's end, and all islands have told of theirs."""
         await_mark(self.end)
+        if self.told is not None:
+            self.told.finish()
 
     @property
     def norm_value(self) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,11 @@ class StepWork:
             tokens=batches * sum(known) if known else None,
             peak_s=_peak_s(plan, tasks, arithmetic_in(train.precision), batches),
         )
+
+    def on_islands(self, count: int) -> StepWork:
+        """The same of so many islands, each with devices of its own."""
+        tokens = None if self.tokens is None else self.tokens * count
+        return replace(self, samples=self.samples * count, tokens=tokens)
 
 
 def tokens_of(task: TaskGraph) -> int | None:

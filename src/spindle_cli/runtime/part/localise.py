@@ -174,7 +174,7 @@ def localise(request: RunRequest, plan: Plan, rank: int, device: torch.device) -
         dtype=dtype,
         groups=parts.groups,
         evaluated=evaluated,
-        schedule=Schedule(turns, train.accumulate),
+        schedule=Schedule(turns, train.accumulate, request.islands, request.island),
         steps=_step_parts(plan, turns, programs, wirings, slices),
         sums=programs.groups,
         memo=None if request.memo is None else AnalysisMemo.read(request.memo),

@@ -13,6 +13,8 @@ from spindle_cli.checkpoint.carry_over import CarryOver
 from spindle_cli.checkpoint.index import Checkpoint, SavedTensor
 from spindle_cli.checkpoint.names import (
     AVERAGE_KEY,
+    COMMON_KEY,
+    OUTER_MOMENTUM_KEY,
     buffer_key,
     every_name,
     model_key,
@@ -22,6 +24,7 @@ from spindle_cli.checkpoint.names import (
 )
 from spindle_cli.checkpoint.tensors import HeldTensors
 from spindle_cli.errors import InputError
+from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.saving.train_state import TrainState, place_of
 from spindle_cli.runtime.update.masters import MASTER_KEY
 from spindle_cli.runtime.update.optimizers import GroupOptimizer
@@ -60,6 +63,7 @@ def restore(
     both = list(zip(state.optimizers.groups, wish.states, strict=True))
     if state.optimizers.average is not None:
         state.optimizers.average.resume(checkpoint.step, _averages(both))
+    _resume_outer(state.outer, both)
     for group, found in both:
         _hand_over(group, found)
     for key, generator in wish.generators.items():
@@ -176,6 +180,8 @@ class _Wish:
             dropped |= {MASTER_KEY}
         if self._state.optimizers.average is None:
             dropped |= {AVERAGE_KEY}
+        if self._state.outer is None or self._carried is not None:  # outer steps are a run's own
+            dropped |= {COMMON_KEY, OUTER_MOMENTUM_KEY}
         for key in (key for key in self._keys.get(known, ()) if key not in dropped):
             saved = self._tensors[state_key(known, key)]
             is_like_parameter = saved.shape == shape
@@ -217,6 +223,18 @@ def _averages(
         for owned, values in zip(group.owned_ranges, states, strict=True):
             if (averaged := values.pop(AVERAGE_KEY, None)) is not None:
                 yield owned, averaged
+
+
+def _resume_outer(
+    outer: OuterOptimizer | None, found: Iterable[tuple[GroupOptimizer, list[dict[str, Tensor]]]]
+) -> None:
+    """Take what was saved of outer steps out of the optimizers' state."""
+    if outer is None:
+        return
+    for group, states in found:
+        for owned, values in zip(group.owned_ranges, states, strict=True):
+            kept = {key: values.pop(key) for key in (COMMON_KEY, OUTER_MOMENTUM_KEY) if key in values}
+            outer.resume(owned, kept)
 
 
 def _hand_over(group: GroupOptimizer, found: list[dict[str, Tensor]]) -> None:

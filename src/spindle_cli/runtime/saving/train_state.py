@@ -17,6 +17,7 @@ from spindle_cli.checkpoint.names import AVERAGE_KEY, buffer_key, model_key, ran
 from spindle_cli.checkpoint.regions import Region
 from spindle_cli.checkpoint.tensors import HeldTensor, HeldTensors
 from spindle_cli.files.fragments import parse_key
+from spindle_cli.runtime.islands.outer import OuterOptimizer
 from spindle_cli.runtime.part.localise import LocalModel
 from spindle_cli.runtime.saving.save import Whole
 from spindle_cli.runtime.update.loss_scale import LossScale
@@ -30,6 +31,7 @@ class TrainState:
     """A rank's part of the model, and what changes it. `owned_ranges`: what `optimizers` step; with
     `masters` it is those. `fetched`: by leaf, what this rank has of what is whole in passes alone; `whole`
     makes it so, of all ranks together. `loss_scale`: the same on every rank; None: losses are not scaled.
+    `outer`: what brings islands together; None: there are none.
     """
 
     model: LocalModel
@@ -40,6 +42,7 @@ class TrainState:
     fetched: Mapping[str, tuple[OwnedRange, ...]]
     whole: Whole
     loss_scale: LossScale | None = None
+    outer: OuterOptimizer | None = None
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,8 @@ def _state_of(owned: OwnedRange, group: GroupOptimizer, state: TrainState) -> It
     average = state.optimizers.average
     if average is not None and (averaged := average.of(owned)) is not None:
         yield AVERAGE_KEY, averaged
+    if state.outer is not None:
+        yield from state.outer.state_of(owned)
     for key, value in group.optimizer.state.get(owned.tensor, {}).items():
         if value is not None:  # SGD without momentum
             yield key, torch.as_tensor(value, dtype=torch.float64 if isinstance(value, float) else None)

@@ -204,6 +204,19 @@ class LossBoard:
             tuple(told[1::NUMBERS_OF_A_RANK]),
         )
 
+    def of_islands(self, told: Tensor) -> Tensor:
+        """What `take` and the norm of all islands say together: [islands, numbers] to [numbers].
+
+        Losses are means over the islands, and so is nothing else: a task counts nothing where it does so on
+        one of them, and one that is asked to stop stops all; of ranks in the same place, and of norms, the
+        largest.
+        """
+        merged = told.amax(dim=0)
+        tasks = slice(0, len(self._tasks))
+        merged[tasks] = told[:, tasks].sum(dim=0) / told.shape[0]
+        merged[self._count_rows] = told[:, self._count_rows].amin(dim=0)
+        return merged
+
     def total(self, losses: dict[str, float], step: int) -> float:
         """The weighted total of a step, counted from 0."""
         weights = self._weights.at(step)

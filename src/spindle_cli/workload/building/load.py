@@ -9,6 +9,7 @@ import torch
 
 from spindle_cli.errors import InputError, WorkloadError
 from spindle_cli.workload.building.checks import check_workload
+from spindle_cli.workload.building.islands import as_on_an_island
 from spindle_cli.workload.building.source import Source, resolve
 from spindle_cli.workload.file import TrainSettings
 from spindle_cli.workload.initial.matching import InitialValues, fill_whole, find_initial
@@ -50,7 +51,7 @@ def load(source: str, *, relative_to: Path | None = None) -> LoadedWorkload:
 
 
 def build(source: Source) -> Workload:
-    """Seed torch and call the function.
+    """Seed torch and call the function; with `train.local_sgd`, the workload as each island trains it.
 
     Raises:
         WorkloadError: the function fails, or what it returns is not a valid workload.
@@ -67,4 +68,4 @@ def build(source: Source) -> Workload:
         raise WorkloadError(
             f"{where}building the workload {source.text!r} failed: {type(error).__name__}: {error}"
         ) from error
-    return check_workload(workload, source.text)
+    return as_on_an_island(check_workload(workload, source.text), source.train, source.text)

@@ -17,7 +17,7 @@ from spindle_cli.workload.optimizing.optimizer import make_optimizer
 from spindle_cli.workload.settings.optimizers import OptimizerChoice
 
 # What checkpoints keep of a parameter under keys of their own, beside an optimizer's.
-RESERVED_KEYS = ("master", "ema")
+RESERVED_KEYS = ("master", "ema", "common", "outer_momentum")
 _STEPS = 3
 _SHAPE = (6, 4)
 

@@ -14,10 +14,14 @@ from spindle_cli.workload.sampling.turns import Turns
 
 @dataclass(frozen=True)
 class Schedule:
-    """`batches_per_step`: of each task that runs. Steps and batches are counted from 0."""
+    """`batches_per_step`: of each task that runs. Steps and batches are counted from 0. `islands`: that train
+    on a batch of their own each, at the same time; `island`: of which this is the schedule.
+    """
 
     turns: Turns
     batches_per_step: int = 1
+    islands: int = 1
+    island: int = 0
 
     def of_step(self, step: int) -> tuple[str, ...]:
         """The tasks that run at a step."""
@@ -30,12 +34,17 @@ class Schedule:
     def own_number(self, task: str, number: int) -> int:
         """Which of a task's own batches the run's batch `number` takes."""
         step, place = divmod(number, self.batches_per_step)
-        return self.turns.before(task, step) * self.batches_per_step + place
+        own = self.turns.before(task, step) * self.batches_per_step + place
+        return own * self.islands + self.island
 
     def own_numbers(self, steps: range) -> Mapping[str, range]:
         """By task, which of its batches these steps take."""
-        per_step, before = self.batches_per_step, self.turns.before
+        per_step, before = self.batches_per_step * self.islands, self.turns.before
         return {
-            task: range(before(task, steps.start) * per_step, before(task, steps.stop) * per_step)
+            task: range(
+                before(task, steps.start) * per_step + self.island,
+                before(task, steps.stop) * per_step + self.island,
+                self.islands,
+            )
             for task in self.turns.names
         }

@@ -1,0 +1,1 @@
+"""Plans for islands of devices that average now and then alone (`train.local_sgd`)."""

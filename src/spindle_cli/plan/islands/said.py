@@ -1,0 +1,97 @@
+"""What is said of islands that average now and then alone: in the plan, by its report and at launch."""
+
+from __future__ import annotations
+
+from spindle_cli.files.artifact import Model
+from spindle_cli.plan.types import Plan
+from spindle_cli.units import format_bytes, format_seconds
+
+
+class IslandsReport(Model):
+    """What outer steps take. Bytes are what an island sends to all others together.
+
+    Attributes:
+        islands: how many; `devices_each`: of how many devices.
+        every: steps from one to the next; `bits`: of each number that is sent.
+        outer_step_bytes, outer_step_s: of each; `bytes_per_step`, `s_per_step`: of these, a step's part.
+        iteration_s: mean seconds of an iteration, with its part of an outer step.
+        without_s: where gradients are summed over all devices in every step; None: there is no such plan.
+        saved_s: the difference; below 0 where outer steps cost time.
+    """
+
+    islands: int
+    devices_each: int
+    every: int
+    bits: int
+    outer_step_bytes: int
+    outer_step_s: float
+    bytes_per_step: float
+    s_per_step: float
+    iteration_s: float
+    without_s: float | None
+    saved_s: float | None
+
+
+def islands_report(plan: Plan) -> IslandsReport | None:
+    """None where all devices train one model."""
+    if plan.islands is None or plan.local_sgd is None:
+        return None
+    asked, sent = plan.local_sgd, sum(plan.islands.outer_step_bytes)
+    without_s = plan.islands.without_s
+    return IslandsReport(
+        islands=asked.islands,
+        devices_each=plan.cluster.num_devices,
+        every=asked.every,
+        bits=asked.bits,
+        outer_step_bytes=sent,
+        outer_step_s=plan.islands.outer_step_s,
+        bytes_per_step=sent / asked.every,
+        s_per_step=plan.islands.outer_step_s / asked.every,
+        iteration_s=plan.mean_iteration_s,
+        without_s=without_s,
+        saved_s=None if without_s is None else without_s - plan.mean_iteration_s,
+    )
+
+
+def consent_line(plan: Plan) -> str | None:
+    """That another model is trained, and which; None where it is not."""
+    found, asked = islands_report(plan), plan.local_sgd
+    if found is None or asked is None:
+        return None
+    outer = f"SGD with lr {asked.outer.lr:g}"
+    if asked.outer.momentum:
+        kind = "Nesterov momentum" if asked.outer.nesterov else "momentum"
+        outer += f" and {kind} {asked.outer.momentum:g}"
+    return (
+        f"not the model that plain PyTorch trains on whole batches (train.local_sgd): {found.islands} "
+        f"islands of {found.devices_each} devices train a copy each, on equal parts of every batch, and "
+        f"average after every {found.every} steps by {outer}, in {found.bits} bits"
+    )
+
+
+def lines_of(plan: Plan) -> tuple[str, ...]:
+    """That, and what it takes and saves, for people."""
+    found, consent = islands_report(plan), consent_line(plan)
+    if found is None or consent is None:
+        return ()
+    outer = (
+        f"an outer step takes {format_seconds(found.outer_step_s)}, and each island sends "
+        f"{format_bytes(found.outer_step_bytes)}: {format_seconds(found.s_per_step)} and "
+        f"{format_bytes(round(found.bytes_per_step))} of each step"
+    )
+    mean = f"an iteration takes {format_seconds(found.iteration_s)} in the mean"
+    return consent, outer, f"{mean}, {_saved(found)}"
+
+
+def _saved(found: IslandsReport) -> str:
+    if found.without_s is None or found.saved_s is None:
+        return "and there is no plan for all devices together to compare it with"
+    change = (
+        f"{format_seconds(found.saved_s)} saved"
+        if found.saved_s >= 0
+        else f"{format_seconds(-found.saved_s)} lost"
+    )
+    return (
+        f"and would take {format_seconds(found.without_s)} with gradients summed over all devices in every "
+        f"step: {change}"
+    )
