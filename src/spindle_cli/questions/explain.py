@@ -8,6 +8,7 @@ from pydantic import Field
 
 from spindle_cli.errors import InputError
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.plan.islands.planned import of_an_island
 from spindle_cli.plan.sets.choose import of_tasks
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import Profile
@@ -35,6 +36,7 @@ class Explanation(Artifact):
     plan: str
     strategy: str
     num_devices: int
+    islands: int = 1  # each with as many devices; all else is of one
     tasks: tuple[str, ...] = ()
     iteration_s: float
     compute_s: float
@@ -63,6 +65,7 @@ def explain(plan: Plan, profile: Profile | None, *, plan_name: str) -> Explanati
             f"but the one given is {profile.sha256()[:19]}...",
             hint="Give the profile that the plan was made from, or plan again.",
         )
+    profile = None if profile is None else of_an_island(profile)
     tasks = tuple(dict.fromkeys(metaop.task for metaop in plan.metaops)) if plan.turn is not None else ()
     if profile is not None and tasks:
         profile = of_tasks(profile, tasks)

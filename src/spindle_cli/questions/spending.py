@@ -56,7 +56,7 @@ def spending_of(plan: Plan, price_per_device_hour: float | None = None) -> Spend
     Args:
         price_per_device_hour: of every device, instead of what the cluster says of its groups.
     """
-    cluster = plan.cluster
+    cluster = plan.whole_cluster
     price = price_per_hour(cluster, price_per_device_hour)
     energy = energy_j(plan)
     grams = cluster.co2_grams_per_kwh
@@ -88,7 +88,8 @@ def energy_j(plan: Plan) -> float | None:
     if len(known) < len(watts):
         return None
     if not plan.task_sets:
-        return _energy_j(plan, known)
+        islands = plan.whole_cluster.num_devices // plan.cluster.num_devices
+        return islands * _energy_j(plan, known)
     return sum(each.share * _energy_j(plan.set_plans[each.tasks], known) for each in plan.task_sets)
 
 
@@ -100,7 +101,7 @@ def _energy_j(plan: Plan, watts: Sequence[float]) -> float:
         count = group.count * group.devices
         waiting = working if group.idle_watts_per_device is None else group.idle_watts_per_device
         waited_s = sum(idle_s[first : first + count])
-        total += working * plan.predicted.iteration_s * count - (working - waiting) * waited_s
+        total += working * plan.of_steps.iteration_s * count - (working - waiting) * waited_s
         first += count
     return total
 

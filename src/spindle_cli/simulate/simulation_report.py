@@ -75,6 +75,9 @@ class SimulationReport(Artifact):
     """The document of `spindle simulate --json`.
 
     `iteration_s`: of one batch, on average; all else is of the whole step, of `accumulate` batches.
+    With `islands` that average now and then alone all this is of one, without the outer step, which is not
+    simulated: the plan says that it takes `outer_step_s` after every `outer_every` steps. `mean_iteration_s`
+    has an iteration's part of it.
     `waits` are ordered by their seconds, most first; `devices` by number; `slices` as in the plan.
     """
 
@@ -88,6 +91,10 @@ class SimulationReport(Artifact):
     planned_iteration_s: float
     accumulate: int = 1
     step_s: float
+    islands: int = 1
+    outer_step_s: float = 0.0
+    outer_every: int | None = None
+    mean_iteration_s: float
     mean_utilisation: float
     transferred_bytes: int
     summed_bytes: int
@@ -107,6 +114,10 @@ def report_of(path: str, simulation: Simulation) -> SimulationReport:
         planned_iteration_s=plan.predicted.iteration_s,
         accumulate=plan.accumulate,
         step_s=simulation.step_s,
+        islands=1 if plan.local_sgd is None else plan.local_sgd.islands,
+        outer_step_s=0.0 if plan.islands is None else plan.islands.outer_step_s,
+        outer_every=None if plan.local_sgd is None else plan.local_sgd.every,
+        mean_iteration_s=simulation.iteration_s + plan.outer_share_s,
         mean_utilisation=sum(simulation.utilisation) / len(simulation.utilisation),
         transferred_bytes=sum(passage.num_bytes for passage in simulation.passages),
         summed_bytes=sum(done.num_bytes for done in simulation.sums),

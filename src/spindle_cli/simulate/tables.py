@@ -24,6 +24,18 @@ def headline(report: SimulationReport) -> str:
         f"iteration {format_seconds(report.iteration_s)} simulated{against} {format_seconds(planned_s)}; "
         f"devices compute {report.mean_utilisation:.0%} of it; "
         f"{format_bytes(report.transferred_bytes)} transferred, {format_bytes(report.summed_bytes)} summed"
+        + _outer_step(report)
+    )
+
+
+def _outer_step(report: SimulationReport) -> str:
+    """What islands add that average now and then alone."""
+    if report.outer_every is None:
+        return ""
+    return (
+        f"\nthe same on each of {report.islands} islands; with an outer step of "
+        f"{format_seconds(report.outer_step_s)} after every {report.outer_every} steps, which is not "
+        f"simulated, an iteration takes {format_seconds(report.mean_iteration_s)} in the mean"
     )
 
 

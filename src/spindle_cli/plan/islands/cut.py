@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spindle_cli.errors import NoPlanError
-from spindle_cli.files.cluster import Cluster, NodeGroup
+from spindle_cli.files.cluster import Cluster, Link, NodeGroup
+from spindle_cli.units import counted
 
 
 def island_of(cluster: Cluster, count: int) -> Cluster:
@@ -17,7 +18,7 @@ def island_of(cluster: Cluster, count: int) -> Cluster:
     nodes = [group for group in cluster.nodes for _ in range(group.count)]
     if len(nodes) % count:
         raise NoPlanError(
-            f"{cluster.name!r} has {len(nodes)} nodes, which cannot be divided between {count} islands "
+            f"{cluster.name!r} has {counted(len(nodes), 'node')}, to be divided between {count} islands "
             "(train.local_sgd)",
             hint=f"Plan for a cluster with a multiple of {count} nodes: an island is whole nodes.",
         )
@@ -56,13 +57,19 @@ def _require_same_links(cluster: Cluster, first: int, size: int) -> None:
     """
     for a in range(size):
         for b in range(a, size):
-            if cluster.link_of_nodes(a, b) != cluster.link_of_nodes(first + a, first + b):
+            ours, theirs = cluster.link_of_nodes(a, b), cluster.link_of_nodes(first + a, first + b)
+            if _speed(ours) != _speed(theirs):
                 raise NoPlanError(
                     f"{cluster.name!r}: islands have to be alike (train.local_sgd): the link between nodes "
                     f"{a} and {b}, of island 0, is not that between nodes {first + a} and {first + b}, of "
                     f"island {first // size}",
                     hint="Put the nodes of an island one after another in the cluster file.",
                 )
+
+
+def _speed(link: Link) -> tuple[object, ...]:
+    """All that counts of a link, whichever groups it is between."""
+    return link.latency_us, link.bandwidth_gb_per_s, link.curve
 
 
 def _part(cluster: Cluster, nodes: Sequence[NodeGroup]) -> Cluster:
