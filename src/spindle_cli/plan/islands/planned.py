@@ -60,9 +60,7 @@ def _without_s(alone: Profile, cluster: Cluster, asked: LocalSgd, make: Planner)
         rebatched(metaop, metaop.batch_size * asked.islands, more_devices=asked.islands)
         for metaop in alone.metaops
     ]
-    state = alone.optimizer_state_per_param - asked.state_per_param
-    together = alone.model_copy(update={"optimizer_state_per_param": max(0.0, state)})
     try:
-        return make(together.with_metaops(metaops), cluster).mean_iteration_s
+        return make(alone.with_metaops(metaops), cluster).mean_iteration_s
     except NoPlanError:
         return None
