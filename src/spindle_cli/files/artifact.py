@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -93,6 +94,9 @@ class Artifact(Model):
 
 
 T = TypeVar("T", bound=BaseModel)
+
+# Of 1, how like a key of ours another one is that is taken for it misspelt.
+ALIKE = 0.7
 
 
 def read_data(path: Path) -> Any:
@@ -198,6 +202,49 @@ def require_known_keys(data: Any, known: Iterable[str]) -> None:
     unknown = [key for key in data if key not in names] if isinstance(data, dict) else []
     if unknown:
         raise ValueError(f"unknown key {shown(unknown[0])}; known are {', '.join(names)}")
+
+
+def require_none_misspelt(model: type[BaseModel], data: Any, *, where: str) -> None:
+    """Refuse the first key of parsed data, or of a mapping inside of it, that is nearly one of the model's.
+
+    Args:
+        where: the origin of the data, for the message.
+
+    Raises:
+        InputError: naming the key, its place, and the one that is meant.
+    """
+    for place, key, known in _unknown(model, data, ""):
+        meant = get_close_matches(str(key), known, 1, ALIKE)
+        if meant:
+            inside = f"{place}: " if place else ""
+            raise InputError(f"{where}: {inside}unknown key {shown(key)}; is {meant[0]!r} meant?")
+
+
+def _unknown(model: type[BaseModel], data: Any, place: str) -> Iterator[tuple[str, Any, list[str]]]:
+    """Place, key and known keys of each; data of another kind than expected is passed over."""
+    if isinstance(data, list):
+        for number, entry in enumerate(data):
+            yield from _unknown(model, entry, f"{place}[{number}]")
+        return
+    if not isinstance(data, dict):
+        return
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    for key, value in data.items():
+        field = fields.get(key)
+        if field is None:
+            yield place, key, list(fields)
+            continue
+        for inner in _models_in(field.annotation):
+            yield from _unknown(inner, value, f"{place}.{key}" if place else key)
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The models that a type is, or is made of."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+        return
+    for part in get_args(annotation):
+        yield from _models_in(part)
 
 
 def _first_causes(problems: list[Any]) -> list[Any]:

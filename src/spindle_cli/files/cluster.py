@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from spindle_cli.files.artifact import A_NUMBER, Artifact, Model
+from spindle_cli.files.artifact import A_NUMBER, Artifact, Model, require_none_misspelt
 from spindle_cli.files.links import GroupLinks as GroupLinks
 from spindle_cli.files.links import Link as Link
 from spindle_cli.files.links import Links as Links
@@ -133,6 +133,17 @@ class Cluster(Artifact):
     links: Links
     backend: Backend | None = None
     co2_grams_per_kwh: Annotated[float, Field(ge=0, le=MAX_CO2_GRAMS_PER_KWH), A_NUMBER] | None = None
+
+    @classmethod
+    def from_data(cls, data: Any, *, where: str) -> Cluster:
+        """As of every file; a misspelt key is refused, too, as people write these files.
+
+        Raises:
+            InputError: of another kind or version, with a wrong value, or with a misspelt key.
+        """
+        cluster = super().from_data(data, where=where)
+        require_none_misspelt(cls, data, where=where)
+        return cluster
 
     @model_validator(mode="after")
     def _cpus_or_gpus(self) -> Cluster:
