@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
+from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.problem import MemoryFallback, make_problem
 from spindle_cli.plan.search.memory_fallback import (
     describe,
@@ -70,12 +71,12 @@ def test_each_degree_splits_the_metaops_with_most_parameters_then_all() -> None:
         split(net("b/m", 2, 1, param_bytes_per_op=4 * MIB), 4),
         split(net("c/m", 1, 1, param_bytes_per_op=2 * MIB), 2),
     )
-    found = splits(profile, cluster_of(4))
+    found = splits(profile, cluster_of(4), ONE_TYPE)
     heavy, everything = frozenset({"b/m"}), frozenset({"a/m", "b/m", "c/m"})
     fallbacks = [(tight.fallback.least_tp, tight.fallback.split) for tight in found]
     assert len(fallbacks) == 5
     assert set(fallbacks) == {(1, frozenset()), (2, heavy), (2, everything), (4, heavy), (4, everything)}
-    bounds = [tight.bound.lower_bound_s for tight in found]
+    bounds = [tight.posed.lower_bound_s for tight in found]
     assert bounds == sorted(bounds)
 
 

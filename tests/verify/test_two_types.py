@@ -68,15 +68,17 @@ def test_a_plan_for_two_types_trains_the_same_model(folder: Path) -> None:
 
 
 @pytest.mark.processes
-def test_micro_batches_over_two_types_train_the_same_model(folder: Path) -> None:
+def test_micro_batches_over_two_types_that_share_out_parameters_train_the_same_model(folder: Path) -> None:
     merged = ("--merge", folder / "new.json", "--merge", folder / "old.json")
     assert run_spindle("profile", *merged, "-o", folder / "both.json").code == 0
     tasks = {metaop["task"] for metaop in json.loads((folder / "both.json").read_text())["metaops"]}
     counts = [text for task in tasks - {"spread"} for text in ("--micro-batches", f"{task}=2")]
     plan = ("plan", folder / "both.json", "--cluster", folder / "cluster.yaml", "--strategy", "sequential")
-    ended = run_spindle(*plan, *counts, "-o", folder / "cut.yaml")
+    ended = run_spindle(*plan, *counts, "--shard", "layers=parameters", "-o", folder / "cut.yaml")
     assert ended.code == 0, ended.err
-    pieces = [piece for piece in read_plan(folder / "cut.yaml").slices if piece.micro_batches == 2]
+    made = read_plan(folder / "cut.yaml")
+    assert made.sharding == {"layers": "parameters"}
+    pieces = [piece for piece in made.slices if piece.micro_batches == 2]
     assert {(piece.micro_batch, piece.rows) for piece in pieces} == {(0, (0, 6, 8)), (1, (0, 6, 8))}
     verified = run_spindle("verify", folder / "cut.yaml", "--dtype", "float64", "--steps", 2)
     assert verified.code == 0, verified.out + verified.err

@@ -95,7 +95,7 @@ def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
         return _plan_on_one_type(profile, cluster, asked)
     if asked.strategy in ON_ONE_TYPE and are_alike(profile):
         return with_types(_plan_on_one_type(profile, as_one_type(cluster), asked), profile, cluster)
-    require_possible(profile, cluster, asked.sharding, offload=bool(asked.offload))
+    require_possible(profile, cluster, offload=bool(asked.offload))
     return _plan_on_types(profile, cluster, asked)
 
 
@@ -157,15 +157,14 @@ def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     """The plan of a step that runs all tasks, on devices of several types."""
     problem = make_mixed_problem(profile, cluster)
     bound = mixed_bound(problem)
-    found = find_on_types(problem, asked, bound)
-    if found is None and asked.micro_batches:
+    found = find_on_types(profile, cluster, asked, bound)
+    if found is None and (asked.micro_batches or asked.sharding):
         raise no_plan_as_asked(profile, cluster, asked)
     if found is None:
         raise NoPlanError(
             f"no plan fits the memory of {cluster.name!r}, neither in micro-batches nor with every op "
-            "recomputed",
-            hint="Plan for more devices, for devices with more memory, or for those of one type, whose plans "
-            "may share out parameters.",
+            "recomputed, layers split and parameters shared out",
+            hint="Plan for more devices, or for devices with more memory.",
         )
     bounds = Bounds(bound.lower_bound_s, mixed_lower_bound_any_s(problem))
     return plan_of(profile, cluster, asked.strategy, found, bounds)

@@ -10,6 +10,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster, NodeGroup
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.asked import Asked
+from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.placing.placement import BALANCED, WEIGHTS
@@ -44,7 +45,9 @@ def no_plan_as_asked(profile: Profile, cluster: Cluster, asked: Asked) -> NoPlan
         said.append("this sharding: " + ", ".join(f"{level} of {key}" for key, level in levels))
     if not said:
         return no_fit(profile, cluster)
-    way_out = way_out_by_sharding(profile, cluster) if asked.sharding else None
+    way_out = None
+    if asked.sharding and not cluster.is_mixed:
+        way_out = way_out_by_sharding(profile, cluster)
     return NoPlanError(
         f"no plan fits {cluster.name!r} with {' and '.join(said)}",
         hint=f"It would fit with {way_out}."
@@ -132,7 +135,9 @@ def fits(profile: Profile, cluster: Cluster) -> bool:
             return False
         if any(best_placed(problem, draft, (*WEIGHTS[:1], BALANCED), 0) for draft in _drafts(problem)):
             return True
-    return any(fits_shared_out(profile, cluster, each) for each in shardings_to_try(profile, cluster))
+    return any(
+        fits_shared_out(profile, cluster, each) for each in shardings_to_try(profile, cluster, ONE_TYPE)
+    )
 
 
 def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) -> bool:
@@ -152,7 +157,7 @@ def fits_shared_out(profile: Profile, cluster: Cluster, sharding: ShardingOf) ->
 
 def way_out_by_sharding(profile: Profile, cluster: Cluster) -> str | None:
     """The options of `spindle plan` by which parameters could be shared out so that a plan fits."""
-    for each in shardings_to_try(profile, cluster):
+    for each in shardings_to_try(profile, cluster, ONE_TYPE):
         if fits_shared_out(profile, cluster, each):
             return " ".join(f"--shard {key}={level}" for key, level in each.items())
     return None

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import inf
 
-from spindle_cli.plan.bound.bound import Bound
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.sharding import points_on_all
+from spindle_cli.plan.bound.bound import Bound, lower_bound
 from spindle_cli.plan.pipelines.drafts import may_gain, pipelines
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, best_of, judge
 from spindle_cli.plan.search.spread import spread_out
@@ -17,6 +21,7 @@ from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
 from spindle_cli.plan.strategies.spindle import NO_SEARCH, spindle
 from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
 BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
     "sequential": sequential,
@@ -54,3 +59,50 @@ def best_judged(
 
 def _least(found: Iterable[Judged | None]) -> Judged | None:
     return min((judged for judged in found if judged is not None), key=Judged.rank, default=None)
+
+
+@dataclass(frozen=True)
+class PosedOnOneType:
+    """A problem on devices of one type (`search/posed.py`)."""
+
+    problem: Problem
+
+    @cached_property
+    def bound(self) -> Bound:
+        return lower_bound(self.problem)
+
+    @property
+    def lower_bound_s(self) -> float:
+        return self.bound.lower_bound_s
+
+    def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
+        return tuple(name for name in BASELINES if strategy in (name, "spindle"))
+
+    def by_baseline(self, strategy: StrategyName) -> Judged | None:
+        return judge(self.problem, BASELINES[strategy](self.problem))
+
+    def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
+        return best_judged(self.problem, self.bound, strategy, effort)
+
+
+class OneType:
+    """Devices of one type (`search/posed.py`)."""
+
+    def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
+        return make_problem(profile, cluster, fallback)
+
+    def posed(
+        self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
+    ) -> PosedOnOneType:
+        return PosedOnOneType(make_problem(profile, cluster, fallback))
+
+    def on_all(
+        self, metaops: Sequence[MetaOpProfile], cluster: Cluster
+    ) -> Sequence[Mapping[str, CurvePoint]]:
+        return points_on_all(metaops, cluster)
+
+    def divisor(self, cluster: Cluster) -> int:
+        return cluster.num_devices
+
+
+ONE_TYPE = OneType()

@@ -11,7 +11,7 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.best.any_number import on_any_number, told_apart
-from spindle_cli.plan.best.drafts import best_judged
+from spindle_cli.plan.best.drafts import ONE_TYPE, best_judged
 from spindle_cli.plan.best.experts import with_experts
 from spindle_cli.plan.best.micro_batches import (
     MicroBatched,
@@ -92,7 +92,7 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
     best, all_fit = best_judged(problem, bound, strategy, effort)
     note = None
     if best is None or not all_fit:
-        tight = with_fallback(profile, cluster, strategy, effort)
+        tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE)
         if tight is not None and (best is None or tight[0].rank() < best.rank()):
             best, problem, note = tight
     if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
@@ -169,7 +169,7 @@ class OneTypeCutPlanner:
         return in_micro_batches(self.profile, counts, self.cluster)
 
     def quickly(self, cut: MicroBatched) -> Judged | None:
-        one = least_fallback(cut.one, self.cluster, self.strategy, recomputes=False)
+        one = least_fallback(cut.one, self.cluster, self.strategy, ONE_TYPE, recomputes=False)
         return None if one is None else one.judged
 
     def searched(self, cut: MicroBatched) -> Found | None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.asked import Asked, gives_up_memory
+from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.find import (
+    CutPlanner,
     Found,
     OneTypeCutPlanner,
     find,
@@ -15,6 +17,7 @@ from spindle_cli.plan.best.find import (
     in_best_micro_batches,
 )
 from spindle_cli.plan.best.find_sharded import in_best_sharding, quick_sharding
+from spindle_cli.plan.search.posed import Posing
 from spindle_cli.profile.types import Profile
 
 
@@ -41,17 +44,36 @@ def _with_room(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
     strategy, effort = asked.strategy, asked.effort
     shared_out = profile.sharded(asked.sharding or {})
     found = _in_memory(shared_out, cluster, asked)
-    if (found is not None and not found.is_short) or profile.task_sets:
+    planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
+    return found if profile.task_sets else with_less(profile, cluster, asked, found, planner, ONE_TYPE)
+
+
+def with_less(
+    profile: Profile,
+    cluster: Cluster,
+    asked: Asked,
+    found: Found | None,
+    planner: CutPlanner,
+    posing: Posing,
+) -> Found | None:
+    """The best plan; where memory is short also of those that cut batches and share out parameters.
+
+    Args:
+        found: the best of whole batches, or of the micro-batches asked for, with what is to be shared out.
+        planner: of micro-batches, with the same shared out.
+    """
+    if found is not None and not found.is_short:
         return found
+    strategy = asked.strategy
+    shared_out = profile.sharded(asked.sharding or {})
     may_share = asked.sharding is None or asked.shares_out_more
     quick = None
     if may_share:
-        quick = quick_sharding(profile, cluster, strategy, asked.micro_batches, asked.sharding)
+        quick = quick_sharding(profile, cluster, strategy, posing, asked.micro_batches, asked.sharding)
     if asked.micro_batches is None:
-        planner = OneTypeCutPlanner(shared_out, cluster, strategy, effort)
-        found = in_best_micro_batches(shared_out, cluster.num_devices, planner, found, quick)
+        found = in_best_micro_batches(shared_out, posing.divisor(cluster), planner, found, quick)
     if quick is not None and (found is None or found.is_short):
-        found = in_best_sharding(quick, strategy, effort, found, is_asked=asked.sharding is not None)
+        found = in_best_sharding(quick, strategy, asked.effort, found, is_asked=asked.sharding is not None)
     return found
 
 

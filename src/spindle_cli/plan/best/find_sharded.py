@@ -12,17 +12,16 @@ from dataclasses import dataclass, replace
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.plan.best.drafts import BASELINES, best_judged
 from spindle_cli.plan.best.find import KEPT_LESS, NEAR, Found
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import describe, on_all_devices, shardings_to_try
-from spindle_cli.plan.bound.bound import lower_bound
-from spindle_cli.plan.problem import MemoryFallback, make_problem
-from spindle_cli.plan.search.judge import Judged, judge
+from spindle_cli.plan.problem import MemoryFallback
+from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, recomputing
 from spindle_cli.plan.search.memory_fallback import describe as describe_fallback
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -56,6 +55,7 @@ def quick_sharding(
     profile: Profile,
     cluster: Cluster,
     strategy: StrategyName,
+    posing: Posing,
     micro_batches: Mapping[str, int] | None = None,
     asked: ShardingOf | None = None,
 ) -> QuickSharding | None:
@@ -66,10 +66,10 @@ def quick_sharding(
         asked: what is to be shared out; None: what memory asks for.
     """
     found: list[QuickSharding] = []
-    for sharding in shardings_to_try(profile, cluster) if asked is None else [asked]:
+    for sharding in shardings_to_try(profile, cluster, posing) if asked is None else [asked]:
         gathers = Sharding.PARAMETERS in sharding.values()
         if gathers or not found or _shows_gathers(min(found, key=QuickSharding.rank)):
-            one = _quick(profile.sharded(sharding), cluster, strategy, micro_batches)
+            one = _quick(profile.sharded(sharding), cluster, strategy, posing, micro_batches)
             found += [] if one is None else [one]
     return min(found, key=QuickSharding.rank, default=None)
 
@@ -100,42 +100,51 @@ def _shows_gathers(quick: QuickSharding) -> bool:
 
 
 def _quick(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, micro_batches: Mapping[str, int] | None
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    micro_batches: Mapping[str, int] | None,
 ) -> QuickSharding | None:
     """Of whole batches if these fit without giving up anything; else the better one of those that recompute
     activations and those of micro-batches, which recompute where they have to; None if nothing fits.
     """
     found: list[QuickSharding] = []
     if not micro_batches:
-        whole = _Trial(on_all_devices(profile, cluster), cluster, strategy)
+        whole = _Trial(on_all_devices(profile, cluster), cluster, strategy, posing)
         found += whole.at(0) or whole.least_recomputing()
         if found and not found[0].tight.fallback.recompute and not found[0].tight.fallback.offload:
             return found[0]
-    cuts = list(_cuts(profile, cluster, micro_batches))
-    found += _best_cut(cuts, strategy, recomputes=False) or _best_cut(cuts, strategy, recomputes=True)
+    cuts = list(_cuts(profile, cluster, strategy, posing, micro_batches))
+    found += _best_cut(cuts, recomputes=False) or _best_cut(cuts, recomputes=True)
     return min(found, key=QuickSharding.rank, default=None)
 
 
 def _cuts(
-    profile: Profile, cluster: Cluster, micro_batches: Mapping[str, int] | None
-) -> Iterator[MicroBatched]:
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    micro_batches: Mapping[str, int] | None,
+) -> Iterator[tuple[MicroBatched, _Trial]]:
     """Ever more micro-batches, or those that there have to be."""
     wanted = [micro_batches] if micro_batches is not None else []
     if micro_batches is None:
-        wanted += [micro_batches_for(profile, times, cluster.num_devices) for times in KEPT_LESS]
+        wanted += [micro_batches_for(profile, times, posing.divisor(cluster)) for times in KEPT_LESS]
     for number, counts in enumerate(wanted):
         if counts and counts not in wanted[:number]:
             try:
-                yield in_micro_batches(profile, counts, cluster)
+                cut = in_micro_batches(profile, counts, cluster, posing.problem)
+                trial = _Trial(cut.one, cluster, strategy, posing)
             except NoPlanError:  # shares of so few samples have no allocation on all devices
                 continue
+            yield cut, trial
 
 
-def _best_cut(cuts: list[MicroBatched], strategy: StrategyName, *, recomputes: bool) -> list[QuickSharding]:
+def _best_cut(cuts: list[tuple[MicroBatched, _Trial]], *, recomputes: bool) -> list[QuickSharding]:
     """The best one, as long as more micro-batches gain."""
     best: QuickSharding | None = None
-    for cut in cuts:
-        trial = _Trial(cut.one, cut.cluster, strategy)
+    for cut, trial in cuts:
         for one in trial.least_recomputing() if recomputes else trial.at(0):
             judged = in_rounds(cut, one.judged)
             if judged is None:
@@ -149,15 +158,14 @@ def _best_cut(cuts: list[MicroBatched], strategy: StrategyName, *, recomputes: b
 class _Trial:
     """A profile whose MetaOps have been cut to all devices, by one baseline's schedule."""
 
-    def __init__(self, profile: Profile, cluster: Cluster, strategy: StrategyName) -> None:
-        problem = make_problem(profile, cluster)
-        self._plain = TightProblem(MemoryFallback(), problem, lower_bound(problem))
-        self._baseline = BASELINES["sequential" if strategy == "spindle" else strategy]
+    def __init__(self, profile: Profile, cluster: Cluster, strategy: StrategyName, posing: Posing) -> None:
+        self._plain = TightProblem(MemoryFallback(), posing.posed(profile, cluster), posing)
+        self._baseline: StrategyName = "sequential" if strategy == "spindle" else strategy
 
     def at(self, step: int) -> list[QuickSharding]:
         """The plan with `step` of `STEPS` of all activations recomputed, if it fits."""
         tight = recomputing(self._plain, step) if step else self._plain
-        judged = None if tight is None else judge(tight.problem, self._baseline(tight.problem))
+        judged = None if tight is None else tight.posed.by_baseline(self._baseline)
         return [] if tight is None or judged is None else [QuickSharding(judged, tight)]
 
     def least_recomputing(self) -> list[QuickSharding]:
@@ -182,7 +190,7 @@ def _searched(quick: QuickSharding, strategy: StrategyName, effort: int) -> Foun
     )
     longer: Judged | None = None
     if free_s > WORTH_A_SEARCH * problem.serial_s:
-        longer, _ = best_judged(problem, quick.tight.bound, strategy, effort)
+        longer, _ = quick.tight.posed.best(strategy, effort)
     found: list[Judged | None]
     if quick.cut is not None:
         found = [quick.judged, None if longer is None else in_rounds(quick.cut, longer)]

@@ -4,10 +4,10 @@ them runs where they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from spindle_cli.costs.memory import op_param_bytes, parameter_block
 from spindle_cli.costs.parameters.sharded import moved_in_passes
@@ -15,7 +15,9 @@ from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.plan.problem import Point
 from spindle_cli.plan.search.memory_fallback import heaviest
+from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.slices import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
 
@@ -28,7 +30,7 @@ def key_of(metaop: MetaOpProfile) -> str:
     return metaop.parameters or metaop.name
 
 
-def shardings_to_try(profile: Profile, cluster: Cluster) -> list[dict[str, Sharding]]:
+def shardings_to_try(profile: Profile, cluster: Cluster, posing: Posing) -> list[dict[str, Sharding]]:
     """What may help where memory is short: the parameters of the heaviest components, those of all, and the
     gradients of all.
 
@@ -37,7 +39,7 @@ def shardings_to_try(profile: Profile, cluster: Cluster) -> list[dict[str, Shard
     """
     if not profile.optimizer_state_sharded or cluster.num_devices == 1:
         return []
-    possible = [key for key, metaops in _users(profile).items() if _degrees(metaops, cluster)]
+    possible = [key for key, metaops in _users(profile).items() if posing.on_all(metaops, cluster)]
     sizes = {key: size for key, size in _sizes(profile).items() if key in possible}
     largest = heaviest({key: size.num_bytes for key, size in sizes.items()}, HEAVIEST_SHARE)
     found = [
@@ -55,24 +57,49 @@ def on_all_devices(profile: Profile, cluster: Cluster) -> Profile:
     Raises:
         NoPlanError: there is none.
     """
-    if not any(level.is_by_pass for level in profile.sharding.values()):
+    if cluster.is_mixed:  # of several types the problem says it, as they cut batches by their speeds
         return profile
-    chosen: dict[str, CurvePoint] = {}
+    chosen = chosen_on_all(profile, cluster, points_on_all)
+    if not chosen:
+        return profile
+    metaops = [
+        each.model_copy(update={"curve": (chosen[each.name],)}) if each.name in chosen else each
+        for each in profile.metaops
+    ]
+    return profile.with_metaops(metaops)
+
+
+Allocation = TypeVar("Allocation", CurvePoint, Point)
+
+
+def chosen_on_all(
+    profile: Profile,
+    cluster: Cluster,
+    on_all: Callable[[Sequence[MetaOpProfile], Cluster], Sequence[Mapping[str, Allocation]]],
+) -> dict[str, Allocation]:
+    """By name, the allocation of each MetaOp whose component a profile shares out: on all devices, split as
+    is fastest for the component with all that it gathers and scatters.
+
+    Args:
+        on_all: as `Posing` has it.
+
+    Raises:
+        NoPlanError: there is none.
+    """
+    chosen: dict[str, Allocation] = {}
+    if not any(level.is_by_pass for level in profile.sharding.values()):
+        return chosen
     for key, metaops in _users(profile).items():
         if not profile.sharding.get(key, Sharding.OPTIMIZER).is_by_pass:
             continue
-        degrees = _degrees(metaops, cluster)
+        degrees = on_all(metaops, cluster)
         if not degrees:
             raise _not_on_all(key, metaops, cluster)
         seconds = [
             sum(_seconds(each, points[each.name], cluster, profile) for each in metaops) for points in degrees
         ]
         chosen |= degrees[seconds.index(min(seconds))]
-    metaops = [
-        each.model_copy(update={"curve": (chosen[each.name],)}) if each.name in chosen else each
-        for each in profile.metaops
-    ]
-    return profile.with_metaops(metaops)
+    return chosen
 
 
 def _users(profile: Profile) -> dict[str, list[MetaOpProfile]]:
@@ -106,9 +133,9 @@ def _sizes(profile: Profile) -> dict[str, _Size]:
     return found
 
 
-def _degrees(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, CurvePoint]]:
+def points_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, CurvePoint]]:
     """For each degree of tensor parallelism with which all of these run on all devices, their points by name;
-    the least degree first.
+    the least degree first. Of one type of device.
     """
     count = cluster.num_devices
     of_each = [{point.tp: point for point in each.curve if point.num_devices == count} for each in metaops]
@@ -120,7 +147,7 @@ def _degrees(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[st
     ]
 
 
-def _seconds(metaop: MetaOpProfile, point: CurvePoint, cluster: Cluster, profile: Profile) -> float:
+def _seconds(metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluster, profile: Profile) -> float:
     """Of all ops on all devices, with what is gathered and scattered."""
     whole = Slice.model_construct(
         metaop=metaop.name,

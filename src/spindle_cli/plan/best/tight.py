@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.drafts import BASELINES, best_judged
 from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged, judge
+from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
+from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -20,26 +20,26 @@ MORE_STEPS = (1, 2, 4)
 
 
 def with_fallback(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: Posing
 ) -> tuple[Judged, Problem, str | None] | None:
     """The best plan of those that give up speed for memory, with what it says of that; None if none fits."""
-    best = least_fallback(profile, cluster, strategy)
+    best = least_fallback(profile, cluster, strategy, posing)
     if best is None:
         return None
     tight = best.tight
-    searched, _ = best_judged(tight.problem, tight.bound, strategy, effort)
+    searched, _ = tight.posed.best(strategy, effort)
     found = searched or best.judged
     return found, tight.problem, describe(tight.fallback, found.slices)
 
 
 def least_fallback(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, *, recomputes: bool = True
+    profile: Profile, cluster: Cluster, strategy: StrategyName, posing: Posing, *, recomputes: bool = True
 ) -> TightPlan | None:
     """The best of quick searches. Without `recomputes` layers may be split alone."""
     found: list[TightPlan] = []
-    for split in splits(profile, cluster):
+    for split in splits(profile, cluster, posing):
         fastest_s = min((plan.judged.prediction.iteration_s for plan in found), default=inf)
-        if len(found) == SPLITS_COMPARED or split.bound.lower_bound_s >= fastest_s:
+        if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s:
             break
         least = _least_recomputing(split, strategy) if recomputes else _recomputing(split, 0, strategy)
         if least is not None:
@@ -70,7 +70,7 @@ def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> Tigh
     tight = recomputing(split, step)
     if tight is None:
         return None
-    judged, _ = best_judged(tight.problem, tight.bound, strategy, NO_SEARCH)
+    judged, _ = tight.posed.best(strategy, NO_SEARCH)
     return None if judged is None else TightPlan(judged, tight, step)
 
 
@@ -93,7 +93,6 @@ def _fits(split: TightProblem, step: int, strategy: StrategyName) -> bool:
     tight = recomputing(split, step)
     if tight is None:
         return False
-    baselines = (baseline for name, baseline in BASELINES.items() if strategy in (name, "spindle"))
-    if any(judge(tight.problem, baseline(tight.problem)) is not None for baseline in baselines):
+    if any(tight.posed.by_baseline(name) is not None for name in tight.posed.baselines(strategy)):
         return True
-    return best_judged(tight.problem, tight.bound, strategy, NO_SEARCH)[0] is not None
+    return tight.posed.best(strategy, NO_SEARCH)[0] is not None

@@ -20,12 +20,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spindle_cli.costs.parameters.sharded import level_of
 from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
-from spindle_cli.plan.mixed.cutting.allocations import groups_of_type
+from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type
 from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.mixed.pricing import Column, Pricing
-from spindle_cli.plan.problem import Problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
 
 MOST_ROUNDS = 40
 # Generating ends where the bound is this close to the program's optimum.
@@ -60,13 +61,18 @@ class _Solved:
     broken: float
 
 
-def mixed_bound(problem: Problem) -> MixedBound:
+def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> MixedBound:
     """Solve the program of this module. Deterministic.
+
+    What runs on all devices that share out its parameters has that allocation alone.
+
+    Args:
+        fallback: by which MetaOps are split in the problem.
 
     Raises:
         SolverError: the solver failed (never for a valid problem).
     """
-    generator = _Generator(problem)
+    generator = _Generator(problem, fallback or MemoryFallback())
     columns = [
         [
             Column(point.op_s, tuple(map(float, point.counts or ())))
@@ -103,22 +109,32 @@ def mixed_bound(problem: Problem) -> MixedBound:
 class _Generator:
     """The cheapest allocation of each node by any prices."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, fallback: MemoryFallback) -> None:
         cluster = problem.cluster
         known: dict[tuple[int, bool], list[Pricing]] = {}
         self._of_node: list[list[Pricing]] = []
+        self._only: dict[int, Column] = {}
         for node in problem.nodes:
             metaop = node.metaop
+            if level_of(metaop, problem.profile.sharding).is_by_pass:
+                (point,) = node.points
+                self._only[node.index] = Column(point.op_s, tuple(map(float, point.counts or ())))
+                self._of_node.append([])
+                continue
+            least_tp = fallback.least_tp if metaop.name in fallback.split else 1
             recompute = node.points[0].recompute
             own = known.get((id(metaop), recompute))
             if own is None:
+                degrees = degrees_of(metaop, cluster, least_tp)
                 own = known[id(metaop), recompute] = [
                     Pricing(times, [groups_of_type(cluster, kind, times.tp) for kind in cluster.types])
-                    for times in share_times(metaop, cluster, recompute=recompute)
+                    for times in share_times(metaop, cluster, recompute=recompute, degrees=degrees)
                 ]
             self._of_node.append(own)
 
     def cheapest(self, node: int, prices: Sequence[float], flow: float) -> Column:
+        if node in self._only:
+            return self._only[node]
         found = [pricing.cheapest(prices, flow) for pricing in self._of_node[node]]
         columns = [column for column in found if column is not None]
         return min(columns, key=lambda column: column.cost(prices, flow))

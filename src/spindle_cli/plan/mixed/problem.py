@@ -5,30 +5,63 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.mixed.cutting.allocations import allocations, recomputing
+from spindle_cli.plan.best.sharding import chosen_on_all
+from spindle_cli.plan.mixed.cutting.allocations import allocations, on_all_devices, recomputing
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem, make_problem
 from spindle_cli.profile.types import MetaOpProfile, Profile
 
 
-def make_mixed_problem(profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
+class KnownAllocations:
+    """Allocations on one cluster that have been worked out for some problem: MetaOps of others that are made
+    of the same profile have the same curves and shares.
+    """
+
+    def __init__(self) -> None:
+        # By identities, and with what these are of, so that nothing else gets them.
+        self._known: dict[tuple[int, int, int, int], tuple[MetaOpProfile, tuple[Point, ...]]] = {}
+
+    def of(self, metaop: MetaOpProfile, cluster: Cluster, least_tp: int) -> tuple[Point, ...]:
+        """As `allocations` has them."""
+        key = metaop.batch_size, id(metaop.curve), id(metaop.shares), least_tp
+        if key not in self._known:
+            self._known[key] = metaop, self._alike(metaop, least_tp) or allocations(metaop, cluster, least_tp)
+        return self._known[key][1]
+
+    def _alike(self, metaop: MetaOpProfile, least_tp: int) -> tuple[Point, ...] | None:
+        """Of a MetaOp with equal curves."""
+        wanted = metaop.batch_size, metaop.curve, metaop.shares
+        for (*_, known_tp), (other, points) in self._known.items():
+            if known_tp == least_tp and wanted == (other.batch_size, other.curve, other.shares):
+                return points
+        return None
+
+
+def make_mixed_problem(
+    profile: Profile,
+    cluster: Cluster,
+    fallback: MemoryFallback | None = None,
+    known: KnownAllocations | None = None,
+) -> Problem:
     """The problem; each node's points are `allocations`, the fastest last.
 
     Args:
         profile: as the cluster's types see it (`profile/mixed/seen.py`).
-        fallback: which ops are recomputed; layers are split where that is fastest alone.
+        fallback: which ops are recomputed, and which MetaOps are split. What it says of host memory says
+            nothing here.
+        known: from other problems on this cluster.
 
     Raises:
-        NoPlanError: a MetaOp has no allocation.
+        NoPlanError: a MetaOp has no allocation, or none on all devices with which it shares out parameters.
     """
-    known: list[tuple[object, tuple[Point, ...]]] = []
+    fallback = fallback or MemoryFallback()
+    known = known or KnownAllocations()
+    on_all = chosen_on_all(profile, cluster, on_all_devices)
 
     def points(metaop: MetaOpProfile) -> tuple[Point, ...]:
-        key = metaop.batch_size, metaop.curve, metaop.shares
-        for other, own in known:
-            if other == key:
-                return own
-        known.append((key, allocations(metaop, cluster)))
-        return known[-1][1]
+        if metaop.name in on_all:
+            return (on_all[metaop.name],)
+        least_tp = fallback.least_tp if metaop.name in fallback.split else 1
+        return known.of(metaop, cluster, least_tp)
 
     problem = make_problem(profile, cluster, fallback)
     nodes = []

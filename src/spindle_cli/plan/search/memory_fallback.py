@@ -17,8 +17,8 @@ from spindle_cli.costs.offload import hidden_share
 from spindle_cli.costs.parameters.update import optimizer_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.bound.bound import Bound, lower_bound
-from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.units import counted
@@ -33,23 +33,28 @@ HOST_SHARE = 0.8
 
 @dataclass(frozen=True)
 class TightProblem:
-    """A problem under some memory fallback, with its bound."""
+    """A problem under some memory fallback. `posing`: what makes others like it."""
 
     fallback: MemoryFallback
-    problem: Problem
-    bound: Bound
+    posed: Posed
+    posing: Posing
+
+    @property
+    def problem(self) -> Problem:
+        """As it is posed."""
+        return self.posed.problem
 
 
-def splits(profile: Profile, cluster: Cluster) -> list[TightProblem]:
+def splits(profile: Profile, cluster: Cluster, posing: Posing) -> list[TightProblem]:
     """Every split that there is, also none, by their lower bounds; nothing is recomputed yet."""
     found: list[TightProblem] = []
     for fallback in _splits(profile):
         try:
-            problem = make_problem(profile, cluster, fallback)
+            posed = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
             continue
-        found.append(TightProblem(fallback, problem, lower_bound(problem)))
-    return sorted(found, key=lambda tight: tight.bound.lower_bound_s)
+        found.append(TightProblem(fallback, posed, posing))
+    return sorted(found, key=lambda tight: tight.posed.lower_bound_s)
 
 
 def _splits(profile: Profile) -> Iterator[MemoryFallback]:
@@ -65,10 +70,10 @@ def recomputing(tight: TightProblem, step: int) -> TightProblem | None:
     profile, cluster = tight.problem.profile, tight.problem.cluster
     recompute, offload = given_up(profile, cluster, step / STEPS)
     fallback = replace(tight.fallback, recompute=recompute, offload=offload)
-    problem = make_problem(profile, cluster, fallback)
-    if least_bytes(problem) > sum(cluster.usable_bytes):
+    posed = tight.posing.posed(profile, cluster, fallback)
+    if least_bytes(posed.problem) > sum(cluster.usable_bytes):
         return None
-    return TightProblem(fallback, problem, lower_bound(problem))
+    return TightProblem(fallback, posed, tight.posing)
 
 
 def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:

@@ -20,14 +20,17 @@ COARSE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MOST_FINE_TYPES = 2
 
 
-def allocations(metaop: MetaOpProfile, cluster: Cluster) -> tuple[Point, ...]:
+def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[Point, ...]:
     """Those that none beats which has as many devices of each type or fewer: the fastest last.
+
+    Args:
+        least_tp: degree of tensor parallelism, if the MetaOp has as much anywhere in a node.
 
     Raises:
         NoPlanError: there is none.
     """
     found: list[Point] = []
-    for times in share_times(metaop, cluster):
+    for times in share_times(metaop, cluster, degrees=degrees_of(metaop, cluster, least_tp)):
         cutter = Cutter(times)
         for counts in _counts(metaop, cluster, times.tp):
             samples = cutter.cut(counts)
@@ -45,6 +48,37 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster) -> tuple[Point, ...]:
         if not any(_is_within(other.counts or (), point.counts or ()) for other in kept):
             kept.append(point)
     return tuple(reversed(kept))
+
+
+def degrees_of(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[int, ...]:
+    """Degrees of tensor parallelism of at least so much, or the largest that the cluster's nodes have room
+    for; ascending.
+    """
+    known = sorted({share.tp for share in metaop.shares} | {point.tp for point in metaop.curve})
+    room = [tp for tp in known if any(groups_of_type(cluster, kind, tp) for kind in cluster.types)]
+    least = min(least_tp, max(room, default=1))
+    return tuple(tp for tp in known if tp >= least)
+
+
+def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, Point]]:
+    """For each degree of tensor parallelism with which all of these run on all devices, their allocations by
+    name, each batch cut so that its shares end together; the least degree first.
+    """
+    found: list[dict[str, Point]] = []
+    common = set.intersection(*(set(degrees_of(each, cluster)) for each in metaops))
+    for tp in sorted(common):
+        counts = tuple(groups_of_type(cluster, kind, tp) for kind in cluster.types)
+        if tp * sum(counts) < cluster.num_devices:
+            continue
+        points: dict[str, Point] = {}
+        for metaop in metaops:
+            (times,) = share_times(metaop, cluster, degrees=(tp,))
+            samples = Cutter(times).cut(counts)
+            point = None if samples is None else point_of_cut(times, counts, samples)
+            points |= {} if point is None else {metaop.name: point}
+        if len(points) == len(metaops):
+            found.append(points)
+    return found
 
 
 def _is_within(counts: Sequence[int], others: Sequence[int]) -> bool:

@@ -1,0 +1,110 @@
+"""Problems on devices of several types, and how plans of them are found (`search/posed.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from spindle_cli.errors import NoPlanError
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.mixed.baselines import baseline
+from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
+from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
+from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
+from spindle_cli.plan.mixed.search import search
+from spindle_cli.plan.problem import MemoryFallback, Point, Problem
+from spindle_cli.plan.schedule import Draft
+from spindle_cli.plan.search.judge import Judged, best_of, judge
+from spindle_cli.plan.search.listing import to_pieces
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import MetaOpProfile, Profile
+
+# What `spindle` compares itself with.
+BASELINES: tuple[StrategyName, ...] = ("sequential", "dp-even", "dp-flops")
+BASE_EFFORT = 12_000
+
+
+@dataclass(frozen=True)
+class PosedOnTypes:
+    """A problem on devices of several types.
+
+    Attributes:
+        fallback: what it gives up for memory.
+    """
+
+    problem: Problem
+    fallback: MemoryFallback = field(default_factory=MemoryFallback)
+
+    @cached_property
+    def bound(self) -> MixedBound:
+        return mixed_bound(self.problem, self.fallback)
+
+    @property
+    def lower_bound_s(self) -> float:
+        return self.bound.lower_bound_s
+
+    def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
+        return BASELINES if strategy == "spindle" else (strategy,)
+
+    def by_baseline(self, strategy: StrategyName) -> Judged | None:
+        """None also where one of several baselines has no plan here, which is no reason to have none."""
+        draft = self._draft_of(strategy)
+        return None if draft is None else judge(self.problem, draft)
+
+    def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
+        """Of more effort the schedules of more searches, with NO_SEARCH those of none.
+
+        Raises:
+            NoPlanError: the strategy has no plan on these types.
+        """
+        if strategy != "spindle":
+            found: list[Judged | None] = [judge(self.problem, baseline(self.problem, strategy))]
+        else:
+            found = self._by_baselines()
+            efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
+            for level, jobs_tried in enumerate(efforts or [0]):
+                schedules = search(self.problem, self.bound, jobs_tried, seed=level)
+                drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
+                found += best_of(self.problem, drafts, with_care=effort != NO_SEARCH)
+        all_fit = all(judged is not None and not judged.is_apart for judged in found)
+        fitting = [judged for judged in found if judged is not None]
+        return min(fitting, key=Judged.rank, default=None), all_fit
+
+    def _by_baselines(self) -> list[Judged | None]:
+        found: list[Judged | None] = []
+        for name in BASELINES:
+            draft = self._draft_of(name)
+            if draft is not None:
+                found += [judge(self.problem, draft), judge(self.problem, Draft("spindle", draft.pieces))]
+        return found
+
+    def _draft_of(self, name: StrategyName) -> Draft | None:
+        try:
+            return baseline(self.problem, name)
+        except NoPlanError:
+            return None
+
+
+class SeveralTypes:
+    """Devices of several types, of one cluster."""
+
+    def __init__(self) -> None:
+        self._known = KnownAllocations()
+
+    def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
+        return make_mixed_problem(profile, cluster, fallback, self._known)
+
+    def posed(
+        self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
+    ) -> PosedOnTypes:
+        fallback = fallback or MemoryFallback()
+        return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+
+    def on_all(self, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> Sequence[Mapping[str, Point]]:
+        return on_all_devices(metaops, cluster)
+
+    def divisor(self, cluster: Cluster) -> int:  # noqa: ARG002 - as of one type
+        """Devices of several types share no batch equally."""
+        return 1

@@ -1,0 +1,61 @@
+"""Problems with how plans of them are found: on devices of one type, or of several. What gives up speed for
+memory asks no more of either than this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import MemoryFallback, Point, Problem
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile
+
+
+class Posed(Protocol):
+    """A problem, and how plans of it are found."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def lower_bound_s(self) -> float:
+        """Seconds that no schedule of it is shorter than."""
+        ...
+
+    def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
+        """Of the strategies that search nothing, those whose plans a strategy considers."""
+        ...
+
+    def by_baseline(self, strategy: StrategyName) -> Judged | None:
+        """The plan of one of them; None: it does not fit."""
+        ...
+
+    def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
+        """The best plan that fits, or None; and whether memory stood in no draft's way."""
+        ...
+
+
+class Posing(Protocol):
+    """Makes problems of profiles."""
+
+    def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
+        """Raises NoPlanError where a MetaOp has no allocation."""
+        ...
+
+    def posed(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Posed:
+        """The same, with how plans of it are found."""
+        ...
+
+    def on_all(
+        self, metaops: Sequence[MetaOpProfile], cluster: Cluster
+    ) -> Sequence[Mapping[str, CurvePoint | Point]]:
+        """For each degree of tensor parallelism with which all of these run on all devices, their allocations
+        by name; the least degree first.
+        """
+        ...
+
+    def divisor(self, cluster: Cluster) -> int:
+        """Of a micro-batch's samples, where that can be: the number of devices that share them equally."""
+        ...
