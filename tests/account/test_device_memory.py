@@ -32,6 +32,7 @@ class Optimizer:
     gradient_bytes_per_param: float = 1.0
     accumulate: int = 1
     sharding: Mapping[str, Sharding] = field(default_factory=dict)
+    shard_weights: tuple[int, ...] = ()
 
 
 def gpus(count: int) -> Cluster:

@@ -18,6 +18,7 @@ from hand_plans import (
     passes_apart,
     place,
     shared_out,
+    weighted,
     whole,
     with_sets,
 )
@@ -68,6 +69,7 @@ class Case:
     apart: int | None = None  # passes in any order, drawn by this seed
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by task; with `apart`
     sharding: Sharding | None = None  # of what runs on the same devices; with `apart`
+    weights: tuple[int, ...] = ()  # of the devices' parts of what they share out; none: equal parts
     uneven: bool = False  # shares of any size, with `apart`
     gathers: bool = False  # gradients of matrices, as rows and factors, wherever that can be
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
@@ -112,6 +114,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = gathering(plan, graph, TrainSettings(**case.train))
     if case.sharding is not None:
         plan = shared_out(plan, case.sharding)
+    if case.weights:
+        plan = weighted(plan, case.weights)
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",

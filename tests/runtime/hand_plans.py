@@ -182,6 +182,13 @@ def shared_out(plan: Plan, sharding: Sharding) -> Plan:
     return made.model_copy(update={"predicted": _with_memory(made)})
 
 
+def weighted(plan: Plan, weights: tuple[int, ...]) -> Plan:
+    """The same plan, in which devices have parts of what they share out in proportion to these."""
+    fields = {name: getattr(plan, name) for name in plan.model_fields_set}
+    made = Plan(**{**fields, "optimizer_state_sharded": True, "shard_weights": weights})
+    return made.model_copy(update={"predicted": _with_memory(made)})
+
+
 def gathering(plan: Plan, graph: WorkloadGraph, train: TrainSettings) -> Plan:
     """The same plan with the gradients of all matrices gathered that can gain by it."""
     matrices = Matrices.find(graph, train)

@@ -46,6 +46,7 @@ SHARED_OUT = (
         micro_batches={"classify": 2},
         apart=5,
         sharding=Sharding.KEPT,
+        weights=(1, 3, 2, 5),
     ),
     Case(
         "gradients-shared-out",
@@ -53,6 +54,7 @@ SHARED_OUT = (
         train={**ADAMW, "accumulate": 2},
         apart=2,
         sharding=Sharding.GRADIENTS,
+        weights=(2, 1, 7, 1),
     ),
 )
 STATE_WHOLE = Case(
@@ -90,4 +92,5 @@ SPLIT = Case(
     offload=True,
     apart=7,
     sharding=Sharding.PARAMETERS,
+    weights=(1, 2, 3, 1),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
 from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
-from spindle_cli.files.sharding import Sharding
+from spindle_cli.files.sharding import Sharding, ShardWeights
 from spindle_cli.profile.types import Matrix, MetaOp, OptimizerBytes
 
 # Parameters that are always used together: key, block, and whether tensor parallelism splits them.
@@ -66,30 +66,51 @@ def _with_matrices(metaop: MetaOp, op: int, matrices: Sequence[Matrix]) -> tuple
     return tuple(found)
 
 
+class Sharers(NamedTuple):
+    """The devices that hold a fragment of a block: how many they are, the sum of their weights, and the
+    largest weight.
+    """
+
+    number: int
+    weight: int
+    largest: int
+
+
 class Holders:
     """How many devices hold each fragment of each block of parameters."""
 
-    def __init__(self, slices: Sequence[SliceShape], blocks: Iterable[tuple[int, Block]]) -> None:
-        """`blocks`: (slice, block that it uses) of all, or of one of each kind."""
+    def __init__(
+        self, slices: Sequence[SliceShape], blocks: Iterable[tuple[int, Block]], weights: ShardWeights = ()
+    ) -> None:
+        """`blocks`: (slice, block that it uses) of all, or of one of each kind. `weights`: of each device."""
         self._slices = slices
+        self._weights = weights
         users: dict[Block, dict[int, None]] = {}
         for index, block in blocks:
             users.setdefault(block, {})[index] = None
         self._users = {block: tuple(indices) for block, indices in users.items()}
-        self._counts: dict[tuple[tuple[int, ...], bool], tuple[int, ...]] = {}
+        self._counts: dict[tuple[tuple[int, ...], bool], tuple[Sharers, ...]] = {}
 
-    def of(self, block: Block) -> tuple[int, ...]:
-        """Of each of the finest common fragments of the block, which are equal, the number of devices."""
+    def of(self, block: Block) -> tuple[Sharers, ...]:
+        """Of each of the finest common fragments of the block, which are equal, the devices that hold it."""
         key = self._users[block], block[2]
         if key not in self._counts:
             users, is_split = key
             pieces = [(self._slices[index], self._slices[index].tp if is_split else 1) for index in users]
             count = lcm(*(parts for _, parts in pieces))
             self._counts[key] = tuple(
-                len(set().union(*(piece.devices[i * parts // count :: parts] for piece, parts in pieces)))
+                self._sharers(
+                    set().union(*(piece.devices[i * parts // count :: parts] for piece, parts in pieces))
+                )
                 for i in range(count)
             )
         return self._counts[key]
+
+    def _sharers(self, devices: Collection[int]) -> Sharers:
+        if not self._weights:
+            return Sharers(len(devices), len(devices), 1)
+        weights = [self._weights[device] for device in devices]
+        return Sharers(len(weights), sum(weights), max(weights))
 
 
 @dataclass(slots=True)
@@ -105,6 +126,8 @@ class Held:
         shards: of it that the device has otherwise, as intervals of [0, 1].
         share: of the block, what the device has: the length of the union of its shards.
         owned: share of the block whose optimizer state the device has where devices share it.
+        padded: how many times as long as its gradients the buffer of their sum is at most: as if all that
+            share it had the largest range.
         summed: share whose gradients it sums with other devices.
         is_due: whether the step uses it, on any device.
         least_tp: of the slices that use it.
@@ -123,6 +146,7 @@ class Held:
     shards: set[tuple[float, float]] = field(default_factory=set)
     share: float = 0.0
     owned: float = 0.0
+    padded: float = 1.0
     summed: float = 0.0
     is_due: bool = True
     num_fragments: int = 1
@@ -196,9 +220,11 @@ class Held:
     @property
     def summed_bytes(self) -> float:
         """Trained bytes of whose gradients' sum, behind the last backward pass that adds to them, devices get
-        a range each.
+        a range each, as a buffer takes them.
         """
-        return 0.0 if self.is_by_pass or self.sharding is Sharding.NONE else self.summed * self.trained_bytes
+        if self.is_by_pass or self.sharding is Sharding.NONE:
+            return 0.0
+        return self.padded * self.summed * self.trained_bytes
 
     def state_bytes(self, usual: float, *, sharded: bool) -> float:
         """Bytes that the optimizer keeps of it on the device. `usual`: for each trained byte of what has no
@@ -208,21 +234,24 @@ class Held:
         shared = self.owned if sharded and self.sharding is not Sharding.NONE else self.share
         return self.trained_bytes * (shared * kept.state_per_param + self.share * kept.whole_state_per_param)
 
-    def divide(self, counts: Sequence[int]) -> None:
-        """Set the shares from how many devices hold each of the block's equal fragments."""
+    def divide(self, sharers: Sequence[Sharers], weight: int = 1) -> None:
+        """Set the shares from the devices that hold each of the block's equal fragments; `weight`: this one's
+        among them.
+        """
         held = (
-            counts
+            sharers
             if self.is_whole
             else [
-                count
-                for fragment, count in enumerate(counts)
-                if any(first <= (fragment + 0.5) / len(counts) < last for first, last in self.shards)
+                each
+                for fragment, each in enumerate(sharers)
+                if any(first <= (fragment + 0.5) / len(sharers) < last for first, last in self.shards)
             ]
         )
-        self.num_fragments = len(counts)
-        self.share = len(held) / len(counts)
-        self.owned = sum(1 / count for count in held) / len(counts)
-        self.summed = sum(count > 1 for count in held) / len(counts)
+        self.num_fragments = len(sharers)
+        self.share = len(held) / len(sharers)
+        self.owned = sum(weight / each.weight for each in held) / len(sharers)
+        self.padded = max((each.number * each.largest / each.weight for each in held), default=1.0)
+        self.summed = sum(each.number > 1 for each in held) / len(sharers)
 
 
 @dataclass(frozen=True)

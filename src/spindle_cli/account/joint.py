@@ -14,7 +14,7 @@ from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.types import Joint, ParameterGroup, PlacedPlan
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.files.sharding import ShardingOf, ShardWeights
 from spindle_cli.profile.types import MetaOp
 
 
@@ -81,6 +81,7 @@ class MemberPlan:
     clips_gradients: bool
     scales_losses: bool
     sharding: ShardingOf
+    shard_weights: ShardWeights
     joint: Joint | None
     member: int
 
@@ -101,6 +102,7 @@ def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
             plan.clips_gradients,
             plan.scales_losses,
             plan.sharding,
+            plan.shard_weights,
             joint,
             member,
         )

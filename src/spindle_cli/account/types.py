@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.gradient_sums import Summing
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.types import MetaOp
 
 
@@ -29,6 +29,8 @@ class StepNumbers(Protocol):
     def scales_losses(self) -> bool: ...
     @property
     def sharding(self) -> ShardingOf: ...
+    @property
+    def shard_weights(self) -> ShardWeights: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +128,10 @@ class ParameterGroup:
         share_tokens: of the largest share of what is gathered; 0 where nothing is.
         gathered_bytes: that each device has in the end of the gather.
         product_s: seconds by which the gradient takes longer to make of all factors than of a share's own.
+        weights: of each of `devices`, what its range of what they share out is in proportion to; none: the
+            ranges are equal.
+        pads_sum, pads_gather: whether unequal ranges are padded to the largest to be summed, and to be
+            gathered; else each goes by itself.
     """
 
     index: int
@@ -143,6 +149,9 @@ class ParameterGroup:
     share_tokens: int = 0
     gathered_bytes: int = 0
     product_s: float = 0.0
+    weights: tuple[int, ...] = ()
+    pads_sum: bool = False
+    pads_gather: bool = False
 
     @property
     def is_gathered(self) -> bool:
@@ -175,6 +184,7 @@ class Together:
         rounds: times that the bytes go around: 2 where each device gets all of a sum, 1 for a part of it, and
             for a gather, also of what gradients are made of.
         group: index of the parameter group (SUM, GATHER).
+        weights: of the devices, what their parts of the bytes are in proportion to; none: they are equal.
     """
 
     kind: Collective
@@ -182,6 +192,7 @@ class Together:
     num_bytes: int
     rounds: int
     group: int | None = None
+    weights: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ def predicted_again(plan: Plan, profile: Profile) -> Prediction:
     """The iteration of a plan's slices on their devices by the times of another profile of its workload, over
     the plan's links.
     """
-    profile = seen_on(profile, plan.cluster)
+    profile = seen_on(profile, plan.cluster).weighted(plan.shard_weights)
     problem = make_problem(profile, plan.cluster)
     slices = _timed(problem, plan)
     held = device_memory(profile.metaops, slices, plan.cluster, profile)

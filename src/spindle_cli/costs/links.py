@@ -101,6 +101,11 @@ def spread_all_gather_s(num_bytes: float, spread: Spread, cluster: Cluster) -> f
     return min(ring_s, shape.hierarchical_s(num_bytes, rounds=1))
 
 
+def spread_ring_s(num_bytes: float, spread: Spread, cluster: Cluster) -> float:
+    """Seconds in which so many bytes go around one ring of devices once; of none, its latency."""
+    return _Shape(spread, cluster).ring_s(num_bytes, rounds=1)
+
+
 def spread_collective_s(num_bytes: float, spread: Spread, rounds: int, cluster: Cluster) -> float:
     """Seconds of a collective whose bytes go around once (scatter, gather) or twice (a sum that all get)."""
     formula = spread_all_reduce_s if rounds == 2 else spread_all_gather_s

@@ -28,3 +28,8 @@ class Sharding(StrEnum):
 
 # By key of parameters; what is not there is as the train settings say.
 ShardingOf = Mapping[str, Sharding]
+
+# Of each device of the cluster, how much it has of what devices share out: each of those that hold a
+# component has a range of it in proportion to its own among theirs. None at all: equal ranges.
+ShardWeights = tuple[int, ...]
+LARGEST_WEIGHT = 1_000_000

@@ -215,5 +215,6 @@ def make_plan_file(
         metaops=tuple(plan_metaop(metaop, slices, cluster) for metaop in profile.metaops),
         micro_batches=dict(micro_batches or {}),
         sharding=dict(sharding or {}),
+        shard_weights=profile.shard_weights,
         waves=make_waves(slices),
     )

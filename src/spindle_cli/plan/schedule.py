@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import ShardingOf
+from spindle_cli.files.sharding import ShardingOf, ShardWeights
 from spindle_cli.plan.problem import Node, Point, Problem
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile
@@ -85,6 +85,7 @@ class PlacedSlices:
     clips_gradients: bool
     scales_losses: bool
     sharding: ShardingOf
+    shard_weights: ShardWeights = ()
     joint: Joint | None = None
     member: int = 0
 
@@ -102,4 +103,5 @@ def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:
         profile.clips_gradients,
         profile.scales_losses,
         profile.sharding,
+        profile.shard_weights,
     )

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, WithJsonSchema
 from pydantic_core import PydanticKnownError
 
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.parsing import shown
-from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 
 _IN_FILES = [level.value for level in Sharding if level is not Sharding.KEPT]
 
@@ -53,6 +54,25 @@ def require_kept(kept: Sequence[str], sharding: ShardingOf) -> None:
                 f"sharding_kept: {shown(key)}: expected a key for which sharding says "
                 f"{Sharding.PARAMETERS.value!r}"
             )
+
+
+def require_weights(weights: ShardWeights, cluster: Cluster, *, is_sharded: bool) -> None:
+    """There is one for each device, and something to share out. `is_sharded`: optimizer state is.
+
+    Raises:
+        ValueError: there is not.
+    """
+    if not weights:
+        return
+    if len(weights) != cluster.num_devices:
+        raise ValueError(
+            f"shard_weights: found {len(weights)}; expected one for each of the {cluster.num_devices} "
+            f"devices of cluster {cluster.name!r}"
+        )
+    if not is_sharded:
+        raise ValueError(
+            "shard_weights: expected none where the train settings do not let devices share optimizer state"
+        )
 
 
 def said_apart(sharding: ShardingOf) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from spindle_cli.account.types import Joint
 from spindle_cli.files.artifact import Model, validate
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.parsing import shown
-from spindle_cli.files.sharding import Sharding
-from spindle_cli.plan.sharing_out import SharingOut, require_kept, with_kept
+from spindle_cli.files.sharding import LARGEST_WEIGHT, Sharding
+from spindle_cli.plan.sharing_out import SharingOut, require_kept, require_weights, with_kept
 from spindle_cli.plan.slices import Slice as Slice
 from spindle_cli.plan.slices import Wave as Wave
 from spindle_cli.plan.slices import fitted_to
@@ -144,6 +144,9 @@ class Plan(TrainedArtifact):
     # of the keys that share out `parameters`, those that stay whole from a slice's forward pass to its
     # backward pass: in a file alone; here `sharding` says it
     sharding_kept: tuple[str, ...] = ()
+    # of each device, how much it has of what devices share out: of each component, among those that hold it,
+    # a range in proportion to its own; absent: equal ranges
+    shard_weights: tuple[Annotated[int, Field(ge=1, le=LARGEST_WEIGHT)], ...] = ()
     waves: Annotated[tuple[Wave, ...], Field(min_length=1)]
     # where not every step runs all tasks: a plan for each set of tasks that some steps run
     task_sets: tuple[PlannedSet, ...] = ()
@@ -226,6 +229,11 @@ class Plan(TrainedArtifact):
             raise ValueError(f"{missing}: this key is missing; expected both, as there is {there}")
         if self.islands is not None and self.task_sets:
             raise ValueError("islands: expected no task_sets beside them")
+        return self
+
+    @model_validator(mode="after")
+    def _shard_weights_are_sound(self) -> Plan:
+        require_weights(self.shard_weights, self.cluster, is_sharded=self.optimizer_state_sharded)
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.batch_sums import Matrix as Matrix
 from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
@@ -305,6 +305,7 @@ class Profile(TrainedArtifact):
     # the runs that its times were corrected by; None: there are none
     calibration: Calibration | None = None
     _sharding: dict[str, Sharding] = PrivateAttr(default_factory=dict)
+    _shard_weights: ShardWeights = PrivateAttr(default=())
     _sha256: str | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -323,7 +324,19 @@ class Profile(TrainedArtifact):
         """The same, for plans that share parameters out so."""
         copy = Profile.model_construct(**dict(self))
         copy._sharding = dict(sharding)
+        copy._shard_weights = self._shard_weights
         copy._sha256 = self._sha256
+        return copy
+
+    @property
+    def shard_weights(self) -> ShardWeights:
+        """How much of what is shared out each device has, in a plan that is looked for."""
+        return self._shard_weights
+
+    def weighted(self, weights: ShardWeights) -> Profile:
+        """The same, for plans whose devices have such parts of what they share out."""
+        copy = self.sharded(self.sharding)
+        copy._shard_weights = weights
         return copy
 
     def of_file(self, sha256: str) -> Profile:
@@ -341,6 +354,7 @@ class Profile(TrainedArtifact):
         fields = {**dict(self), "metaops": tuple(metaops)}
         made = Profile.model_construct(**fields)
         made._sha256 = self._sha256
+        made._shard_weights = self._shard_weights
         return made.sharded(self.sharding)
 
     @model_validator(mode="after")

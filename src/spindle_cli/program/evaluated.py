@@ -127,6 +127,7 @@ def place_evaluated(plan: Plan, needs: Needs) -> Plan:
         "task_sets": (),
         "micro_batches": {},
         "sharding": {},
+        "shard_weights": (),
     }
     return Plan(**{**kept, **own, "schema_": "spindle.plan/1"})
 

@@ -22,6 +22,7 @@ from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.account.sums.weighted import with_weights
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
 from spindle_cli.plan.types import Plan
@@ -97,8 +98,10 @@ def _groups_of_all(plan: Plan, order: Sequence[Pass], uses: ParameterUses) -> tu
     if plan.joint is None:
         last_first = backward_order(order)[::-1]
         groups = parameter_groups(plan.slices, last_first, uses, plan.cluster, width)
-        return with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
-    return joint_groups(plan.joint, uses, plan.cluster, width)
+        groups = with_matrices(groups, gathered_matrices(plan.slices, plan.by_name, plan.accumulate))
+    else:
+        groups = joint_groups(plan.joint, uses, plan.cluster, width)
+    return with_weights(groups, plan.shard_weights, plan.cluster)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from spindle_cli.costs.links import per_node, spread_collective_s, transfer_s
+from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster, Link
 from spindle_cli.units import GB
 
@@ -77,15 +78,20 @@ class Network:
         uses = (Use(out, message.demand), Use(into, message.demand))
         return Stream(message.latency_s, message.left_s, uses)
 
-    def collective(self, devices: Sequence[int], num_bytes: int, rounds: int) -> Stream:
+    def collective(
+        self, devices: Sequence[int], num_bytes: int, rounds: int, weights: Sequence[int] = ()
+    ) -> Stream:
         """A sum (2 rounds), scatter or gather (1) over devices: as long as the formula says when alone.
 
         Inside a node every member passes on what a ring does; between k nodes each node passes on (k-1)/k of
         the bytes a round, over as many cards as it has for its members.
+
+        `weights`: what the devices' parts of a scatter or gather are in proportion to; none: they are equal.
         """
         spread = per_node(devices, self.cluster)
         latency_s = spread_collective_s(1, spread, rounds, self.cluster)
-        left_s = max(0.0, spread_collective_s(num_bytes, spread, rounds, self.cluster) - latency_s)
+        alone_s = parts_collective_s(num_bytes, spread, rounds, self.cluster, weights)
+        left_s = max(0.0, alone_s - latency_s)
         if not left_s:
             return Stream(latency_s, 0.0, ())
         by_node: dict[int, list[int]] = {}

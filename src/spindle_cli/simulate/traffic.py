@@ -175,7 +175,9 @@ class Traffic:
         together, joined_s, last_device = lane.complete.popleft()
         lane.busy = True
         start_s = self._clock.now_s
-        stream = self._network.collective(together.devices, together.num_bytes, together.rounds)
+        stream = self._network.collective(
+            together.devices, together.num_bytes, together.rounds, together.weights
+        )
 
         def end() -> None:
             lane.busy = False

@@ -21,13 +21,14 @@ from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.types import MetaOp
 
 # Plans that run in turn, and which of them is meant; None: there is one alone.
 Turn = tuple[Joint, int] | None
-# What a device does, what it only holds, and its passes where they have an order of their own.
-RolesOf = tuple[tuple[Role, ...], tuple[Role, ...], tuple[Pass, ...] | None]
+# What a device does, what it only holds, its passes where they have an order of their own, and its weight
+# among the devices that share something out.
+RolesOf = tuple[tuple[Role, ...], tuple[Role, ...], tuple[Pass, ...] | None, int]
 
 
 class OptimizerNumbers(Protocol):
@@ -45,6 +46,8 @@ class OptimizerNumbers(Protocol):
     def accumulate(self) -> int: ...
     @property
     def sharding(self) -> ShardingOf: ...
+    @property
+    def shard_weights(self) -> ShardWeights: ...
 
 
 class NoRoomError(Exception):
@@ -85,7 +88,9 @@ def find_needs(
     ]
     passes = passes_by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
-    takes_buffers = cluster.talks_by == "gloo" and optimizer.optimizer_state_sharded
+    weights = optimizer.shard_weights
+    # Under gloo all sums of ranges take buffers, else those of unequal ranges, which may be padded.
+    takes_buffers = optimizer.optimizer_state_sharded and (cluster.talks_by == "gloo" or bool(weights))
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
     uses = [
@@ -97,14 +102,19 @@ def find_needs(
     due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
     # Most devices do the same as others; each of these sets of roles is added up once.
     of_device = [
-        (tuple(own), tuple(only), None if passes is None else tuple(passes[device]))
+        (
+            tuple(own),
+            tuple(only),
+            None if passes is None else tuple(passes[device]),
+            weights[device] if weights else 1,
+        )
         for device, (own, only) in enumerate(zip(roles, held, strict=True))
     ]
     matrices = gathered_matrices(slices, by_name, optimizer.accumulate)
     setting = Setting(
         parts=parts,
         kinds=kinds,
-        holders=Holders([*in_order, *others], uses),
+        holders=Holders([*in_order, *others], uses, weights),
         sums_take_buffers=takes_buffers,
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
@@ -190,16 +200,22 @@ class Account:
     due: Set[int]
     matrices: Mapping[str, GatheredMatrix]
 
-    def need(self, roles: Sequence[Role], held_only: Sequence[Role], passes: Sequence[Pass] | None) -> Need:
+    def need(
+        self,
+        roles: Sequence[Role],
+        held_only: Sequence[Role],
+        passes: Sequence[Pass] | None,
+        weight: int,
+    ) -> Need:
         """What a device with these roles holds, which are in the order in which it runs them; `held_only`:
         those that it has in other plans, and holds parameters for. `passes`: in its own order, where that is
-        not all forward and then all backward in reverse.
+        not all forward and then all backward in reverse. `weight`: among those that it shares with.
         """
         last_first = roles
         if passes is not None:
             place = {piece: number for number, (piece, is_backward) in enumerate(passes) if is_backward}
             last_first = sorted(roles, key=lambda role: -place[self.setting.parts[role[0]].piece])
-        held = self._held(last_first, held_only)
+        held = self._held(last_first, held_only, weight)
         sharded = self.optimizer.optimizer_state_sharded
         of_all = held.values()
         updated = sum(there.count * there.updated_bytes(sharded=sharded) for there in of_all)
@@ -258,7 +274,7 @@ class Account:
         gathered = [self.matrices[name] for name in used]
         return sum(each.buffer_bytes for each in gathered if len(each.devices) > 1)
 
-    def _held(self, roles: Sequence[Role], held_only: Sequence[Role]) -> dict[int, Held]:
+    def _held(self, roles: Sequence[Role], held_only: Sequence[Role], weight: int) -> dict[int, Held]:
         """By kind. `roles`: the last one that runs backward first."""
         held: dict[int, Held] = {}
         for number, (index, shard, *_) in enumerate((*roles, *held_only)):
@@ -276,7 +292,7 @@ class Account:
                     else:
                         there.is_whole = True
         for kind, there in held.items():
-            there.divide(self.setting.holders.of(self.setting.kinds.block[kind]))
+            there.divide(self.setting.holders.of(self.setting.kinds.block[kind]), weight)
         return held
 
     def _new(self, kind: int, use: BlockUse, part: Part, last_part: int) -> Held:

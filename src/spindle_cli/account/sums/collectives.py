@@ -38,7 +38,13 @@ def collectives_of_step(
     found = [Together(Collective.LOSSES, everyone, NUMBER_BYTES * numbers, 2)]
     summed = [group for group in groups if len(group.devices) > 1]
     found += [
-        Together(Collective.SUM, group.devices, *_moved(group, sharded=sharded), group.index)
+        Together(
+            Collective.SUM,
+            group.devices,
+            *_moved(group, sharded=sharded),
+            group.index,
+            group.weights if sharded else (),
+        )
         for group in summed
         if not group.sharding.is_by_pass
     ]
@@ -55,7 +61,7 @@ def collectives_of_step(
         found.append(Together(Collective.NORM, everyone, NUMBER_BYTES * (clips + scales), 2))
     if sharded:
         found += [
-            Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index)
+            Together(Collective.GATHER, group.devices, group.parameter_bytes, 1, group.index, group.weights)
             for group in reversed(summed)
             if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
         ]

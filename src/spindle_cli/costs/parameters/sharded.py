@@ -20,10 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from spindle_cli.costs.links import per_node, spread_all_gather_s
+from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
+from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.files.sharding import Sharding, ShardingOf
+from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.types import MetaOp
 
 
@@ -34,6 +35,8 @@ class SharedOut(Protocol):
     def sharding(self) -> ShardingOf: ...
     @property
     def gradient_bytes_per_param(self) -> float: ...
+    @property
+    def shard_weights(self) -> ShardWeights: ...
 
 
 def level_of(metaop: MetaOp, sharding: ShardingOf) -> Sharding:
@@ -95,7 +98,7 @@ def moved_in_passes(
                 known = used.get((number, is_split), _Use(op - first, op - first, 0.0))
                 largest = max(known.num_bytes, num_bytes / (piece.tp if is_split else 1))
                 used[number, is_split] = _Use(known.first, op - first, largest)
-    seconds = _Seconds(piece, cluster)
+    seconds = _Seconds(piece, cluster, step.shard_weights)
     trained = metaop.trainable_fraction
     gathered = trained * (1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0)), 1 - trained
     forward, backward, scatters = ([0.0] * (last - first) for _ in range(3))
@@ -123,11 +126,17 @@ class _Use:
 class _Seconds:
     """Of gathers, and of scatters, which take as long, over the devices of a slice."""
 
-    def __init__(self, piece: SliceShape, cluster: Cluster) -> None:
+    def __init__(self, piece: SliceShape, cluster: Cluster, weights: ShardWeights) -> None:
         self._cluster = cluster
-        parts = {per_node(piece.devices[part :: piece.tp], cluster) for part in range(piece.tp)}
-        self._spreads = {True: parts, False: {per_node(piece.devices, cluster)}}
+        self._weights = weights
+        parts = {self._sharers(piece.devices[part :: piece.tp]) for part in range(piece.tp)}
+        self._spreads = {True: parts, False: {self._sharers(piece.devices)}}
         self._known: dict[tuple[float, bool], float] = {}
+
+    def _sharers(self, devices: Sequence[int]) -> tuple[Spread, tuple[int, ...]]:
+        """How devices lie on the nodes, and their weights, ascending, where these are not equal."""
+        own = sorted(self._weights[device] for device in devices) if self._weights else []
+        return per_node(devices, self._cluster), tuple(own) if len(set(own)) > 1 else ()
 
     def of(self, num_bytes: float, *, is_split: bool) -> float:
         """As long as the slowest part takes."""
@@ -136,5 +145,8 @@ class _Seconds:
         key = num_bytes, is_split
         if key not in self._known:
             spreads = self._spreads[is_split]
-            self._known[key] = max(spread_all_gather_s(num_bytes, each, self._cluster) for each in spreads)
+            self._known[key] = max(
+                parts_collective_s(num_bytes, spread, 1, self._cluster, weights)
+                for spread, weights in spreads
+            )
         return self._known[key]

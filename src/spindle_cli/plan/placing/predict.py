@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
-from spindle_cli.costs.links import Spread, per_node, spread_collective_s
+from spindle_cli.costs.links import Spread, per_node
+from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
@@ -115,7 +116,7 @@ class _Collectives:
         self._of_kind: Mapping[Collective, Sequence[Together]] = of_kind
         self.has_gathers = bool(of_kind[Collective.GATHER])
         self._number_kinds([each for each in traffic.collectives if each.kind in _OF_SOME])
-        self._known_s: dict[tuple[int, Spread, int], float] = {}
+        self._known_s: dict[tuple[int, Spread, int, tuple[int, ...]], float] = {}
         self._spread: dict[tuple[int, ...], Spread] = {}
 
     def _number_kinds(self, sums: Iterable[Together]) -> None:
@@ -238,9 +239,9 @@ class _Collectives:
     def _seconds(self, each: Together) -> float:
         if each.devices not in self._spread:
             self._spread[each.devices] = per_node(each.devices, self._cluster)
-        key = (each.num_bytes, self._spread[each.devices], each.rounds)
+        key = (each.num_bytes, self._spread[each.devices], each.rounds, each.weights)
         if key not in self._known_s:
-            self._known_s[key] = spread_collective_s(*key, self._cluster)
+            self._known_s[key] = parts_collective_s(*key[:3], self._cluster, each.weights)
         return self._known_s[key]
 
     def _take(self, each: Together, ready_s: float, free_s: list[float]) -> float:

@@ -52,11 +52,11 @@ class BucketMaker:
         """Of a group that several ranks share, this one among them: one for each dtype."""
         names = [name for name, _ in group.blocks]
         if not group.is_trained:
-            inside = Members.of(group.devices, self.rank, self.communicators.sharing(group.devices))
+            inside = Members.of(group.devices, self.rank, self.communicators.sharing(group.devices), group)
             return tuple(
                 FrozenBucket(alike, inside, group.sharding, self.own) for alike in self._by_dtype(names)
             )
-        members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices))
+        members = Members.of(group.devices, self.rank, self.communicators.summing(group.devices), group)
         if group.is_gathered:
             return tuple(self._gathered(name, group, members) for name in names)
         in_ranges = [

@@ -134,7 +134,7 @@ class Bucket:
 
 
 class ShardedBucket:
-    """Parameters of one dtype of which every rank steps an equal range: a reduce-scatter of the gradients,
+    """Parameters of one dtype of which every rank steps a range: a reduce-scatter of the gradients,
     and, after the step, an all-gather of the parameters.
 
     The parameters' own memory moves into one flat tensor beside that of the gradients. Flags are summed by
@@ -144,9 +144,9 @@ class ShardedBucket:
     def __init__(self, parameters: Mapping[str, nn.Parameter], members: Members) -> None:
         first = next(iter(parameters.values()))
         self.parameters = tuple(parameters.values())
-        self._members = members
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        layout = FlatLayout.of(sizes, first.itemsize, members.count)
+        layout = FlatLayout.of(sizes, first.itemsize, members.count, members.weights)
+        self._members = members.with_cuts(layout.cuts)
         self._values = torch.zeros(layout.size, dtype=first.dtype, device=first.device)
         self._gradients = torch.zeros_like(self._values, dtype=gradient_dtype(first))
         self._views = tuple(

@@ -1,15 +1,21 @@
-"""Collectives over flat tensors that ranks own equal ranges of: reduce-scatter and all-gather, in place."""
+"""Collectives over flat tensors that ranks own ranges of: reduce-scatter and all-gather, in place.
+
+Libraries have them for equal ranges. Unequal ones are padded to the largest and go around in a copy; or each
+range goes by itself, one call for all, which moves no more than there is and waits longer. Which of the two a
+group of parameters takes is known beforehand (`costs/parameters/unequal.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
 
+from spindle_cli.account.types import ParameterGroup
 from spindle_cli.runtime.communication.transfers import wait_for
 
 if TYPE_CHECKING:
@@ -31,20 +37,65 @@ class Members:
         count: how many there are.
         position: of this rank among them, ascending.
         communicator: of them; None is that of all ranks.
+        weights: what their ranges of a flat tensor are in proportion to; none: they are equal.
+        cuts: of unequal ranges, where each begins in the flat tensor, and its end.
+        pads_sum, pads_gather: whether unequal ranges are padded to be summed, and to be gathered.
     """
 
     count: int
     position: int
     communicator: dist.ProcessGroup | None
+    weights: tuple[int, ...] = ()
+    cuts: tuple[int, ...] = ()
+    pads_sum: bool = False
+    pads_gather: bool = False
 
     @classmethod
-    def of(cls, ranks: tuple[int, ...], rank: int, communicator: dist.ProcessGroup | None) -> Members:
-        """`ranks`: theirs; `rank`: this one's."""
-        return cls(len(ranks), sorted(ranks).index(rank), communicator)
+    def of(
+        cls,
+        ranks: tuple[int, ...],
+        rank: int,
+        communicator: dist.ProcessGroup | None,
+        group: ParameterGroup | None = None,
+    ) -> Members:
+        """`ranks`: theirs, ascending; `rank`: this one's; `group`: what they share out, if anything."""
+        position = sorted(ranks).index(rank)
+        if group is None or not group.weights:
+            return cls(len(ranks), position, communicator)
+        return cls(
+            len(ranks),
+            position,
+            communicator,
+            group.weights,
+            pads_sum=group.pads_sum,
+            pads_gather=group.pads_gather,
+        )
+
+    def with_cuts(self, cuts: tuple[int, ...]) -> Members:
+        """The same for a flat tensor that is cut there."""
+        return replace(self, cuts=cuts) if cuts else self
+
+    def ranges_in(self, flat: Tensor) -> tuple[Tensor, ...]:
+        """What each rank owns of a flat tensor."""
+        if self.cuts:
+            return tuple(flat[first:last] for first, last in pairwise(self.cuts))
+        return tuple(flat.view(self.count, -1))
 
     def range_in(self, flat: Tensor) -> Tensor:
-        """What this rank owns of a flat tensor of `count` equal ranges."""
+        """What this rank owns of a flat tensor."""
+        if self.cuts:
+            return flat[self.cuts[self.position] : self.cuts[self.position + 1]]
         return flat.view(self.count, -1)[self.position]
+
+    @property
+    def largest(self) -> int:
+        """Elements of the largest of unequal ranges."""
+        return max(last - first for first, last in pairwise(self.cuts))
+
+    @property
+    def evenly(self) -> Members:
+        """The same for a flat tensor of equal ranges."""
+        return Members(self.count, self.position, self.communicator)
 
 
 class Scatter(Protocol):
@@ -65,6 +116,8 @@ class Scatter(Protocol):
 
 def start_scatter(flat: Tensor, members: Members) -> Scatter:
     """Start summing a flat tensor, so that each rank gets the sum of its own range."""
+    if members.cuts and members.pads_sum:
+        return _PaddedSum(flat, members)
     if dist.get_backend(members.communicator) == "gloo":
         return _Exchange(flat, members)
     return _Native(flat, members)
@@ -72,13 +125,26 @@ def start_scatter(flat: Tensor, members: Members) -> Scatter:
 
 def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
     """Bytes that `start_scatter` takes until its scatter is finished."""
-    return flat.nbytes if dist.get_backend(members.communicator) == "gloo" else 0
+    is_gloo = dist.get_backend(members.communicator) == "gloo"
+    if not members.cuts:
+        return flat.nbytes if is_gloo else 0
+    if members.pads_sum:
+        return (2 if is_gloo else 1) * members.count * members.largest * flat.itemsize
+    return members.count * members.range_in(flat).nbytes if is_gloo else 0
 
 
 def start_gather(flat: Tensor, members: Members) -> dist.Work:
     """Start giving every rank the ranges of all the others."""
+    if members.cuts and members.pads_gather:
+        return _PaddedGather(flat, members)
     if dist.get_backend(members.communicator) == "gloo":
         return _FromEach(flat, members)
+    if members.cuts:  # of tensors of unequal sizes NCCL makes a broadcast each, in one call
+        parts = list(members.ranges_in(flat))
+        grouped: dist.Work = dist.all_gather(
+            parts, parts[members.position], group=members.communicator, async_op=True
+        )
+        return grouped
     work: dist.Work = _all_gather(flat, members.range_in(flat), group=members.communicator, async_op=True)
     return work
 
@@ -95,7 +161,8 @@ class _FromEach(dist.Work):
         super().__init__()
         self._works: list[dist.Work] = [
             dist.broadcast(own, group=members.communicator, group_src=position, async_op=True)
-            for position, own in enumerate(flat.view(members.count, -1))
+            for position, own in enumerate(members.ranges_in(flat))
+            if own.numel()
         ]
 
     def is_completed(self) -> bool:
@@ -114,10 +181,16 @@ class _Native:
     """The library's reduce-scatter, from the flat tensor into its own range."""
 
     def __init__(self, flat: Tensor, members: Members) -> None:
-        self.work = _reduce_scatter(members.range_in(flat), flat, group=members.communicator, async_op=True)
+        group = members.communicator
+        if members.cuts:  # of tensors of unequal sizes NCCL makes a reduction each, in one call
+            parts = list(members.ranges_in(flat))
+            self.work = dist.reduce_scatter(parts[members.position], parts, group=group, async_op=True)
+        else:
+            self.work = _reduce_scatter(members.range_in(flat), flat, group=group, async_op=True)
 
     def is_done(self) -> bool:
-        return self.work.is_completed()
+        done: bool = self.work.is_completed()
+        return done
 
     def finish(self) -> None:
         wait_for(self.work)
@@ -132,8 +205,20 @@ class _Exchange:
 
     def __init__(self, flat: Tensor, members: Members) -> None:
         self._own = members.range_in(flat)
-        self._parts = torch.empty_like(flat).view(members.count, -1)
-        work = dist.all_to_all_single(self._parts, flat, group=members.communicator, async_op=True)
+        if members.cuts:
+            sizes = [last - first for first, last in pairwise(members.cuts)]
+            self._parts = flat.new_empty(members.count, self._own.numel())
+            work = dist.all_to_all_single(
+                self._parts.view(-1),
+                flat,
+                [self._own.numel()] * members.count,
+                sizes,
+                group=members.communicator,
+                async_op=True,
+            )
+        else:
+            self._parts = torch.empty_like(flat).view(members.count, -1)
+            work = dist.all_to_all_single(self._parts, flat, group=members.communicator, async_op=True)
         assert work is not None, "this rank is a member"
         self.work: dist.Work = work
 
@@ -144,6 +229,51 @@ class _Exchange:
     def finish(self) -> None:
         wait_for(self.work)
         add_up(self._parts, self._own)
+
+
+class _PaddedSum:
+    """A reduce-scatter of a copy in which each rank's range is as long as the largest."""
+
+    def __init__(self, flat: Tensor, members: Members) -> None:
+        self._own = members.range_in(flat)
+        self._padded = flat.new_zeros(members.count, members.largest)
+        for row, part in zip(self._padded, members.ranges_in(flat), strict=True):
+            row[: part.numel()].copy_(part)
+        self._position = members.position
+        self._scatter = start_scatter(self._padded.view(-1), members.evenly)
+        self.work = self._scatter.work
+
+    def is_done(self) -> bool:
+        return self._scatter.is_done()
+
+    def finish(self) -> None:
+        self._scatter.finish()
+        self._own.copy_(self._padded[self._position, : self._own.numel()])
+
+
+class _PaddedGather(dist.Work):
+    """A gather into a tensor in which each rank's range is as long as the largest, and a copy out of it."""
+
+    def __init__(self, flat: Tensor, members: Members) -> None:
+        super().__init__()
+        self._parts = members.ranges_in(flat)
+        self._padded = flat.new_zeros(members.count, members.largest)
+        own = self._parts[members.position]
+        self._padded[members.position, : own.numel()].copy_(own)
+        self._work = start_gather(self._padded.view(-1), members.evenly)
+
+    def is_completed(self) -> bool:
+        done: bool = self._work.is_completed()
+        return done
+
+    def wait(self, timeout: timedelta = _AS_LONG_AS_THE_GROUP) -> bool:
+        self._work.wait(timeout)
+        for part, row in zip(self._parts, self._padded, strict=True):
+            part.copy_(row[: part.numel()])
+        return True
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        return self._work.get_future()
 
 
 def add_up(parts: Tensor, out: Tensor) -> None:

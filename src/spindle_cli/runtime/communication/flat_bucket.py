@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FlatBucket:
-    """Parameters of one dtype. With `Sharding.GRADIENTS` they stay whole; else every rank keeps an equal
+    """Parameters of one dtype. With `Sharding.GRADIENTS` they stay whole; else every rank keeps a
     range of them.
 
     Attributes:
@@ -53,9 +53,9 @@ class FlatBucket:
         self.keys = tuple(parameters)
         self.is_fetched = sharding.is_fetched
         self.is_kept = sharding is Sharding.KEPT
-        self._members = members
         sizes = {name: parameter.numel() for name, parameter in parameters.items()}
-        self._layout = FlatLayout.of(sizes, first.itemsize, members.count)
+        self._layout = FlatLayout.of(sizes, first.itemsize, members.count, members.weights)
+        self._members = members.with_cuts(self._layout.cuts)
         self._values = torch.empty(self._layout.size, dtype=first.dtype, device=first.device)
         self._own = self._take_parameters(parameters, {} if own is None else own)
         self._place: tuple[GatherMemory, int] | None = None
@@ -70,7 +70,8 @@ class FlatBucket:
         where it stays whole.
         """
         if self.is_fetched:
-            kept = torch.zeros(self._layout.range_size, dtype=self._values.dtype, device=self._values.device)
+            first, last = self._layout.range_of(self._members.position)
+            kept = torch.zeros(last - first, dtype=self._values.dtype, device=self._values.device)
             taken = {name: own.pop(name) for name in parameters if name in own}
             for name, elements, begin in self._owned_elements():
                 there = kept[begin : begin + elements[1] - elements[0]]

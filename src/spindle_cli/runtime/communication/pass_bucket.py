@@ -5,6 +5,7 @@ in it, each rank adding its range of the sum to what it keeps (ZeRO-2 and ZeRO-3
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,7 @@ from spindle_cli.workload.training.precision import gradient_dtype
 
 
 class PassBucket(FlatBucket):
-    """Trained parameters of one dtype, of whose gradients every rank keeps an equal range.
+    """Trained parameters of one dtype, of whose gradients every rank keeps a range.
 
     Attributes:
         owned_ranges: what this rank steps.
@@ -40,7 +41,7 @@ class PassBucket(FlatBucket):
         """
         super().__init__(parameters, members, sharding, own)
         first = self.parameters[0]
-        self._between_steps = Members(members.count, members.position, between_steps)
+        self._between_steps = replace(self._members, communicator=between_steps)
         self._sum = torch.zeros_like(self._own, dtype=gradient_dtype(first))
         self._gradients = torch.empty(self._layout.size, dtype=self._sum.dtype, device=first.device)
         self._views = tuple(

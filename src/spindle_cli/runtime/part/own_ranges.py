@@ -65,7 +65,7 @@ def own_parts(
         keys = [key for key, _ in group.blocks]
         is_shared = len(group.devices) > 1 and group.sharding.is_fetched
         ranged = [key for key in keys if is_shared and leaves[key].cut.name not in stepped_whole]
-        elements = _owned({key: leaves[key] for key in ranged}, group.devices, rank)
+        elements = _owned({key: leaves[key] for key in ranged}, group, rank)
         shared.update(leaves[key].cut.name for key in ranged)
         for key in keys:
             held.setdefault(leaves[key].cut.name, {})[key] = elements.get(key)
@@ -88,13 +88,13 @@ def _leaves(table: ParameterTable, cuts: Cuts, dtype: torch.dtype | None) -> Ite
             yield _Leaf(cut, index, tuple(shape), dtype_in(parameter, dtype) or parameter.dtype)
 
 
-def _owned(leaves: Mapping[str, _Leaf], devices: Collection[int], rank: int) -> dict[str, tuple[int, int]]:
+def _owned(leaves: Mapping[str, _Leaf], group: ParameterGroup, rank: int) -> dict[str, tuple[int, int]]:
     """By key, the elements that a rank owns of leaves that lie in buckets together, one of each dtype."""
     found = dict.fromkeys(leaves, (0, 0))
     for dtype in dict.fromkeys(leaf.dtype for leaf in leaves.values()):
         sizes = {key: leaf.num_elements for key, leaf in leaves.items() if leaf.dtype == dtype}
-        layout = FlatLayout.of(sizes, dtype.itemsize, len(devices))
-        for key, first, last in layout.owned(sorted(devices).index(rank)):
+        layout = FlatLayout.of(sizes, dtype.itemsize, len(group.devices), group.weights)
+        for key, first, last in layout.owned(group.devices.index(rank)):
             found[key] = first, last
     return found
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import nn
 
@@ -35,36 +36,51 @@ class OwnedRange:
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """How parameters lie in one flat tensor that some ranks own equal ranges of.
+    """How parameters lie in one flat tensor that some ranks own ranges of, equal ones or by their weights.
 
     Attributes:
         spans: elements [first, last) of each parameter, by name, ascending.
-        range_size: elements of each rank's range.
+        range_size: elements of each rank's range, where these are equal.
         count: how many ranges there are.
+        cuts: where these are not equal, the elements at which they begin, and the end; else empty.
     """
 
     spans: Mapping[str, tuple[int, int]]
     range_size: int
     count: int
+    cuts: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, sizes: Mapping[str, int], itemsize: int, count: int) -> FlatLayout:
-        """Lay out parameters of these numbers of elements, in their order."""
+    def of(
+        cls, sizes: Mapping[str, int], itemsize: int, count: int, weights: Sequence[int] = ()
+    ) -> FlatLayout:
+        """Lay out parameters of these numbers of elements, in their order.
+
+        Args:
+            weights: of the ranges, each in proportion to its own, to a multiple of the alignment; none: they
+                are equal. A range of a small tensor may be empty.
+        """
         step = max(1, _ALIGNMENT_BYTES // itemsize)
         spans: dict[str, tuple[int, int]] = {}
         end = 0
         for name, size in sizes.items():
             spans[name] = (end, end + size)
             end = round_up(end + size, step)
-        return cls(spans, round_up(-(-end // count), step), count)
+        if not weights:
+            return cls(spans, round_up(-(-end // count), step), count)
+        steps, total = end // step, sum(weights)
+        cuts = [steps * before // total * step for before in accumulate(weights, initial=0)]
+        return cls(spans, 0, count, tuple(cuts))
 
     @property
     def size(self) -> int:
         """Elements of the flat tensor; those in no span are padding."""
-        return self.range_size * self.count
+        return self.cuts[-1] if self.cuts else self.range_size * self.count
 
     def range_of(self, position: int) -> tuple[int, int]:
         """Elements [first, last) that the `position`-th rank owns."""
+        if self.cuts:
+            return self.cuts[position], self.cuts[position + 1]
         return position * self.range_size, (position + 1) * self.range_size
 
     def owned(self, position: int) -> Iterator[tuple[str, int, int]]:

@@ -1,0 +1,56 @@
+"""How long a gather or a scatter takes of which the devices have unequal parts, and which way is faster.
+
+Of B bytes over n devices, of which the largest part is L and the smallest s, on a ring of links of latency a
+and bandwidth b:
+
+* padded: equal parts of L each go around; (n - 1) (a + L / b).
+* grouped: each part goes around by itself, all in one call. The link before a device carries all parts but
+  its own, at most B - s, and a device begins its own one hop after the device before it, so that the last
+  one is through after 2 (n - 1) hops: 2 (n - 1) a + (B - s) / b.
+
+Grouped is faster where L - (B - s) / (n - 1) > a b: where the largest part is longer than the mean of all but
+the smallest by more than a link carries within its latency. Of two devices, and of equal parts, padding
+costs nothing. Under gloo an equal gather is a broadcast from each already, and a scatter a message to
+each, so that grouping costs no latency there, and nothing is ever padded.
+
+HAP (Zhang et al., EuroSys 2024, arXiv 2401.05965) chooses between the same two for its all-gathers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spindle_cli.costs.links import Spread, spread_all_gather_s, spread_collective_s, spread_ring_s
+from spindle_cli.files.cluster import Cluster
+
+
+def padded_s(num_bytes: float, weights: Sequence[int], spread: Spread, cluster: Cluster) -> float:
+    """Seconds with every part padded to the largest. `weights`: what the parts are in proportion to."""
+    return spread_all_gather_s(num_bytes * len(weights) * max(weights) / sum(weights), spread, cluster)
+
+
+def grouped_s(num_bytes: float, weights: Sequence[int], spread: Spread, cluster: Cluster) -> float:
+    """Seconds with each part by itself, all in one call."""
+    count = len(weights)
+    if count < 2 or num_bytes <= 0:
+        return 0.0
+    # A ring moves (n - 1) / n of what it is said to.
+    moved = num_bytes * (1 - min(weights) / sum(weights)) * count / (count - 1)
+    once_s = spread_ring_s(moved, spread, cluster)
+    if cluster.talks_by == "gloo":
+        return once_s
+    return once_s + spread_ring_s(0.0, spread, cluster)
+
+
+def is_padded(num_bytes: float, weights: Sequence[int], spread: Spread, cluster: Cluster) -> bool:
+    """Whether padding is faster. Where both take as long the parts are grouped, which takes no copies."""
+    return padded_s(num_bytes, weights, spread, cluster) < grouped_s(num_bytes, weights, spread, cluster)
+
+
+def parts_collective_s(
+    num_bytes: float, spread: Spread, rounds: int, cluster: Cluster, weights: Sequence[int] = ()
+) -> float:
+    """`spread_collective_s`, of unequal parts in the faster of both ways; none: all are equal."""
+    if not weights or rounds != 1:
+        return spread_collective_s(num_bytes, spread, rounds, cluster)
+    return min(padded_s(num_bytes, weights, spread, cluster), grouped_s(num_bytes, weights, spread, cluster))
