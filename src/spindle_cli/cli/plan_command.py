@@ -51,6 +51,17 @@ def plan(
             "named optimizer state alone. By default as memory asks for.",
         ),
     ] = None,
+    shard_by: Annotated[
+        str | None,
+        typer.Option(
+            "--shard-by",
+            metavar="even|memory|TYPE=WEIGHT,...",
+            help="Which part of what devices share out each of them has: equal ones, by free memory, or by "
+            "type of device in proportion to weights. By default equal ones, and by free memory where "
+            "devices of several types would else be short of it.",
+            show_default=False,
+        ),
+    ] = None,
     equal_shares: Annotated[
         bool,
         typer.Option(
@@ -100,9 +111,11 @@ def plan(
     from spindle_cli.plan.file import write_plan
     from spindle_cli.plan.make import make_plan
     from spindle_cli.plan.plan_report import PlanReport
+    from spindle_cli.plan.weights.choose import parse_shard_by
 
     counts = parse_counts(micro_batches) if micro_batches else None
     levels = parse_levels(shard) if shard else None
+    parts = None if shard_by is None else parse_shard_by(shard_by)
     require_no_input("-o", output_path, profile, cluster)
     read, goal = read_profile_and_cluster(profile, cluster, assume_same_device=assume_same_device)
     notes: tuple[str, ...] = ()
@@ -123,6 +136,7 @@ def plan(
         equal_shares=equal_shares,
         offload=offload,
         sums=sums,
+        shard_by=parts,
     )
     made = made.model_copy(update={"notes": (*notes, *made.notes)})
     violations = check_plan(made, read)

@@ -8,6 +8,7 @@ best/find_asked.py  the best plan of whole batches, of micro-batches, or with wh
 mixed/find.py       the best plan on devices of several types
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
+weights/choose.py   the same with unequal parts of what devices share out, where memory asks for it
 sums/choose.py      the same with gradients gathered as what they are made of, where that gains
 """
 
@@ -38,6 +39,7 @@ from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sets.choose import with_sets
 from spindle_cli.plan.sums.choose import Sums, with_sums
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName
+from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
 from spindle_cli.profile.machine.devices import require_precision
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
@@ -54,6 +56,7 @@ def make_plan(
     equal_shares: bool = False,
     offload: bool | None = None,
     sums: Sums = "auto",
+    shard_by: ShardBy | None = None,
 ) -> Plan:
     """Plan a profiled workload for a cluster, with each set of its tasks that steps run. Same inputs, same
     plan.
@@ -69,7 +72,7 @@ def make_plan(
             the cluster does not say how fast.
         BelowBoundError: a bug of the planner.
     """
-    asked = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload, sums)
+    asked = Asked(strategy, effort, micro_batches, sharding, equal_shares, offload, sums, shard_by)
     _require_possible(profile, cluster, asked)
     asked = replace(asked, sharding=_unusual(profile, sharding))
     profile = seen_on(profile, cluster)
@@ -83,10 +86,29 @@ def _made(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
     arithmetic = arithmetic_of(profile.environment)
     if arithmetic is not None:
         require_precision(cluster.types, arithmetic)
-    plan = _plan(profile, cluster, asked)
+    plan = _plan_with_weights(profile, cluster, asked)
     if asked.sums == "dense" or not any(metaop.matrices for metaop in profile.metaops):
         return plan
-    return with_sums(plan, profile, asked.sums, lambda gathering: _plan(gathering, cluster, asked))
+    again = partial(_plan_with_weights, cluster=cluster, asked=asked)
+    return with_sums(plan, profile, asked.sums, again)
+
+
+def _plan_with_weights(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
+    """The plan with parts of what devices share out as asked for, or as memory asks for."""
+    shard_by = asked.shard_by
+    if shard_by is None and (asked.strategy != "spindle" or are_alike(profile)):
+        shard_by = "even"
+
+    def is_short(plan: Plan) -> bool:
+        is_cut = bool(plan.micro_batches) and not asked.micro_batches
+        shares_out_more = bool(plan.sharding) and not asked.sharding
+        gives_up = any(piece.recompute or piece.offload for piece in plan.slices)
+        return is_cut or shares_out_more or gives_up
+
+    def make(weighted: Profile, on: Cluster) -> Plan:
+        return _plan(weighted, on, asked)
+
+    return with_best_weights(profile, cluster, shard_by, make, is_short)
 
 
 def _plan(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:
@@ -118,6 +140,7 @@ def _require_possible(profile: Profile, cluster: Cluster, asked: Asked) -> None:
         )
     if asked.sharding is not None:
         require_sound(profile, asked.sharding)
+    require_types(asked.shard_by, cluster)
 
 
 def _unusual(profile: Profile, sharding: ShardingOf | None) -> ShardingOf | None:

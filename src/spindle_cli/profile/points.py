@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
@@ -141,3 +141,22 @@ class PhaseTimes(Model):
     spread: Annotated[float, Field(ge=0)] | None = None
     repeats: Annotated[int, Field(ge=1)] | None = None
     communication_s: Seconds = 0.0
+
+
+def require_known(types: Set[DeviceType | None], known: Sequence[DeviceType], where: str) -> None:
+    """Entries are of types that a profile has, and name its first one all or not at all.
+
+    Raises:
+        ValueError: they do not; `where` in the profile.
+    """
+    strange = sorted(types - {None, *known}, key=str)
+    if strange:
+        raise ValueError(
+            f"{where}: an entry for {strange[0]!r}; expected one of the types that `devices` has: "
+            f"{', '.join(known)}"
+        )
+    if {None, known[0]} <= types:
+        raise ValueError(
+            f"{where}: entries without a device, which are of {known[0]!r}, and entries that name it; "
+            "expected one way for all of them"
+        )

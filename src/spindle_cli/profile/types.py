@@ -35,7 +35,7 @@ from spindle_cli.profile.points import Samples as Samples
 from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
-from spindle_cli.profile.points import by_device
+from spindle_cli.profile.points import by_device, require_known
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -320,30 +320,22 @@ class Profile(TrainedArtifact):
         """What a plan that is looked for shares out; a profile itself says nothing of it."""
         return self._sharding
 
-    def sharded(self, sharding: ShardingOf) -> Profile:
-        """The same, for plans that share parameters out so."""
-        copy = Profile.model_construct(**dict(self))
-        copy._sharding = dict(sharding)
-        copy._shard_weights = self._shard_weights
-        copy._sha256 = self._sha256
-        return copy
-
     @property
     def shard_weights(self) -> ShardWeights:
         """How much of what is shared out each device has, in a plan that is looked for."""
         return self._shard_weights
 
+    def sharded(self, sharding: ShardingOf) -> Profile:
+        """The same, for plans that share parameters out so."""
+        return self._with(_sharding=dict(sharding))
+
     def weighted(self, weights: ShardWeights) -> Profile:
         """The same, for plans whose devices have such parts of what they share out."""
-        copy = self.sharded(self.sharding)
-        copy._shard_weights = weights
-        return copy
+        return self._with(_shard_weights=weights)
 
     def of_file(self, sha256: str) -> Profile:
         """The same, as a part of a profile of that hash."""
-        copy = self.sharded(self.sharding)
-        copy._sha256 = sha256
-        return copy
+        return self._with(_sha256=sha256)
 
     def sha256(self) -> str:
         """Of the profile as it was read, which this may be a part of."""
@@ -351,11 +343,14 @@ class Profile(TrainedArtifact):
 
     def with_metaops(self, metaops: Sequence[MetaOpProfile]) -> Profile:
         """The same with other MetaOps, which are not looked at again."""
-        fields = {**dict(self), "metaops": tuple(metaops)}
-        made = Profile.model_construct(**fields)
-        made._sha256 = self._sha256
-        made._shard_weights = self._shard_weights
-        return made.sharded(self.sharding)
+        return self._with(metaops=tuple(metaops))
+
+    def _with(self, **own: Any) -> Profile:
+        fields: dict[str, Any] = {name: own.get(name, value) for name, value in self}
+        copy = Profile.model_construct(**fields)
+        for name in ("_sharding", "_shard_weights", "_sha256"):
+            setattr(copy, name, own.get(name, getattr(self, name)))
+        return copy
 
     @model_validator(mode="after")
     def _entries_name_its_devices(self) -> Profile:
@@ -367,17 +362,7 @@ class Profile(TrainedArtifact):
         for metaop in self.metaops:
             named = {"curve": set(by_device(metaop.curve)), "shares": set(by_device(metaop.shares))}
             for key, types in named.items():
-                strange = sorted(types - {None, *known}, key=str)
-                if strange:
-                    raise ValueError(
-                        f"metaops: {metaop.name}.{key}: an entry for {strange[0]!r}; expected one of the "
-                        f"types that `devices` has: {', '.join(known)}"
-                    )
-                if {None, known[0]} <= types:
-                    raise ValueError(
-                        f"metaops: {metaop.name}.{key}: entries without a device, which are of {known[0]!r}, "
-                        "and entries that name it; expected one way for all of them"
-                    )
+                require_known(types, known, f"metaops: {metaop.name}.{key}")
         return self
 
     @model_validator(mode="after")

@@ -65,7 +65,8 @@ class Setting:
     Attributes:
         parts: one for each slice, by its number; behind them those of further sizes of shares.
         kinds: of the parameters that they use.
-        sums_take_buffers: gradient sums under way take receive buffers.
+        sums_take_buffers: gradient sums under way take receive buffers, or padded copies.
+        buffers_are_small: no sum takes more than `SUM_BUFFER_BYTES`, as padded copies do not.
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
         on_cpu: a device's memory is that of its node.
@@ -75,6 +76,7 @@ class Setting:
     kinds: Kinds
     holders: Holders
     sums_take_buffers: bool
+    buffers_are_small: bool
     gradient_width: float
     shares_out: bool
     on_cpu: bool
@@ -123,6 +125,7 @@ class Iteration:
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
             largest = max((there.summed_bytes for there in held.values()), default=0.0)
+            largest = 0.0 if setting.buffers_are_small else largest
             self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
     def run(self, own: float, update: float) -> list[PassBytes]:
@@ -347,7 +350,10 @@ class Iteration:
 
     def _scattering(self, under_way: float) -> float:
         """What a scatter takes beside its gradients."""
-        return self._width * under_way if self._setting.sums_take_buffers else 0.0
+        if not self._setting.sums_take_buffers:
+            return 0.0
+        taken = self._width * under_way
+        return min(taken, SUM_BUFFER_BYTES) if self._setting.buffers_are_small else taken
 
     def _backward_bytes(self, needs: OpNeeds, run: Run) -> float:
         """Of each op, with the gradients that it makes: those of parameters that the device alone holds."""

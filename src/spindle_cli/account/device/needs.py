@@ -89,7 +89,7 @@ def find_needs(
     passes = passes_by_device(in_order, cluster.num_devices)
     held = _held_only(others, len(in_order), cluster.num_devices)
     weights = optimizer.shard_weights
-    # Under gloo all sums of ranges take buffers, else those of unequal ranges, which may be padded.
+    # Under gloo all sums of ranges take buffers, else those of unequal ranges, where they are padded.
     takes_buffers = optimizer.optimizer_state_sharded and (cluster.talks_by == "gloo" or bool(weights))
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
@@ -116,6 +116,7 @@ def find_needs(
         kinds=kinds,
         holders=Holders([*in_order, *others], uses, weights),
         sums_take_buffers=takes_buffers,
+        buffers_are_small=cluster.talks_by != "gloo",
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
         on_cpu=cluster.is_cpu,

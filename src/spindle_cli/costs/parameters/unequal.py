@@ -13,6 +13,9 @@ the smallest by more than a link carries within its latency. Of two devices, and
 costs nothing. Under gloo an equal gather is a broadcast from each already, and a scatter a message to
 each, so that grouping costs no latency there, and nothing is ever padded.
 
+What padding saves is n - 1 latencies at most, and it takes a copy in memory and its time, which is not
+counted here: so only what is small is padded (`MOST_PADDED_BYTES`).
+
 HAP (Zhang et al., EuroSys 2024, arXiv 2401.05965) chooses between the same two for its all-gathers.
 """
 
@@ -22,6 +25,10 @@ from collections.abc import Sequence
 
 from spindle_cli.costs.links import Spread, spread_all_gather_s, spread_collective_s, spread_ring_s
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.units import MIB
+
+# Of the padded copy of one collective: as much as gradient sums under way may take in buffers.
+MOST_PADDED_BYTES = 32 * MIB
 
 
 def padded_s(num_bytes: float, weights: Sequence[int], spread: Spread, cluster: Cluster) -> float:
@@ -43,14 +50,19 @@ def grouped_s(num_bytes: float, weights: Sequence[int], spread: Spread, cluster:
 
 
 def is_padded(num_bytes: float, weights: Sequence[int], spread: Spread, cluster: Cluster) -> bool:
-    """Whether padding is faster. Where both take as long the parts are grouped, which takes no copies."""
+    """Whether padding is faster, and small. Where both take as long the parts are grouped, which takes no
+    copies.
+    """
+    if num_bytes * len(weights) * max(weights) / sum(weights) > MOST_PADDED_BYTES:
+        return False
     return padded_s(num_bytes, weights, spread, cluster) < grouped_s(num_bytes, weights, spread, cluster)
 
 
 def parts_collective_s(
     num_bytes: float, spread: Spread, rounds: int, cluster: Cluster, weights: Sequence[int] = ()
 ) -> float:
-    """`spread_collective_s`, of unequal parts in the faster of both ways; none: all are equal."""
+    """`spread_collective_s`, of unequal parts in the way that `is_padded` says; none: all are equal."""
     if not weights or rounds != 1:
         return spread_collective_s(num_bytes, spread, rounds, cluster)
-    return min(padded_s(num_bytes, weights, spread, cluster), grouped_s(num_bytes, weights, spread, cluster))
+    way_s = padded_s if is_padded(num_bytes, weights, spread, cluster) else grouped_s
+    return way_s(num_bytes, weights, spread, cluster)

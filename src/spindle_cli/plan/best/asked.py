@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spindle_cli.files.sharding import ShardingOf
 from spindle_cli.plan.sums.choose import Sums
 from spindle_cli.plan.types import StrategyName
+from spindle_cli.plan.weights.choose import ShardBy
 
 DEFAULT_EFFORT = 1
 
@@ -27,6 +28,8 @@ class Asked:
         offload: whether activations may be moved to host memory where devices are short of their own; None:
             where the cluster says how fast they get there.
         sums: of gradients that may be gathered as rows or factors, which are.
+        shard_by: which part of what devices share out each has; None: an equal one, unless memory asks for
+            others on devices of several types.
     """
 
     strategy: StrategyName = "spindle"
@@ -36,6 +39,7 @@ class Asked:
     equal_shares: bool = False
     offload: bool | None = None
     sums: Sums = "auto"
+    shard_by: ShardBy | None = None
 
     @property
     def shares_out_more(self) -> bool:

@@ -22,6 +22,7 @@ from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
+from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
@@ -74,7 +75,7 @@ def find_on_types(profile: Profile, cluster: Cluster, asked: Asked, bound: Mixed
         may_leave = asked.strategy == "spindle" and asked.effort != NO_SEARCH and not asked.shares_out_more
         if found is not None and may_leave:
             problem = posing.problem(shared_out, cluster)
-            found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort))
+            found = on_best_part(problem, bound, found, partial(_on_part, shared_out, asked.effort, cluster))
     return with_less(profile, cluster, asked, found, planner, posing)
 
 
@@ -124,9 +125,9 @@ def find_in_memory(
     return None if told is None else Found(told, not all_fit, note, sharding=profile.sharding)
 
 
-def _on_part(profile: Profile, effort: int, part: Cluster) -> Found | None:
-    """The best plan for some nodes by themselves, of whole batches."""
-    own = seen_on(profile, part)
+def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:
+    """The best plan for some nodes of a cluster by themselves, of whole batches."""
+    own = seen_on(profile, part).weighted(weights_on(part, profile.shard_weights, whole))
     if not part.is_mixed:
         return find(own, part, "spindle", effort)
     return find_in_memory(own, part, "spindle", effort, SeveralTypes())

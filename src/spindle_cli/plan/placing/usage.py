@@ -57,7 +57,7 @@ class Footprint:
         # Other pieces may hold the parameters too, on other devices: then there is less of the state here.
         level = level_of(metaop, problem.profile.sharding)
         is_shared = problem.profile.optimizer_state_sharded and level is not Sharding.NONE
-        owners = point.dp if is_shared else 1
+        owners = point.dp * _above_least(problem) if is_shared else 1
         kept = optimizer_bytes(metaop, problem.profile)
         per_param = kept.state_per_param / owners + kept.whole_state_per_param
         wide = problem.profile.gradient_bytes_per_param
@@ -84,6 +84,14 @@ class Footprint:
         if held not in self._shared:
             self._shared[held] = sum(num_bytes for block, num_bytes in self.blocks if block in held)
         return self._shared[held]
+
+
+def _above_least(problem: Problem) -> float:
+    """How many times the least weight of a device the mean one is: a placement that has room for the least
+    part is left for the account to judge, which knows the devices.
+    """
+    weights = problem.profile.shard_weights
+    return sum(weights) / len(weights) / min(weights) if weights else 1
 
 
 class Usage:

@@ -1,0 +1,1 @@
+"""Which part of what devices share out each of them has."""

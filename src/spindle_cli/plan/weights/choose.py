@@ -1,0 +1,185 @@
+"""How much each device has of what devices share out: as much as all others, as much as is asked for, or by
+its free memory.
+
+By free memory, strategy and weights are found in turn. The account of a plan says what each device has free
+beside the optimizer state that is shared out, of one type the device with the least of it. In proportion to
+that the state is shared out and planned for again, until the weights stay as they are or have been before.
+Where memory asks for it the fastest of these plans is taken, where a user does the last. The first account
+is of the plan with equal parts, or, where these leave devices short of memory, of the plan for as many
+devices with ample memory, against what they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import gcd
+from typing import Literal
+
+from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.traffic import communicator_bytes
+from spindle_cli.errors import NoPlanError, UsageError
+from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
+from spindle_cli.files.sharding import LARGEST_WEIGHT, ShardWeights
+from spindle_cli.plan.types import Plan
+from spindle_cli.profile.types import Profile
+
+# What a user may ask for: equal parts; by free memory; or by type of device, what each has in proportion.
+ShardBy = Literal["even", "memory"] | Mapping[str, int]
+# Weights by memory are per cent of the largest.
+_FULL = 100
+# Most plans with weights: where they are asked for, and where they are one thing to try of several.
+_MOST_ASKED, _MOST_TRIED = 4, 2
+# Plans a profile, with its weights, for a cluster.
+Make = Callable[[Profile, Cluster], Plan]
+
+
+def parse_shard_by(text: str) -> ShardBy:
+    """What is asked for on a command line.
+
+    Raises:
+        UsageError: it is neither 'even' nor 'memory', nor says a whole number for each type.
+    """
+    if text == "even":
+        return "even"
+    if text == "memory":
+        return "memory"
+    weights: dict[str, int] = {}
+    for part in text.split(","):
+        kind, _, number = part.strip().rpartition("=")
+        if not kind or not number.isdecimal() or not 1 <= int(number) <= LARGEST_WEIGHT:
+            raise UsageError(
+                f"--shard-by {text}: found {part!r}; expected even, memory, or TYPE=WEIGHT for each type of "
+                f"device, whole numbers from 1 to {LARGEST_WEIGHT}",
+                hint="For example `--shard-by a100-80gb=5,v100-32gb=2`.",
+            )
+        if kind in weights:
+            raise UsageError(f"--shard-by {text}: {kind!r} is named twice", hint="Name each type once.")
+        weights[kind] = int(number)
+    return weights
+
+
+def with_best_weights(
+    profile: Profile, cluster: Cluster, shard_by: ShardBy | None, make: Make, is_short: Callable[[Plan], bool]
+) -> Plan:
+    """The plan with parts of what devices share out that are as asked for.
+
+    Args:
+        shard_by: by type, of all types that the cluster has, or more; None: equal parts, but on devices of
+            several types by free memory where equal ones make devices short of memory, and that is faster.
+        is_short: whether a plan gives up speed for memory.
+
+    Raises:
+        NoPlanError: `make` does, or nothing is shared out.
+    """
+    if shard_by == "even" or (shard_by is None and not cluster.is_mixed):
+        return make(profile, cluster)
+    if not profile.optimizer_state_sharded:
+        if shard_by is None:
+            return make(profile, cluster)
+        raise NoPlanError(
+            "--shard-by: the train settings do not let devices share optimizer state (shard_optimizer)",
+            hint="Set `shard_optimizer: true` under `train` and profile again, or leave it out.",
+        )
+    if isinstance(shard_by, Mapping):
+        weights = _reduced([shard_by[kind] for kind in cluster.type_of])
+        return make(profile.weighted(weights), cluster)
+    evenly = _tried(make, profile, cluster)
+    has_room = isinstance(evenly, Plan) and not is_short(evenly)
+    if shard_by is None and isinstance(evenly, Plan) and has_room:
+        return evenly
+    start = evenly if has_room else _tried(make, profile, _ample(cluster))
+    most = _MOST_ASKED if shard_by == "memory" else _MOST_TRIED
+    found = _by_memory(profile, cluster, start, make, most)
+    if shard_by == "memory" and found:
+        return found[-1]
+    plans = [each for each in (evenly, *found) if isinstance(each, Plan)]
+    fastest = min(plans, key=lambda plan: plan.predicted.iteration_s, default=None)
+    if fastest is None:
+        assert isinstance(evenly, NoPlanError), "what is no plan says why"
+        raise evenly
+    return fastest
+
+
+def _tried(make: Make, profile: Profile, cluster: Cluster) -> Plan | NoPlanError:
+    try:
+        return make(profile, cluster)
+    except NoPlanError as error:  # with other weights, or more memory, there may be one
+        return error
+
+
+def _ample(cluster: Cluster) -> Cluster:
+    """The same with as much memory as there can be."""
+    nodes = [group.model_copy(update={"memory_gib": MAX_MEMORY_GIB}) for group in cluster.nodes]
+    return cluster.changed(nodes=tuple(nodes))
+
+
+def _by_memory(
+    profile: Profile, cluster: Cluster, start: Plan | NoPlanError, make: Make, most: int
+) -> list[Plan]:
+    """At most so many plans with weights by free memory, each by what the one before, first of all `start`,
+    leaves free.
+    """
+    found: list[Plan] = []
+    seen: set[ShardWeights] = {()}
+    last = start
+    while isinstance(last, Plan) and len(found) < most:
+        weights = by_free_memory(_free_bytes(last, cluster), cluster)
+        if weights in seen:
+            break
+        seen.add(weights)
+        last = _tried(make, profile.weighted(weights), cluster)
+        if isinstance(last, Plan):
+            found.append(_noted(last))
+    return found
+
+
+def _free_bytes(plan: Plan, cluster: Cluster) -> list[int]:
+    """Of each device of a cluster, what a plan would leave free at its fullest moment beside the optimizer
+    state; below 0 where it has less than it needs.
+    """
+    communicators = communicator_bytes(plan)
+    needs = device_memory(plan.metaops, plan.slices, cluster, plan, communicators, plan.turn)
+    return [
+        capacity - need.total_bytes + need.optimizer_bytes
+        for capacity, need in zip(cluster.memory_bytes, needs, strict=True)
+    ]
+
+
+def by_free_memory(free: Sequence[int], cluster: Cluster) -> ShardWeights:
+    """Weights in proportion to the least free bytes of the devices of each type and size of memory, per cent
+    of the largest; none where these are all equal.
+    """
+    kinds = list(zip(cluster.type_of, cluster.memory_bytes, strict=True))
+    least: dict[tuple[str, int], int] = {}
+    for kind, own in zip(kinds, free, strict=True):
+        least[kind] = min(own, least.get(kind, own))
+    largest = max(*least.values(), 1)
+    return _reduced([max(1, round(_FULL * least[kind] / largest)) for kind in kinds])
+
+
+def require_types(shard_by: ShardBy | None, cluster: Cluster) -> None:
+    """Weights that are asked for by type are of the types that a cluster has.
+
+    Raises:
+        UsageError: one is named that it does not have, or is missing.
+    """
+    if isinstance(shard_by, Mapping) and set(shard_by) != set(cluster.types):
+        raise UsageError(
+            f"--shard-by: found weights for {', '.join(sorted(shard_by))}; expected one for each type of "
+            f"device of {cluster.name!r}: {', '.join(cluster.types)}",
+        )
+
+
+def _reduced(weights: Sequence[int]) -> ShardWeights:
+    """Without their common factor."""
+    if len(set(weights)) == 1:
+        return ()
+    factor = gcd(*weights)
+    return tuple(weight // factor for weight in weights)
+
+
+def _noted(plan: Plan) -> Plan:
+    of_types = dict(zip(plan.cluster.type_of, plan.shard_weights, strict=True))
+    told = ", ".join(f"{weight} parts to each {kind}" for kind, weight in of_types.items())
+    note = f"Optimizer state is shared out by free memory: {told}."
+    return plan.model_copy(update={"notes": (*plan.notes, note)})

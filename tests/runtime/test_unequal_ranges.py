@@ -1,0 +1,116 @@
+"""Scatters and gathers of unequal ranges, padded and grouped: three ranks in turn in one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from spindle_cli.runtime.communication.collectives import (
+    Members,
+    scatter_buffer_bytes,
+    start_gather,
+    start_scatter,
+)
+from spindle_cli.runtime.update.owned_ranges import FlatLayout
+
+CUTS = (0, 2, 7, 7)  # of 7 elements 2, 5 and none
+
+
+class Done(dist.Work):
+    """Through at once, as far as its rank can tell."""
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+
+@dataclass
+class Net:
+    """What gloo would do between ranks that call one after another; nothing is read before all have."""
+
+    exchanged: list[tuple[Tensor, Tensor, list[int] | None]] = field(default_factory=list)
+    sent: dict[int, list[Tensor]] = field(default_factory=dict)
+    rank: int = 0
+
+    def all_to_all_single(
+        self, out: Tensor, given: Tensor, into: object = None, sizes: list[int] | None = None, **_: object
+    ) -> Done:
+        self.exchanged.append((out, given, sizes))
+        if len(self.exchanged) == 3:
+            parts = [given.split(sizes or [given.numel() // 3] * 3) for _, given, sizes in self.exchanged]
+            for rank, (out, _, _) in enumerate(self.exchanged):
+                out.view(-1).copy_(torch.cat([own[rank] for own in parts]))
+        return Done()
+
+    def broadcast(self, own: Tensor, *, group_src: int, **_: object) -> Done:
+        self.sent.setdefault(group_src, []).append(own)
+        copies = self.sent[group_src]
+        if len(copies) == 3:
+            for copy in copies:
+                copy.copy_(copies[group_src])
+        return Done()
+
+
+@pytest.fixture
+def net(monkeypatch: pytest.MonkeyPatch) -> Net:
+    made = Net()
+    monkeypatch.setattr(dist, "get_backend", lambda _: "gloo")
+    monkeypatch.setattr(dist, "all_to_all_single", made.all_to_all_single)
+    monkeypatch.setattr(dist, "broadcast", made.broadcast)
+    return made
+
+
+def members(rank: int, *, pads: bool) -> Members:
+    return Members(3, rank, None, (2, 5, 1), CUTS, pads_sum=pads, pads_gather=pads)
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_each_rank_gets_the_sum_of_its_range(net: Net, *, pads: bool) -> None:
+    flats = [torch.arange(7.0) * 10**rank for rank in range(3)]
+    scatters = [start_scatter(flat, members(rank, pads=pads)) for rank, flat in enumerate(flats)]
+    for rank, scatter in enumerate(scatters):
+        assert scatter.is_done()
+        scatter.finish()
+        assert members(rank, pads=pads).range_in(flats[rank]).tolist() == [
+            111.0 * element for element in range(*CUTS[rank : rank + 2])
+        ]
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_each_rank_gets_all_ranges(net: Net, *, pads: bool) -> None:
+    flats = [torch.full((7,), float(rank)) for rank in range(3)]
+    works = [start_gather(flat, members(rank, pads=pads)) for rank, flat in enumerate(flats)]
+    for work, flat in zip(works, flats, strict=True):
+        assert work.is_completed()
+        work.wait()
+        assert flat.tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    assert sorted(net.sent) == ([0, 1, 2] if pads else [0, 1])  # nobody sends nothing
+
+
+def test_a_scatter_takes_what_its_rank_receives(net: Net) -> None:
+    """Grouped 3 times its own range, padded a copy of 3 x 5 and what is received of it, in float32."""
+    flat = torch.zeros(7)
+    assert [scatter_buffer_bytes(flat, members(rank, pads=False)) for rank in range(3)] == [24, 60, 0]
+    assert [scatter_buffer_bytes(flat, members(rank, pads=True)) for rank in range(3)] == [120] * 3
+
+
+def test_ranges_are_in_proportion_to_weights() -> None:
+    """97 and 3 float64 elements, each from a multiple of 8 on, are 14 steps of 8, of which 3.5 and 10.5 lie
+    before the cuts.
+    """
+    layout = FlatLayout.of({"a": 97, "b": 3}, 8, 3, (1, 2, 1))
+    assert layout.spans == {"a": (0, 97), "b": (104, 107)}
+    assert layout.cuts == (0, 24, 80, 112)
+    assert layout.size == 112
+    assert [layout.range_of(position) for position in range(3)] == list(pairwise(layout.cuts))
+    assert list(layout.owned(2)) == [("a", 80, 97), ("b", 0, 3)]
+    covered = [list(layout.owned(position)) for position in range(3)]
+    assert sum(last - first for own in covered for _, first, last in own) == 100
+    assert FlatLayout.of({"a": 3}, 8, 2, (1, 9)).cuts == (0, 0, 8)
