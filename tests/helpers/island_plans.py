@@ -26,10 +26,14 @@ def on_islands(plan: Plan, asked: LocalSgd) -> Plan:
 
 
 def write_islands(
-    folder: Path, asked: LocalSgd, train: Mapping[str, object] | None = None, steps: int = 4
+    folder: Path,
+    asked: LocalSgd,
+    train: Mapping[str, object] | None = None,
+    steps: int = 4,
+    dropout: float = 0.0,
 ) -> Path:
     """Write toy.yaml and plan.yaml; the path of the plan."""
     settings = {"local_sgd": asked.model_dump(), **(train or {})}
-    path = write_toy(folder, steps=steps, train=settings)
+    path = write_toy(folder, steps=steps, train=settings, dropout=dropout)
     write_plan(path, on_islands(read_plan(path), asked))
     return path

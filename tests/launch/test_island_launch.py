@@ -19,6 +19,7 @@ from spindle_cli.export.run import export_run
 from spindle_cli.files.run_files import read_metrics
 from spindle_cli.launch.build import build_launch, going_on
 from spindle_cli.launch.checks import find_workload
+from spindle_cli.launch.run import samples_per_step
 from spindle_cli.launch.run_dir import hand_on, prepare_run_dir
 from spindle_cli.launch.start_point import find_start
 from spindle_cli.launch.starting.network import whole_cluster_here
@@ -82,6 +83,19 @@ def test_a_run_goes_on_between_outer_steps_bit_for_bit(ran: Path) -> None:
                 assert torch.equal(tensor, second[key]), (island, key)
                 compared += 1
     assert compared > 50
+
+
+@pytest.mark.processes
+def test_islands_draw_for_themselves_and_the_first_saves_last(ran: Path) -> None:
+    folders = [ran / "run" / island / "checkpoints" / "step-000004" for island in ("", "islands/1")]
+    first, second = (load_file(folder / "rank-00000.safetensors") for folder in folders)
+    assert not torch.equal(first["random.cpu.0"], second["random.cpu.0"])
+    for step in (3, 4):
+        written = [
+            (folder.with_name(f"step-{step:06}") / "rank-00000.safetensors").stat().st_mtime_ns
+            for folder in folders
+        ]
+        assert written[0] > written[1]
 
 
 @pytest.mark.processes
@@ -194,3 +208,4 @@ def test_all_nodes_of_all_islands_are_launched(planned: Path) -> None:
     ended = run_spindle("launch", planned / "plan.yaml", *NODE, "--dry-run")
     assert ended.code == 0, ended.err
     assert "--nnodes=2" in ended.out
+    assert samples_per_step(read_plan(planned / "plan.yaml")) == 8 + 4
