@@ -11,6 +11,7 @@ from helpers.island_plans import on_islands
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.averaging import outer_step_bytes, outer_step_s
 from spindle_cli.check.run import check_plan
+from spindle_cli.costs.rebatched import rebatched
 from spindle_cli.errors import InputError, NoPlanError
 from spindle_cli.files.cluster import Cluster, NodeGroup
 from spindle_cli.files.links import BetweenLink, GroupLinks, Link, Links
@@ -253,6 +254,15 @@ def test_one_key_without_the_other_is_refused(tmp_path: Path, gone: str, message
     (tmp_path / "plan.yaml").write_text("\n".join(lines[:start] + lines[end:]))
     with pytest.raises(InputError, match=message):
         read_plan(tmp_path / "plan.yaml")
+
+
+def test_a_share_larger_than_any_known_takes_no_less_than_the_largest() -> None:
+    """Small shares that sum a lot inside take longer: 1 s each of 4, 0.1 s of 2; the line falls below 0."""
+    falling = metaop_of("a/x", 1, {1: 0.03, 2: 0.1, 4: 1.0}, batch_size=4)
+    points = {point.dp: point.forward_s + point.backward_s for point in rebatched(falling, 12).curve}
+    assert points[1] == pytest.approx(0.03)
+    assert points[3] == pytest.approx(0.03)
+    assert points[2] == pytest.approx(0.03)
 
 
 # What `check` finds

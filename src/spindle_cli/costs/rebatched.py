@@ -75,5 +75,7 @@ def _read_at(shares: Sequence[float], seconds: Sequence[float], share: float) ->
     upper = max(upper, 1)
     (x0, y0), (x1, y1) = known[upper - 1], known[upper]
     at = y0 + (y1 - y0) * (share - x0) / (x1 - x0)
+    if share > known[-1][0]:  # where small shares sum more inside, the line may fall
+        return max(at, known[-1][1])
     # Below the smallest known share an op is not faster than the line through zero, nor negative.
     return max(at, 0.0) if share >= known[0][0] else max(at, y0 * share / x0)
