@@ -117,6 +117,8 @@ def test_an_allocation_on_all_devices_splits_alike_in_nodes_of_one_type() -> Non
         dict.fromkeys(("a/net", "b/net"), (2, 2, (2, 2), (0, 4, 6))),
     ]
     assert [set(each) for each in on_all_devices([a, heavy("c/net")], even)] == [{"a/net", "c/net"}]
+    few = metaop_on_types("d/net", 1, TIMES, batch_size=3)
+    assert on_all_devices([a, few], even) == []
     uneven = cluster_of_types({"fast": 3, "slow": 2})
     assert [each["a/net"].tp for each in on_all_devices([a], uneven)] == [1]
 
@@ -145,10 +147,11 @@ def test_what_is_split_for_memory_runs_on_groups_alone_and_the_bound_knows() -> 
     """Split, 8 samples' worth of seconds become 1.5 times as many on each group of two: three times the
     work. Another MetaOp stays as it is.
     """
-    net, other = split_by_two(heavy(), 1.5), heavy("u/net")
+    net, other = split_by_two(heavy(), 1.5), split_by_two(heavy("u/net"), 1.5)
     profile, cluster = profile_on_types(net, other), of_one_node_each(2, 2)
-    whole = SeveralTypes().posed(profile, cluster)
-    split = SeveralTypes().posed(profile, cluster, MemoryFallback(2, frozenset({"t/net"})))
+    posing = SeveralTypes()
+    whole = posing.posed(profile, cluster)
+    split = posing.posed(profile, cluster, MemoryFallback(2, frozenset({"t/net"})))
     own, others = split.problem.nodes
     assert {point.tp for point in own.points} == {2}
     assert {point.counts for point in own.points} == {(2, 0), (0, 2), (2, 2)}
@@ -164,8 +167,18 @@ def test_what_runs_on_all_devices_has_that_column_alone_in_the_bound() -> None:
     net, other = heavy("t/net"), heavy("u/net")
     profile = profile_on_types(net, other).sharded({"t/net": PARAMETERS, "u/net": PARAMETERS})
     posed = SeveralTypes().posed(profile, ONE_EACH)
+    assert posed.best("spindle", 0)[1]
     assert [len(node.points) for node in posed.problem.nodes] == [1, 1]
     assert posed.lower_bound_s == pytest.approx(8 * 4.0)
+
+
+@pytest.mark.parametrize(("split_s", "tp"), [(0.4, 2), (0.6, 1)])
+def test_what_is_shared_out_is_split_as_is_fastest(split_s: float, tp: int) -> None:
+    """A group of two has twice the samples, of which each takes 0.4 or 0.6 times as long."""
+    profile = profile_on_types(split_by_two(heavy(param_bytes_per_op=MIB), split_s))
+    profile = profile.sharded({"t/net": PARAMETERS})
+    (node,) = SeveralTypes().problem(profile, of_one_node_each(2, 2)).nodes
+    assert [point.tp for point in node.points] == [tp]
 
 
 def recomputing_profile() -> Profile:
@@ -180,6 +193,7 @@ def recomputing_profile() -> Profile:
 def test_what_saves_most_for_a_second_is_recomputed_first() -> None:
     profile = recomputing_profile()
     tight = cluster_of_types({"fast": 1, "slow": 1}, memory_gib=0.9)
+    assert SeveralTypes().posed(profile, tight).best("sequential", 0) == (None, False)
     plan = make_plan(profile, tight, effort=0, micro_batches={"t": 1})
     again = {piece.metaop for piece in plan.slices if piece.num_recomputed}
     assert again == {"t/a"}
