@@ -18,7 +18,9 @@ from spindle_cli.plan.best.tight import least_fallback, with_fallback
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part
 from spindle_cli.plan.mixed.posed import SeveralTypes
+from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.search.memory_fallback import describe
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
@@ -115,14 +117,41 @@ def find_in_memory(
     problem, note = posed.problem, None
     if best is None or not all_fit:
         tight = with_fallback(profile, cluster, strategy, effort, posing)
-        if tight is not None and (best is None or tight[0].rank() < best.rank()):
-            best, problem, note = tight
+        alike = _recomputing_alike(profile, cluster, strategy, effort, posing)
+        for each in (tight, alike):
+            if each is not None and (best is None or each[0].rank() < best.rank()):
+                best, problem, note = each
     if best is None:
         return None
     require_above(posed.lower_bound_s, best)
     best = with_passes_apart(problem, best)
     told = best if best.is_apart else apart(problem, best)
     return None if told is None else Found(told, not all_fit, note, sharding=profile.sharding)
+
+
+def _recomputing_alike(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: SeveralTypes
+) -> tuple[Judged, Problem, str | None] | None:
+    """The best plan of those that recompute the same share of each MetaOp's ops, ever more of them as long as
+    that gains; with what it says of that. None if none fits.
+
+    What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
+    them even.
+    """
+    best: tuple[Judged, Problem, str | None] | None = None
+    for quarters in range(1, 5):
+        counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
+        fallback = MemoryFallback(recompute=counts)
+        posed = posing.posed(profile, cluster, fallback)
+        found, all_fit = posed.best(strategy, effort)
+        if found is None:
+            continue
+        if best is not None and best[0].rank() <= found.rank():
+            break
+        best = found, posed.problem, describe(fallback, found.slices)
+        if all_fit:
+            break
+    return best
 
 
 def _on_part(profile: Profile, effort: int, whole: Cluster, part: Cluster) -> Found | None:
