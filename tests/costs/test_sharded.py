@@ -45,6 +45,17 @@ def test_each_op_gathers_and_scatters_its_own_parameters() -> None:
     assert found.forward == found.backward == found.scatters == pytest.approx((MIB_S, MIB_S))
 
 
+def test_unequal_parts_take_as_long_as_the_largest() -> None:
+    """3/4 of a MiB over one link, in either way; equal weights among those that share are equal parts."""
+    metaop = net_of(1)
+    piece, cluster = slice_of(metaop, (0, 1), (0, 1), 0.0), cluster_of(4, devices_per_node=2)
+    shared_out = profile_of(metaop).sharded({"task/net": PARAMETERS})
+    for weights, seconds in (((1, 3, 1, 1), 10e-6 + 0.75 * MIB / 5e9), ((3, 3, 1, 9), MIB_S)):
+        found = moved_in_passes(piece, metaop, cluster, shared_out.weighted(weights))
+        assert found is not None
+        assert found.forward == found.scatters == pytest.approx((seconds,))
+
+
 def test_gradients_alone_are_scattered_and_nothing_is_gathered() -> None:
     found = moved(net_of(2), (0, 2), GRADIENTS, gradient_bytes_per_param=2.0)
     assert found is not None

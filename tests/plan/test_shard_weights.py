@@ -9,6 +9,7 @@ import pytest
 
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.holdings import Held, Sharers
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
@@ -167,6 +168,13 @@ def test_a_file_with_other_weights_is_refused(tmp_path: Path, weights: str, mess
     path.write_text(text.replace("optimizer_state_sharded: true\n", ""))
     with pytest.raises(InputError, match="shard_weights: expected none where the train settings do not let"):
         read_plan(path)
+
+
+def test_a_sum_takes_a_buffer_as_if_all_had_the_largest_part() -> None:
+    """Of two with 1 and 3 of 4 parts: 2 x 3/4 of the gradients."""
+    held = Held(num_bytes=8.0, trained_bytes=8.0, count=1, last_part=0, is_whole=True)
+    held.divide([Sharers(2, 4, 3)], 1)
+    assert (held.owned, held.share, held.summed_bytes) == (0.25, 1.0, 12.0)
 
 
 def test_a_check_finds_more_memory_than_was_said() -> None:
