@@ -172,6 +172,27 @@ def test_what_runs_on_all_devices_has_that_column_alone_in_the_bound() -> None:
     assert posed.lower_bound_s == pytest.approx(8 * 4.0)
 
 
+def test_the_bound_knows_cuts_that_a_share_which_is_slow_for_its_size_hides() -> None:
+    """2 samples take `slow` 7 s, 3 of them 3.5 s: shares of at most so many seconds each are 5 and 1 samples,
+    5 s; equal ones, which no other strategy would leave, 3.5 s.
+    """
+    seconds = {1: 2.0, 2: 7.0, 3: 3.5}
+    net = heavy()
+    shares = tuple(
+        share.model_copy(update={"forward_s": slow_s / 3, "backward_s": slow_s * 2 / 3})
+        if share.device == "slow" and (slow_s := seconds.get(share.samples))
+        else share
+        for share in net.shares
+    )
+    profile = profile_on_types(net.model_copy(update={"shares": shares})).sharded({"t/net": PARAMETERS})
+    posed = SeveralTypes().posed(profile, ONE_EACH)
+    assert [node.points[0].rows for node in posed.problem.nodes] == [(0, 5, 6)]
+    assert posed.lower_bound_s == pytest.approx(4 * 3.5)
+    plan = make_plan(profile, ONE_EACH, effort=0)
+    assert [piece.rows for piece in plan.slices] == [None]
+    assert plan.predicted.compute_s == pytest.approx(4 * 3.5)
+
+
 @pytest.mark.parametrize(("split_s", "tp"), [(0.4, 2), (0.6, 1)])
 def test_what_is_shared_out_is_split_as_is_fastest(split_s: float, tp: int) -> None:
     """A group of two has twice the samples, of which each takes 0.4 or 0.6 times as long."""

@@ -21,12 +21,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.costs.parameters.sharded import level_of
+from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
 from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type
 from spindle_cli.plan.mixed.cutting.shares import share_times
 from spindle_cli.plan.mixed.pricing import Column, Pricing
-from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.problem import MemoryFallback, Point, Problem
+from spindle_cli.profile.types import MetaOpProfile
 
 MOST_ROUNDS = 40
 # Generating ends where the bound is this close to the program's optimum.
@@ -64,7 +66,7 @@ class _Solved:
 def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> MixedBound:
     """Solve the program of this module. Deterministic.
 
-    What runs on all devices that share out its parameters has that allocation alone.
+    What runs on all devices that share out its parameters has these alone, in its best cut.
 
     Args:
         fallback: by which MetaOps are split in the problem.
@@ -118,7 +120,7 @@ class _Generator:
             metaop = node.metaop
             if level_of(metaop, problem.profile.sharding).is_by_pass:
                 (point,) = node.points
-                self._only[node.index] = Column(point.op_s, tuple(map(float, point.counts or ())))
+                self._only[node.index] = _on_all(metaop, cluster, point)
                 self._of_node.append([])
                 continue
             least_tp = fallback.least_tp if metaop.name in fallback.split else 1
@@ -138,6 +140,15 @@ class _Generator:
         found = [pricing.cheapest(prices, flow) for pricing in self._of_node[node]]
         columns = [column for column in found if column is not None]
         return min(columns, key=lambda column: column.cost(prices, flow))
+
+
+def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point) -> Column:
+    """The devices of an allocation on all of them, with the time of their best cut: strategies cut a batch in
+    ways of their own.
+    """
+    (times,) = share_times(metaop, cluster, recompute=point.recompute, degrees=(point.tp,))
+    pricing = Pricing(times, [groups_of_type(cluster, kind, point.tp) for kind in cluster.types])
+    return Column(min(point.op_s, pricing.shortest_s), tuple(map(float, point.counts or ())))
 
 
 def _solve(problem: Problem, columns: Sequence[Sequence[Column]]) -> _Solved:

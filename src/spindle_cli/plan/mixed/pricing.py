@@ -13,6 +13,7 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,11 @@ class Pricing:
         self._samples = np.array([np.searchsorted(s, self._op_s, side="right") for s in shortest], float)
         room = self._samples.T @ np.array(groups, float) >= self._batch_size
         self._op_s, self._samples = self._op_s[room], self._samples[:, room]
+
+    @property
+    def shortest_s(self) -> float:
+        """Seconds before which no cut on any of the devices is through; infinite where there is no room."""
+        return float(self._op_s[0]) if self._op_s.size else inf
 
     def cheapest(self, prices: Sequence[float], flow: float) -> Column | None:
         """The allocation that costs least; None where there is no room for any."""
