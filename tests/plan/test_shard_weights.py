@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,19 @@ from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import InputError, NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster, NodeGroup
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.file import plan_text, read_plan
 from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.plan.weights.choose import by_free_memory, parse_shard_by
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.types import Profile
-from spindle_cli.program.link import link_sets
+from spindle_cli.program.link import link, link_sets
+from spindle_cli.program.proof.faults import ProgramError
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.show.summary import summarise
+from spindle_cli.show.table import footer
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import GIB
 
@@ -70,6 +78,38 @@ def test_state_and_update_follow_the_weights() -> None:
     # The update, and of two scatters and gathers at most 1/4 GiB more each, none of it at the least.
     longer_s = simulate(plan).iteration_s - simulate(evenly).iteration_s
     assert 0.5 < longer_s < 0.5 + 4 * 0.25 * GIB / 10e9 + 1e-3
+
+
+def test_what_plan_and_show_say_of_weights() -> None:
+    """Once for neighbours that are alike; nothing where all parts are equal."""
+    own = cluster_of_types({"fast": 2, "slow": 1})
+    plan = make_plan(profile(), own, shard_by={"slow": 2, "fast": 6})
+    said = "shared out in ranges of 3 on each of devices 0-1 (fast), 1 on device 2 (slow)"
+    assert said in footer(summarise(plan))
+    assert said.replace("out in", "out  in") in str(PlanReport.of("plan.yaml", plan))
+    evenly = make_plan(profile(), own, shard_by="even")
+    assert "shared out" not in footer(summarise(evenly)) + str(PlanReport.of("plan.yaml", evenly))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": (3,)}, "group 1 is of devices (0, 1), its weights are (3,)"),
+        ({"weights": (3, 0)}, "group 1 is of devices (0, 1), its weights are (3, 0)"),
+        (
+            {"weights": (3, 2)},
+            "groups 0 and 1 are of the same devices, (0, 1); their weights are (3, 1) and (3, 2)",
+        ),
+        ({"weights": (), "pads_sum": True}, "group 1 is padded, and its ranges are equal"),
+        ({"sharding": Sharding.NONE}, "group 1 has weights, (3, 1), and no ranges"),
+    ],
+)
+def test_the_proof_asks_all_devices_for_the_same_ranges(change: dict[str, Any], message: str) -> None:
+    program = link(make_plan(profile(), cluster(40, 40), shard_by={"slow": 2, "fast": 6}))
+    prove(program)
+    first, second = program.groups
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        prove(replace(program, groups=(first, replace(second, **change))))
 
 
 def test_a_file_says_weights_only_where_parts_are_unequal() -> None:

@@ -13,6 +13,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.islands.said import IslandsReport, islands_report
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.plan.unchecked import describe_unchecked
+from spindle_cli.plan.weights.said import WeightReport, describe_weights, weight_reports
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 
@@ -34,6 +35,7 @@ class PlanReport(Artifact):
     Where not every step runs all tasks, `predicted` is of one that would, `mean_iteration_s` the mean of all
     steps by the shares of `task_sets`, and `peak_memory_bytes` the most that a device needs in any.
     `islands`: where these average now and then alone, what that takes; all else is of one of them.
+    `shard_weights`: how much of what devices share out each has, where that is not the same for all.
     `memory`: of the fullest device at its fullest moment, by what takes it; empty where steps run several
     sets of tasks.
     """
@@ -52,6 +54,7 @@ class PlanReport(Artifact):
     peak_memory_bytes: int
     micro_batches: dict[str, int] = Field(default_factory=dict)
     sharding: dict[str, Sharding] = Field(default_factory=dict)
+    shard_weights: tuple[WeightReport, ...] = ()
     memory: dict[str, int] = Field(default_factory=dict)
     task_sets: tuple[SetReport, ...] = ()
     islands: IslandsReport | None = None
@@ -74,6 +77,7 @@ class PlanReport(Artifact):
             peak_memory_bytes=max(max(each.peak_memory_bytes) for each in predicted),
             micro_batches=plan.micro_batches,
             sharding=plan.sharding,
+            shard_weights=weight_reports(plan.shard_weights, plan.cluster),
             memory=_fullest(plan),
             task_sets=tuple(
                 SetReport(
@@ -117,6 +121,8 @@ class PlanReport(Artifact):
         if self.sharding:
             levels = ", ".join(f"{level} of {key}" for key, level in self.sharding.items())
             lines.append(f"  shared out  {levels}")
+        if self.shard_weights:
+            lines.append(f"  shared out  {describe_weights(self.shard_weights)}")
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def _of_sets(self) -> list[str]:

@@ -8,7 +8,9 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from spindle_cli.files.artifact import Artifact, Model
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan
+from spindle_cli.plan.weights.said import WeightReport, weight_reports
 from spindle_cli.show.grid import length_s
 
 
@@ -45,6 +47,8 @@ class ShowReport(Artifact):
         gap: how far the schedule is above the lower bound, as a share of the bound; None if the bound is
             zero.
         device_use: share of the schedule in which each device runs a slice.
+        sharding: what is shared out of which parameters, where the plan says so.
+        shard_weights: how much of it each device has, where that is not the same for all.
     """
 
     KIND: ClassVar[str] = "show"
@@ -65,6 +69,8 @@ class ShowReport(Artifact):
     num_recomputed: int = 0  # ops, of all slices
     num_offloaded: int = 0  # the same, whose activations are in host memory
     host_memory_bytes: tuple[int, ...] = ()  # of each node, as predicted
+    sharding: dict[str, Sharding] = Field(default_factory=dict)
+    shard_weights: tuple[WeightReport, ...] = ()
     metaops: tuple[MetaOpSummary, ...]
     notes: tuple[str, ...]
 
@@ -89,6 +95,8 @@ def summarise(plan: Plan) -> ShowReport:
         num_recomputed=sum(piece.num_recomputed for piece in plan.slices),
         num_offloaded=sum(piece.num_offloaded for piece in plan.slices),
         host_memory_bytes=predicted.host_memory_bytes,
+        sharding=plan.sharding,
+        shard_weights=weight_reports(plan.shard_weights, plan.cluster),
         metaops=_metaops(plan),
         notes=plan.notes,
     )

@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spindle_cli.plan.types import Plan
+from spindle_cli.plan.weights.said import describe_weights
 from spindle_cli.show.summary import Allocation, ShowReport
 from spindle_cli.show.symbols import Symbols
 from spindle_cli.units import counted, format_bytes, format_seconds
@@ -40,6 +41,11 @@ def footer(report: ShowReport) -> str:
             f"(most on device {memory.index(max(memory))})"
         )
     lines += _given_up(report)
+    if report.sharding:
+        levels = ", ".join(f"{level} of {key}" for key, level in report.sharding.items())
+        lines.append(f"shared out {levels}")
+    if report.shard_weights:
+        lines.append(f"shared out {describe_weights(report.shard_weights)}")
     return "\n".join([*lines, *(f"note: {note}" for note in report.notes)])
 
 

@@ -14,6 +14,7 @@ from spindle_cli.account.types import Purpose
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.proof.faults import Place, fault
 from spindle_cli.program.proof.proof_moves import Moves, early_ops
+from spindle_cli.program.proof.proof_ranges import check_ranges
 from spindle_cli.program.proof.proof_shards import check_shards, last_passes
 from spindle_cli.program.types import Action, Kind, Program, Transfer
 
@@ -43,6 +44,7 @@ def check_communicators(program: Program) -> None:
     for index, each in enumerate(program.communicators):
         if each.index != index or list(each.ranks) != sorted(set(each.ranks)):
             raise fault(program, f"communicator {index} is numbered {each.index}, of {each.ranks}")
+    check_ranges(program)
     check_shards(program)
     for device, actions in program.actions.items():
         for step, action in enumerate(actions):
