@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from itertools import groupby
+
+from spindle_cli.files.artifact import Model
+from spindle_cli.files.cluster import Cluster
 
 
 class Sharding(StrEnum):
@@ -33,3 +37,33 @@ ShardingOf = Mapping[str, Sharding]
 # component has a range of it in proportion to its own among theirs. None at all: equal ranges.
 ShardWeights = tuple[int, ...]
 LARGEST_WEIGHT = 1_000_000
+
+
+class WeightReport(Model):
+    """Each of devices [first, last], of type `device`, has a range in proportion to `weight`."""
+
+    devices: tuple[int, int]
+    device: str
+    weight: int
+
+    def __str__(self) -> str:
+        first, last = self.devices
+        which = f"device {first}" if first == last else f"each of devices {first}-{last}"
+        return f"{self.weight} on {which} ({self.device})"
+
+
+def weight_reports(weights: ShardWeights, cluster: Cluster) -> tuple[WeightReport, ...]:
+    """Neighbours of one type and weight together; none where all devices have equal ranges."""
+    runs = groupby(
+        zip(cluster.type_of, weights, range(len(weights)), strict=False), key=lambda each: each[:2]
+    )
+    reports = []
+    for (kind, weight), members in runs:
+        devices = [device for *_, device in members]
+        reports.append(WeightReport(devices=(devices[0], devices[-1]), device=kind, weight=weight))
+    return tuple(reports)
+
+
+def describe_weights(reports: Sequence[WeightReport]) -> str:
+    """One line; there is a report."""
+    return "in ranges of " + ", ".join(str(report) for report in reports)

@@ -9,11 +9,10 @@ from pydantic import Field
 from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.files.sharding import Sharding
+from spindle_cli.files.sharding import Sharding, WeightReport, describe_weights, weight_reports
 from spindle_cli.plan.islands.said import IslandsReport, islands_report
 from spindle_cli.plan.types import Plan, Predicted, StrategyName
 from spindle_cli.plan.unchecked import describe_unchecked
-from spindle_cli.plan.weights.said import WeightReport, describe_weights, weight_reports
 from spindle_cli.units import counted, format_bytes, format_seconds
 
 

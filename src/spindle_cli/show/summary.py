@@ -8,9 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from spindle_cli.files.artifact import Artifact, Model
-from spindle_cli.files.sharding import Sharding
+from spindle_cli.files.sharding import Sharding, WeightReport, weight_reports
 from spindle_cli.plan.types import Plan
-from spindle_cli.plan.weights.said import WeightReport, weight_reports
 from spindle_cli.show.grid import length_s
 
 

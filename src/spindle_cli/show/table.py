@@ -6,8 +6,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from spindle_cli.files.sharding import describe_weights
 from spindle_cli.plan.types import Plan
-from spindle_cli.plan.weights.said import describe_weights
 from spindle_cli.show.summary import Allocation, ShowReport
 from spindle_cli.show.symbols import Symbols
 from spindle_cli.units import counted, format_bytes, format_seconds
