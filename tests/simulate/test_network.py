@@ -155,6 +155,31 @@ def test_a_sum_takes_its_members_ports_and_the_cards_of_as_many_as_a_node_has() 
     assert {use.port: use.demand for use in half.uses} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("nics", "first", "second"),
+    [
+        (4, {(0, 0), (0, 2), (1, 0), (1, 2)}, {(0, 1), (0, 3), (1, 1), (1, 3)}),  # a card each: their own
+        (3, {(0, 0), (0, 1), (1, 0), (1, 1)}, {(0, 0), (0, 2), (1, 0), (1, 2)}),  # 0 and 1 share one
+        (1, {(0, 0), (1, 0)}, {(0, 0), (1, 0)}),
+    ],
+)
+def test_sums_go_over_the_cards_of_their_own_devices(
+    nics: int, first: set[tuple[int, int]], second: set[tuple[int, int]]
+) -> None:
+    """Every other device of two nodes of four, and the rest."""
+    network = Network(cluster(nics=nics, devices=4))
+    streams = [network.collective(devices, GB, 2) for devices in ((0, 2, 4, 6), (1, 3, 5, 7))]
+    cards = [{use.port for use in stream.uses if use.port % 4 == 0} for stream in streams]
+    assert cards == [{4 * (4 * node + card) for node, card in own} for own in (first, second)]
+
+
+def test_two_devices_behind_one_card_sum_over_another_one_too() -> None:
+    """As the formula has as many cards as a node has devices of the sum."""
+    network = Network(cluster(nics=2, devices=4))
+    cards = {use.port for use in network.collective((0, 1, 4, 5), GB, 2).uses if use.port % 4 == 0}
+    assert cards == {0, 4, 16, 20}
+
+
 def test_the_latency_of_a_message_and_of_a_sum_s_hops_loads_no_port() -> None:
     link = Link(latency_us=1000, bandwidth_gb_per_s=1)
     network = Network(cluster().model_copy(update={"links": Links(intra_node=link, inter_node=link)}))

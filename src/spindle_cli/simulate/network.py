@@ -84,7 +84,7 @@ class Network:
         """A sum (2 rounds), scatter or gather (1) over devices: as long as the formula says when alone.
 
         Inside a node every member passes on what a ring does; between k nodes each node passes on (k-1)/k of
-        the bytes a round, over as many cards as it has for its members.
+        the bytes a round, over as many cards as it has for its members: these members' own, and then others.
 
         `weights`: what the devices' parts of a scatter or gather are in proportion to; none: they are equal.
         """
@@ -101,7 +101,7 @@ class Network:
         links = self.cluster.links_among(by_node)
         for node, members in by_node.items():
             moved_inside = rounds * (len(members) - 1) / len(members) * num_bytes
-            cards = range(min(len(members), self.cluster.cards_of_node[node]))
+            cards = self._cards_for(node, members)
             moved_between = rounds * (len(by_node) - 1) / len(by_node) * num_bytes / len(cards)
             passed_on = [(_device_port(device), moved_inside, links.intra_node) for device in members]
             passed_on += [(self._card_port(node, card), moved_between, links.inter_node) for card in cards]
@@ -151,6 +151,14 @@ class Network:
 
     def _port(self, device: int, inside: bool, *, out: bool) -> int:
         return (_device_port(device) if inside else self._card_port(*self.cluster.card_of[device])) + out
+
+    def _cards_for(self, node: int, members: Sequence[int]) -> list[int]:
+        """The cards of a node over which a collective of some of its devices goes: NCCL prefers those that
+        are close to them, so that collectives of other devices of the node go over other cards.
+        """
+        count = self.cluster.cards_of_node[node]
+        own = [self.cluster.card_of[device][1] for device in members]
+        return list(dict.fromkeys([*own, *range(count)]))[: min(len(members), count)]
 
     def _card_port(self, node: int, card: int) -> int:
         # Numbered by a device of the node: there are never more cards than devices.
