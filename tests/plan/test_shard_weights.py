@@ -23,6 +23,8 @@ from spindle_cli.plan.plan_report import PlanReport
 from spindle_cli.plan.types import Plan
 from spindle_cli.plan.weights.choose import by_free_memory, parse_shard_by
 from spindle_cli.plan.weights.on_part import weights_on
+from spindle_cli.plan.weights.speeds import by_speed
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 from spindle_cli.program.link import link, link_sets
 from spindle_cli.program.proof.faults import ProgramError
@@ -170,10 +172,29 @@ def test_weights_by_memory_are_of_the_fullest_device_of_each_kind() -> None:
     assert weights_on(both, (), four) == ()
 
 
-@pytest.mark.parametrize("text", ["", "fast", "fast=0", "fast=1.5", "=3", "fast=3,", "fast=1000001", "speed"])
+@pytest.mark.parametrize("text", ["", "fast", "fast=0", "fast=1.5", "=3", "fast=3,", "fast=1000001", "Speed"])
 def test_what_is_no_part_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"^--shard-by .*expected even, memory, or TYPE=WEIGHT"):
+    with pytest.raises(UsageError, match=r"^--shard-by .*expected even, memory, speed, or TYPE=WEIGHT"):
         parse_shard_by(text)
+
+
+def test_parts_by_speed_are_by_the_best_allocation_of_every_op() -> None:
+    """2 ops of 6 samples take 12 s on the fast type and 24 s on the slow one, 3 of another net 9 s on both,
+    but on one device alone: 21 s and 33 s, 100 and 64 per cent.
+    """
+    net = metaop_on_types("t/net", 2, {"fast": 1.0, "slow": 2.0}, batch_size=6)
+    same = metaop_on_types("u/net", 3, {"fast": 0.5, "slow": 0.5}, batch_size=6)
+    slower_on_one = tuple(
+        point.model_copy(update={"forward_s": 2 * point.forward_s}) if point.num_devices == 1 else point
+        for point in same.curve
+    )
+    own = profile_on_types(net, same.model_copy(update={"curve": slower_on_one}))
+    on = cluster_of_types({"fast": 2, "slow": 1})
+    assert by_speed(seen_on(own, on), on) == (25, 25, 16)
+    assert by_speed(seen_on(own, cluster_of_types({"fast": 2})), cluster_of_types({"fast": 2})) == ()
+    assert parse_shard_by("speed") == "speed"
+    plan = sound(make_plan(profile(), cluster(40, 40), shard_by="speed"), profile())
+    assert plan.shard_weights == (2, 1)
 
 
 def test_parts_are_asked_for_of_every_type_once() -> None:

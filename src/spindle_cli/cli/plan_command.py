@@ -55,10 +55,10 @@ def plan(
         str | None,
         typer.Option(
             "--shard-by",
-            metavar="even|memory|TYPE=WEIGHT,...",
-            help="Which part of what devices share out each of them has: equal ones, by free memory, or by "
-            "type of device in proportion to weights. By default equal ones, and by free memory where "
-            "devices of several types would else be short of it.",
+            metavar="even|memory|speed|TYPE=WEIGHT,...",
+            help="Which part of what devices share out each of them has: equal ones, by free memory, by "
+            "speed, or by type of device in proportion to weights. By default equal ones, and by free memory "
+            "where devices of several types would else be short of it.",
             show_default=False,
         ),
     ] = None,

@@ -1,5 +1,5 @@
 """How much each device has of what devices share out: as much as all others, as much as is asked for, or by
-its free memory.
+its free memory, or by its speed.
 
 By free memory, strategy and weights are found in turn. The account of a plan says what each device has free
 beside the optimizer state that is shared out, of one type the device with the least of it. In proportion to
@@ -12,7 +12,6 @@ devices with ample memory, against what they have.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import gcd
 from typing import Literal
 
 from spindle_cli.account.device_memory import device_memory
@@ -21,12 +20,12 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
 from spindle_cli.files.sharding import LARGEST_WEIGHT, ShardWeights
 from spindle_cli.plan.types import Plan
+from spindle_cli.plan.weights.speeds import FULL, by_speed, reduced
 from spindle_cli.profile.types import Profile
 
-# What a user may ask for: equal parts; by free memory; or by type of device, what each has in proportion.
-ShardBy = Literal["even", "memory"] | Mapping[str, int]
-# Weights by memory are per cent of the largest.
-_FULL = 100
+# What a user may ask for: equal parts; by free memory; by speed; or by type of device, what each has in
+# proportion.
+ShardBy = Literal["even", "memory", "speed"] | Mapping[str, int]
 # Most plans with weights: where they are asked for, and where they are one thing to try of several.
 _MOST_ASKED, _MOST_TRIED = 4, 2
 # Plans a profile, with its weights, for a cluster.
@@ -37,19 +36,18 @@ def parse_shard_by(text: str) -> ShardBy:
     """What is asked for on a command line.
 
     Raises:
-        UsageError: it is neither 'even' nor 'memory', nor says a whole number for each type.
+        UsageError: it is neither 'even' nor 'memory' nor 'speed', nor says a whole number for each type.
     """
-    if text == "even":
-        return "even"
-    if text == "memory":
-        return "memory"
+    match text:
+        case "even" | "memory" | "speed":
+            return text
     weights: dict[str, int] = {}
     for part in text.split(","):
         kind, _, number = part.strip().rpartition("=")
         if not kind or not number.isdecimal() or not 1 <= int(number) <= LARGEST_WEIGHT:
             raise UsageError(
-                f"--shard-by {text}: found {part!r}; expected even, memory, or TYPE=WEIGHT for each type of "
-                f"device, whole numbers from 1 to {LARGEST_WEIGHT}",
+                f"--shard-by {text}: found {part!r}; expected even, memory, speed, or TYPE=WEIGHT for each "
+                f"type of device, whole numbers from 1 to {LARGEST_WEIGHT}",
                 hint="For example `--shard-by a100-80gb=5,v100-32gb=2`.",
             )
         if kind in weights:
@@ -81,8 +79,10 @@ def with_best_weights(
             hint="Set `shard_optimizer: true` under `train` and profile again, or leave it out.",
         )
     if isinstance(shard_by, Mapping):
-        weights = _reduced([shard_by[kind] for kind in cluster.type_of])
+        weights = reduced([shard_by[kind] for kind in cluster.type_of])
         return make(profile.weighted(weights), cluster)
+    if shard_by == "speed":
+        return make(profile.weighted(by_speed(profile, cluster)), cluster)
     evenly = _tried(make, profile, cluster)
     has_room = isinstance(evenly, Plan) and not is_short(evenly)
     if shard_by is None and isinstance(evenly, Plan) and has_room:
@@ -154,7 +154,7 @@ def by_free_memory(free: Sequence[int], cluster: Cluster) -> ShardWeights:
     for kind, own in zip(kinds, free, strict=True):
         least[kind] = min(own, least.get(kind, own))
     largest = max(*least.values(), 1)
-    return _reduced([max(1, round(_FULL * least[kind] / largest)) for kind in kinds])
+    return reduced([max(1, round(FULL * least[kind] / largest)) for kind in kinds])
 
 
 def require_types(shard_by: ShardBy | None, cluster: Cluster) -> None:
@@ -168,14 +168,6 @@ def require_types(shard_by: ShardBy | None, cluster: Cluster) -> None:
             f"--shard-by: found weights for {', '.join(sorted(shard_by))}; expected one for each type of "
             f"device of {cluster.name!r}: {', '.join(cluster.types)}",
         )
-
-
-def _reduced(weights: Sequence[int]) -> ShardWeights:
-    """Without their common factor."""
-    if len(set(weights)) == 1:
-        return ()
-    factor = gcd(*weights)
-    return tuple(weight // factor for weight in weights)
 
 
 def _noted(plan: Plan) -> Plan:
