@@ -30,15 +30,15 @@ def test_sums_go_in_the_order_in_which_they_are_complete() -> None:
 @pytest.mark.parametrize(
     ("other_op_s", "sum_s", "added_s"),
     [
-        # The second device runs its ops backward until 5.6 s, the others until 9.6 s, the first of them until
-        # 7.6 s: there it comes to the first sum, 2 s each. Without the others it would do so at 6 s.
-        (3.0, 2.0, 3.6),
+        # The second device runs its ops backward until 5.6 s, then its others: inside of these the sums start
+        # as they are complete, 2 s each, the last one at 12 s.
+        (3.0, 2.0, 2.0),
         # Its other ops run backward until 27.6 s, after the last pass that adds to the sums: they come before
         # these, from 9.8 s on, when it has run its first op that adds to one, 5 s each.
         (12.0, 5.0, 2.2),
     ],
 )
-def test_a_device_comes_to_sums_behind_the_passes_that_end_before_they_are_complete(
+def test_sums_start_when_they_are_complete_whatever_their_devices_run_then(
     other_op_s: float, sum_s: float, added_s: float
 ) -> None:
     """Ops of the first device run backward until 6, 8, 10 and 12 s."""
@@ -56,10 +56,26 @@ def test_a_device_comes_to_sums_behind_the_passes_that_end_before_they_are_compl
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
-def test_sums_of_a_device_go_by_their_last_passes_not_by_when_they_are_ready() -> None:
+def test_sums_are_behind_a_pass_that_adds_to_them_and_waits_for_others_inside() -> None:
+    """Ops of the first device run backward until 6, 8, 10 and 12 s, of the others, which sum statistics,
+    until 4.5, 6, 7.5 and 9 s: the first two sums start at 9 s, the rest behind them, 2 s each.
+    """
+    parameters = {"parameters": "p", "param_bytes_per_op": round(2.0 * 5e9 * 3 / 4)}
+    statistics = (BatchSum(num_bytes=8, forward=1, backward=1),)
+    problem = problem_of(
+        cluster_of(3),
+        metaop_of("a/m", 4, {1: 3.0}, **parameters),
+        metaop_of("b/m", 4, {2: 2.25}, batch_sums=statistics, **parameters),
+    )
+    draft = draft_of(problem, (0, 0, 4, 1, 0.0), (1, 0, 4, 2, 0.0))
+    prediction = predicted(problem, Placed(draft, ((0,), (1, 2))), 12.0)
+    assert prediction.gradient_sum_s == pytest.approx(5.0, abs=1e-3)
+
+
+def test_sums_of_a_device_go_by_when_they_are_complete_not_by_their_last_passes() -> None:
     """The second device sums with the first, which is through after 10 s, and with the third, of which the
-    first op that it runs backward adds to the sum, at 6 s, and which is through after 12 s. A program has the
-    sum of the first ahead, so that both end after 13 and 16 s.
+    first op that it runs backward adds to the sum, at 6 s, and which is through after 12 s: the sums run from
+    6 s and from 10 s on, 3 s each.
     """
     num_bytes = 15 * 10**9  # 3 s
     parameters = {"parameters": "p", "param_bytes_per_op": num_bytes}
@@ -73,7 +89,7 @@ def test_sums_of_a_device_go_by_their_last_passes_not_by_when_they_are_ready() -
     )
     draft = draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0), (3, 0, 4, 1, 0.0), (2, 0, 1, 1, 0.3))
     prediction = predicted(problem, Placed(draft, ((0,), (1,), (2,), (1,))), 12.0)
-    assert prediction.gradient_sum_s == pytest.approx(4.0, abs=1e-3)
+    assert prediction.gradient_sum_s == pytest.approx(1.0, abs=1e-3)
 
 
 def test_statistics_summed_by_devices_further_apart_than_the_curve_has_them_come_on_top() -> None:

@@ -3,7 +3,8 @@ and shows the place.
 
 The program is `two_towers` with shared optimizer state and clipped gradients. Device 2 runs:
 0 F 1, 1 RECV, 2 SEND, 3 F 2, 4 SEND, 5 LOSSES, 6-7 RECV_GRAD, 8 B 2, 9 SUM 0, 10 SEND_GRAD, 11 FLAGS,
-12 B 1, 13-15 SUM 1 to 3 (of ops 2, 1, 0), 16 FLAGS, 17 NORM, 18 STEP, 19-21 GATHER 3 to 1, 22 GATHER 0.
+12 B 1, 13-15 SUM 1, 2 and 4 (of ops 2, 1, 0), 16 FLAGS, 17 NORM, 18 STEP, 19-21 GATHER 4, 2 and 1,
+22 GATHER 0.
 """
 
 from __future__ import annotations
@@ -66,14 +67,14 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "a slice not backward": (lose(12), "backward does not mirror forward", ">>F 1<<"),
     "no step": (lose(18), "expected one STEP, and only GATHERs behind it", ">>NORM<<"),
     "two steps": (repeat(18), "expected one STEP", ">>STEP<<"),
-    "a sum behind the step": (move(15, 18), "expected one STEP", ">>SUM 3<<"),
+    "a sum behind the step": (move(15, 18), "expected one STEP", ">>SUM 4<<"),
     "the norm one early": (swap(16, 17), "expected NORM just before STEP", ">>NORM<<"),
     "sums in another order": (swap(13, 14), "may start this sum before op 1", ">>SUM 2<<"),
     "a sum twice": (repeat(13), "starts its sums out of order", ">>SUM 1<<"),
     "a sum lost": (lose(13), "device 2 starts SUM 1, or should and does not", ">>GATHER 0<<"),
     "a sum of others": (turn(13, group=6), "starts its sums out of order", ">>SUM 2<<"),
     "a sum one op early": (turn(14, op=2), "may start this sum before op 1, which adds to it", ">>SUM 2<<"),
-    "a sum from behind that takes it along": (turn(15, op=1), "before op 0, which adds", ">>SUM 3<<"),
+    "a sum from behind that takes it along": (turn(15, op=1), "before op 0, which adds", ">>SUM 4<<"),
     "a sum of an op behind the slice": (turn(13, op=3), "expected an op of the slice before", ">>SUM 1<<"),
     "a sum of no op": (turn(13, op=None), "expected an op of the slice before", ">>SUM 1<<"),
     "a sum before any backward pass": (move(9, 8), "expected an op of the slice before", ">>SUM 0<<"),
@@ -220,9 +221,9 @@ def test_the_grid_shows_four_steps_on_either_side_and_says_where_there_are_more(
         "  RECV_GRAD#11<0  B 2 ...",
         "  device 2, from step 1: ... RECV#1<1  SEND#3>0  F 2  SEND#6>0  >>LOSSES<<  RECV_GRAD#9<0"
         "  RECV_GRAD#11<0  B 2  SUM 0 ...",
-        "  device 2, from step 14: ... SUM 2  SUM 3  FLAGS  NORM  >>STEP<<  GATHER 3  GATHER 2"
+        "  device 2, from step 14: ... SUM 2  SUM 4  FLAGS  NORM  >>STEP<<  GATHER 4  GATHER 2"
         "  GATHER 1  GATHER 0",
-        "  device 2, from step 18: ... STEP  GATHER 3  GATHER 2  GATHER 1  >>GATHER 0<<",
+        "  device 2, from step 18: ... STEP  GATHER 4  GATHER 2  GATHER 1  >>GATHER 0<<",
     ]
     ten = format_grid(program, [(2, 0)] * 10).splitlines()
     assert len(ten) == 9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -14,53 +14,34 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory
+from spindle_cli.program.lanes import Lane
+from spindle_cli.program.sum_times import Completion, run_back
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import Action, Kind, StepSettings
 
-
-class Completion(NamedTuple):
-    """With which slice's backward pass, and after which of its ops, a group's gradients are complete on all
-    devices; in the order of time.
-    """
-
-    time: int
-    minus_op: int
-    piece: int
-
-    @classmethod
-    def of(cls, group: ParameterGroup, clock: PassClock) -> Completion:
-        return max(
-            cls(clock.end((Kind.BACKWARD, piece)), -op, piece)
-            for piece, op in zip(group.slices, group.first_ops, strict=True)
-        )
-
-
-def sum_time(group: ParameterGroup, clock: PassClock, num_devices: int) -> int:
-    """When a group is summed: as soon as it is complete. One over all devices comes behind the losses, whose
-    communicator it shares: it may be complete while some devices still run forward.
-    """
-    complete = Completion.of(group, clock).time
-    return complete if len(group.devices) < num_devices else max(complete, clock.forward_ended + 1)
-
-
-# Of what has the same time, the sums come first: they may start while the pass that ends then still runs.
-_SUMS, _OTHERS, _FLAGS = 0, 1, 2
+# Of what has the same time the losses come first, as a sum may be over their communicator; then the sums,
+# which may start while the pass that ends then still runs.
+_LOSSES, _SUMS, _OTHERS, _FLAGS = range(4)
 
 
 class Post(NamedTuple):
-    """Something to post, in the order of all devices: by time, then what is summed, then the rest."""
+    """Something to post, in the order of all devices: by time, then by what it is. `before`:
+    how many of the device's passes come before it.
+    """
 
     time: int
     rank: int
     number: int
     action: Action
+    before: int
 
 
 @dataclass
 class DeviceDraft:
     """A device's program in the making: `write` merges its passes with its posts.
 
-    `groups`: those that it shares with others. `is_reached`: by slice, whether gradients come to it.
+    `lane`: its passes and posts by the clock. `groups`: those that it shares with others. `times`: of
+    each group's sum. `is_reached`: by slice, whether gradients come to it.
     `completing`: the first op of each of its slices that completes a group with it.
     """
 
@@ -70,7 +51,9 @@ class DeviceDraft:
     layouts: Sequence[Layout]
     clock: PassClock
     directory: Directory
+    lane: Lane
     groups: Sequence[ParameterGroup]
+    times: Mapping[int, int]
     is_reached: Sequence[bool]
     posts: list[Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
@@ -84,14 +67,14 @@ class DeviceDraft:
                 found.setdefault(piece, []).append(group)
         return found
 
-    def add(self, post: Post) -> None:
-        """Register what this device posts."""
-        self.posts.append(post)
+    def _add(self, time: int, rank: int, number: int, action: Action) -> None:
+        """Register what this device posts and is no sum."""
+        self.posts.append(Post(time, rank, number, action, self.lane.before(time)))
 
     def add_losses(self) -> None:
         """Register the sum of the losses: when all have run forward."""
         losses = Action(Kind.LOSSES, communicator=self.directory.of_all())
-        self.add(Post(self.clock.forward_ended, _OTHERS, 0, losses))
+        self._add(self.clock.forward_ended, _LOSSES, 0, losses)
 
     def add_transfer(self, timed: TimedTransfer) -> None:
         """Register a transfer of which this device is one end."""
@@ -101,36 +84,37 @@ class DeviceDraft:
         else:
             kind = Kind.RECV_GRAD if transfer.is_gradient else Kind.RECV
         action = Action(kind, transfer=transfer, communicator=self.directory.of_transfer(transfer))
-        self.add(Post(timed.time, _OTHERS, transfer.key + 1, action))
+        self._add(timed.time, _OTHERS, transfer.key + 1, action)
 
-    def add_sums(self, settings: StepSettings, num_devices: int) -> None:
+    def add_sums(self, flags: Mapping[tuple[int, ...], int]) -> None:
         """Register the sums of the groups, but of those that are summed in each pass, and behind the last one
         over each set of devices its flags, where these have a range each.
+
+        Args:
+            flags: by the devices that take part, the time of their flags.
         """
-        last: dict[int, Post] = {}
-        for group in (group for group in self.groups if group.is_trained):
+        for group in (group for group in self.groups if group.is_trained and not group.sharding.is_by_pass):
+            time, communicator = self.times[group.index], self.directory.of_sum(group.devices)
+            action = Action(Kind.SUM, group=group.index, communicator=communicator)
+            before = self.lane.before_sum(time, group.slices)
+            self.posts.append(Post(time, _SUMS, group.index, action, before))
             completion = Completion.of(group, self.clock)
-            communicator = self.directory.of_sum(group.devices)
-            time = sum_time(group, self.clock, num_devices)
-            if not group.sharding.is_by_pass:
-                action = Action(Kind.SUM, group=group.index, communicator=communicator)
-                self.add(Post(time, _SUMS, group.index, action))
-                if time == completion.time:
-                    self.completing[completion.piece, group.index] = -completion.minus_op
-            if group.sharding is not Sharding.NONE:
-                flags = Action(Kind.FLAGS, communicator=communicator)
-                last[communicator] = Post(time, _FLAGS, communicator, flags)
-        if settings.sharded:
-            self.posts.extend(last.values())
+            if time == completion.time:
+                self.completing[completion.piece, group.index] = -completion.minus_op
+        for devices in (devices for devices in flags if self.device in devices):
+            communicator = self.directory.of_sum(devices)
+            action = Action(Kind.FLAGS, communicator=communicator)
+            self._add(flags[devices], _FLAGS, communicator, action)
 
     def write(self, settings: StepSettings) -> list[Action]:
-        """The device's actions: each post before the first pass that ends later than its time."""
+        """The device's actions: its passes, and its posts in the order of all devices behind as many of these
+        as each of them says.
+        """
         self.posts.sort(key=lambda post: post[:3])
         actions: list[Action] = []
         posted = 0
-        for compute in self.computes:
-            end = self.clock.end(compute)
-            while posted < len(self.posts) and self.posts[posted].time < end:
+        for number, compute in enumerate(self.computes):
+            while posted < len(self.posts) and self.posts[posted].before <= number:
                 actions.append(self.posts[posted].action)
                 posted += 1
             actions.append(self._compute(compute))
@@ -190,19 +174,17 @@ class DeviceDraft:
         if (piece, number) in self.completing:
             return self.completing[piece, number]
         group = next(group for group in self.groups if group.index == number)
-        complete = max(self._run_back(*use) for use in zip(group.slices, group.first_ops, strict=True))
+        uses = zip(group.slices, group.first_ops, strict=True)
+        complete = max(run_back(self.clock, self.slices, *use) for use in uses)
         first_op, last_op = self.slices[piece].ops
         own = dict(zip(group.slices, group.first_ops, strict=True)).get(piece, last_op - 1)
         half = Fraction(1, 2)
-        behind = (op for op in range(own, first_op, -1) if self._run_back(piece, op - half) >= complete)
+        behind = (
+            op
+            for op in range(own, first_op, -1)
+            if run_back(self.clock, self.slices, piece, op - half) >= complete
+        )
         return next(behind, first_op)
-
-    def _run_back(self, piece: int, op: int | Fraction) -> Fraction:
-        """When a slice has run an op backward, if all of its ops take equally long."""
-        backward = Kind.BACKWARD, piece
-        first_op, last_op = self.slices[piece].ops
-        length = self.clock.end(backward) - self.clock.start(backward)
-        return self.clock.start(backward) + length * Fraction(last_op - op) / (last_op - first_op)
 
     def _gathers(self) -> list[Action]:
         """Hand on what was updated, but what is gathered for each pass; first the parameters of the first

@@ -8,8 +8,9 @@
 6. actions: each device's own passes, with its posts between them            (device_draft.py)
 
 Everything that is communicated has a time of the clock, and so a place in one order of all of it. A device
-posts its own in that order, each before the first of its passes that ends later. So what a pass takes is
-posted before it, what it makes after it, and no device posts two things the other way round than another.
+posts its own in that order, each before the first of its passes that ends later, but sums that a pass adds to
+behind it (sum_times.py). So what a pass takes is posted before it, what it makes after it, and no device posts
+two things the other way round than another.
 """
 
 from __future__ import annotations
@@ -25,11 +26,14 @@ from spindle_cli.account.sums.gathered import gathered_matrices
 from spindle_cli.account.sums.weighted import with_weights
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
-from spindle_cli.plan.types import Plan
+from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
-from spindle_cli.program.device_draft import Completion, DeviceDraft, sum_time
+from spindle_cli.program.device_draft import DeviceDraft
+from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
+from spindle_cli.program.sum_times import Completion, latest_time, sum_time
 from spindle_cli.program.transfers import TimedTransfer, plan_transfers
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings
 
@@ -136,7 +140,9 @@ class _Moving:
         plan = self.plan
         if plan.joint is not None:
             groups = groups_of_member(plan.joint, groups, plan.member)
-        groups = _in_order(groups, self.clock, plan.cluster.num_devices)
+        flags = self._flags(groups) if settings.sharded else {}
+        lanes = self._lanes(groups, directory, flags)
+        groups, times = _in_order(groups, self.clock, plan.slices, lanes)
         reached = reached_slices(len(plan.slices), groups, self.edges)
         drafts = {
             device: DeviceDraft(
@@ -146,7 +152,9 @@ class _Moving:
                 self.layouts,
                 self.clock,
                 directory,
+                lanes[device],
                 [group for group in groups if device in group.devices and len(group.devices) > 1],
+                times,
                 reached,
             )
             for device, own in self.computes.items()
@@ -156,7 +164,7 @@ class _Moving:
             drafts[timed.transfer.destination].add_transfer(timed)
         for draft in drafts.values():
             draft.add_losses()
-            draft.add_sums(settings, plan.cluster.num_devices)
+            draft.add_sums(flags)
         return Program(
             plan=plan,
             slices=plan.slices,
@@ -169,6 +177,25 @@ class _Moving:
             actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
         )
 
+    def _flags(self, groups: Iterable[ParameterGroup]) -> dict[tuple[int, ...], int]:
+        """By the devices that take part, the time of their flags: no sum over them is later."""
+        found: dict[tuple[int, ...], int] = {}
+        for group in groups:
+            if len(group.devices) > 1 and group.is_trained and group.sharding is not Sharding.NONE:
+                time = latest_time(group, self.clock, self.plan.cluster.num_devices)
+                found[group.devices] = max(time, found.get(group.devices, 0))
+        return found
+
+    def _lanes(
+        self, groups: Sequence[ParameterGroup], directory: Directory, flags: Mapping[tuple[int, ...], int]
+    ) -> list[Lane]:
+        """Of each device. `flags`: by the devices that take part, the time of their flags."""
+        posts = other_posts(self.clock, self.transfers, flags, self.plan.cluster.num_devices)
+        return [
+            Lane.of(lane_passes(device, own, self.clock, self.layouts, directory, groups), posts[device])
+            for device, own in sorted(self.computes.items())
+        ]
+
 
 def _computes(plan: Plan, order: Sequence[Pass]) -> dict[int, list[Compute]]:
     """Each device's passes in the order in which it runs them."""
@@ -180,11 +207,10 @@ def _computes(plan: Plan, order: Sequence[Pass]) -> dict[int, list[Compute]]:
 
 
 def _in_order(
-    groups: Iterable[ParameterGroup], clock: PassClock, num_devices: int
-) -> tuple[ParameterGroup, ...]:
-    """The groups in the order of their sums, numbered anew."""
-
-    def when(group: ParameterGroup) -> tuple[int, Completion, int]:
-        return sum_time(group, clock, num_devices), Completion.of(group, clock), group.index
-
-    return tuple(replace(group, index=index) for index, group in enumerate(sorted(groups, key=when)))
+    groups: Iterable[ParameterGroup], clock: PassClock, slices: Sequence[Slice], lanes: Sequence[Lane]
+) -> tuple[tuple[ParameterGroup, ...], dict[int, int]]:
+    """The groups in the order of their sums, numbered anew, and the times of these sums by number."""
+    timed = [(sum_time(group, clock, slices, lanes), group) for group in groups]
+    timed.sort(key=lambda each: (each[0], Completion.of(each[1], clock), each[1].index))
+    ordered = tuple(replace(group, index=index) for index, (_, group) in enumerate(timed))
+    return ordered, {index: time for index, (time, _) in enumerate(timed)}

@@ -11,7 +11,7 @@ gather at a time, and so does a network card that several devices share. What mo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.traffic import Traffic, products_s
@@ -106,6 +106,11 @@ class _Collectives:
         self._cluster = problem.cluster
         self._slices = slices
         self._groups = traffic.groups
+        by_pass = {index for group in traffic.groups if group.sharding.is_by_pass for index in group.slices}
+        self._has_room = [
+            layout.tp == 1 and not layout.sums_shares and index not in by_pass
+            for index, layout in enumerate(traffic.layouts)
+        ]
         self._run_by: list[list[int]] = [[] for _ in range(problem.num_devices)]
         for index, piece in enumerate(slices):
             for device in piece.devices:
@@ -197,19 +202,31 @@ class _Collectives:
         return not_before_s
 
     def _in_order(self, backward: Times, of_groups: Sequence[Together]) -> list[tuple[float, Together]]:
-        """Collectives of groups by when these are complete, with that, in the order of the program: those
-        first whose last backward pass ends first, of one pass those that it completes first.
+        """Collectives of groups by when these are complete, with that, in the order of the program
+        (`program/sum_times.py`): as their last ops run back. Where a pass that adds to one waits for other
+        devices inside, it is behind that pass; and where that is the last to add to it, in its order.
         """
         joined_s: dict[tuple[tuple[int, ...], float], float] = {}
         found: list[tuple[float, float, Together]] = []
         for each in of_groups:
             assert each.group is not None, "a sum is of a group"
-            last_s = max(backward.end_s[index] for index in self._groups[each.group].slices)
-            if (each.devices, last_s) not in joined_s:
-                joined_s[each.devices, last_s] = self._joined_s(each.devices, last_s, backward)
-            ready_s = max(self._complete_s(each, backward), joined_s[each.devices, last_s])
-            found.append((last_s, ready_s, each))
+            adding = self._groups[each.group].slices
+            last_s = max(backward.end_s[index] for index in adding)
+            complete_s = self._complete_s(each, backward)
+            time_s = max([complete_s, *self._through_s(adding, complete_s, backward)])
+            ready_s = time_s
+            if time_s >= last_s:
+                if (each.devices, last_s) not in joined_s:
+                    joined_s[each.devices, last_s] = self._joined_s(each.devices, last_s, backward)
+                ready_s = max(complete_s, joined_s[each.devices, last_s])
+            found.append((time_s, ready_s, each))
         return [(ready_s, each) for _, ready_s, each in sorted(found, key=lambda item: item[:2])]
+
+    def _through_s(self, slices: Iterable[int], time_s: float, backward: Times) -> Iterator[float]:
+        """When slices are through that run backward at a time, and have no room for sums inside."""
+        for index in slices:
+            if not self._has_room[index] and backward.start_s[index] < time_s < backward.end_s[index]:
+                yield backward.end_s[index]
 
     def _joined_s(self, devices: Iterable[int], last_s: float, backward: Times) -> float:
         """When all of some devices have come to a sum whose last pass ends at `last_s`: a program has it

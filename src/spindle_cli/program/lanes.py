@@ -1,0 +1,125 @@
+"""A device's passes by the clock, what it posts ahead of each, and where there is room for sums."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from spindle_cli.account.rows import Layout
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.program.clock import Compute, PassClock
+from spindle_cli.program.communicators import Directory
+from spindle_cli.program.transfers import TimedTransfer
+from spindle_cli.program.types import Kind
+
+
+class LanePass(NamedTuple):
+    """A pass of a device by the clock. `piece`: the slice that it runs backward; None: a forward pass.
+    `has_room`: sums may start inside of it, as it waits for no other device between its start and its end.
+    """
+
+    start: int
+    end: int
+    piece: int | None
+    has_room: bool
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A device's passes, in order, and the ascending times of what it posts beside sums."""
+
+    passes: Sequence[LanePass]
+    starts: Sequence[int]
+    ends: Sequence[int]
+    posts: Sequence[int]
+
+    @classmethod
+    def of(cls, passes: Sequence[LanePass], posts: Collection[int]) -> Lane:
+        """`posts`: in any order."""
+        return cls(passes, [each.start for each in passes], [each.end for each in passes], sorted(posts))
+
+    def before(self, time: int) -> int:
+        """How many passes come before a post that is no sum: all but those that end later."""
+        return bisect_right(self.ends, time)
+
+    def before_sum(self, time: int, slices: Collection[int]) -> int:
+        """How many passes come before a sum to which slices add: one under way, too, that adds to it, or
+        inside of which it may start, as nothing that is posted ahead of this pass comes behind the sum.
+        """
+        before, under_way = self.before(time), self._under_way(time)
+        if under_way is None:
+            return before
+        adds = under_way.piece in slices
+        may_be_inside = under_way.has_room and self._last_post(time, under_way) is None
+        return before + 1 if adds or may_be_inside else before
+
+    def no_earlier(self, time: int, slices: Collection[int]) -> int:
+        """The first time, from `time` on, at which a sum to which slices add fits into what is posted."""
+        under_way = self._under_way(time)
+        if under_way is None or under_way.piece not in slices:
+            return time
+        if not under_way.has_room:
+            return under_way.end + 1
+        last = self._last_post(time, under_way)
+        return time if last is None else last + 1
+
+    def _under_way(self, time: int) -> LanePass | None:
+        place = self.before(time)
+        if place == len(self.passes) or self.starts[place] >= time:
+            return None
+        return self.passes[place]
+
+    def _last_post(self, time: int, under_way: LanePass) -> int | None:
+        """The last that is posted ahead of a pass and has a place at `time` or behind it."""
+        place = bisect_left(self.posts, under_way.end) - 1
+        return self.posts[place] if place >= 0 and self.posts[place] >= time else None
+
+
+def lane_passes(
+    device: int,
+    computes: Iterable[Compute],
+    clock: PassClock,
+    layouts: Sequence[Layout],
+    directory: Directory,
+    groups: Iterable[ParameterGroup],
+) -> list[LanePass]:
+    """A device's passes. There is no room in forward passes, nor in those that sum over shares or that gather
+    or sum what is shared out.
+    """
+    by_pass = {piece for group in groups if group.sharding.is_by_pass for piece in group.slices}
+
+    def has_room(kind: Kind, piece: int) -> bool:
+        layout = layouts[piece]
+        return (
+            kind is Kind.BACKWARD
+            and piece not in by_pass
+            and directory.of_share(layout, layout.share_of[device]) is None
+        )
+
+    return [
+        LanePass(*clock.when[kind, piece], piece if kind is Kind.BACKWARD else None, has_room(kind, piece))
+        for kind, piece in computes
+    ]
+
+
+def other_posts(
+    clock: PassClock,
+    transfers: Iterable[TimedTransfer],
+    flags: Mapping[tuple[int, ...], int],
+    num_devices: int,
+) -> list[set[int]]:
+    """Of each device, the times of what it posts beside sums: the losses, messages, and flags.
+
+    Args:
+        flags: by the devices that take part, the time of their flags.
+    """
+    posts = [{clock.forward_ended} for _ in range(num_devices)]
+    for timed in transfers:
+        posts[timed.transfer.source].add(timed.time)
+        posts[timed.transfer.destination].add(timed.time)
+    for devices, time in flags.items():
+        for device in devices:
+            posts[device].add(time)
+    return posts

@@ -1,0 +1,133 @@
+"""When sums have their place in the order of what devices post, and behind which passes these post them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import pytest
+
+from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.types import ParameterGroup
+from spindle_cli.program.clock import PassClock
+from spindle_cli.program.lanes import Lane, LanePass
+from spindle_cli.program.link import link
+from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.sum_times import latest_time, sum_time
+from spindle_cli.program.types import Kind, StepSettings
+
+NET = metaop_of("t/net", 4, {1: 3.0})
+SLICES = [slice_of(NET, (0, 4), (0,), 0.0), slice_of(NET, (0, 4), (1,), 0.0)]
+FORWARD, ROOM, NO_ROOM = LanePass(0, 10, None, False), LanePass(10, 30, 0, True), LanePass(40, 60, 1, False)
+
+
+def lane(*posts: int) -> Lane:
+    """A forward pass until 10, slice 0 backward from there to 30, slice 1 from 40 to 60."""
+    return Lane.of([FORWARD, ROOM, NO_ROOM], posts)
+
+
+@pytest.mark.parametrize(
+    ("time", "adding", "posts", "before"),
+    [
+        (5, (0,), (), 0),  # a forward pass has no room
+        (10, (0,), (), 1),  # slice 0 begins
+        (11, (0,), (), 2),  # and is under way
+        (11, (0,), (25,), 2),  # it adds to the sum, which has to be behind it
+        (11, (7,), (), 2),  # it does not, but has room
+        (11, (7,), (10,), 2),
+        (11, (7,), (11,), 1),  # what has its place behind the sum is posted ahead of the pass
+        (11, (7,), (29,), 1),
+        (11, (7,), (30,), 2),
+        (30, (0,), (), 2),
+        (41, (7,), (), 2),  # slice 1 waits for others inside
+        (41, (1,), (), 3),
+        (60, (1,), (), 3),
+    ],
+)
+def test_passes_before_a_sum(time: int, adding: Collection[int], posts: Collection[int], before: int) -> None:
+    assert lane(*posts).before_sum(time, adding) == before
+
+
+@pytest.mark.parametrize(("time", "before"), [(9, 0), (10, 1), (29, 1), (30, 2), (59, 2), (60, 3)])
+def test_another_post_is_ahead_of_all_passes_that_end_later(time: int, before: int) -> None:
+    assert lane().before(time) == before
+
+
+@pytest.mark.parametrize(
+    ("time", "adding", "posts", "later"),
+    [
+        (11, (0,), (), 11),
+        (11, (0,), (10,), 11),
+        (11, (0,), (11,), 12),
+        (11, (0,), (15, 29, 30), 30),
+        (11, (7,), (15,), 11),  # slice 0 does not add to it
+        (10, (0,), (15,), 10),  # nor has it begun
+        (41, (1,), (), 61),
+        (60, (1,), (), 60),
+    ],
+)
+def test_a_sum_comes_behind_what_is_posted_ahead_of_a_pass_that_adds_to_it(
+    time: int, adding: Collection[int], posts: Collection[int], later: int
+) -> None:
+    assert lane(*posts).no_earlier(time, adding) == later
+
+
+def group(first_ops: tuple[int, int]) -> ParameterGroup:
+    """Parameters that both slices use from these ops on."""
+    return ParameterGroup(0, (0, 1), (("net", 0),), 1, 1, (0, 1), first_ops, (0, 1))
+
+
+def lanes_of(first: LanePass, second: LanePass, *posts: int) -> list[Lane]:
+    """Of the slices' devices, the first of which posts something, and of a third device."""
+    return [Lane.of([first], posts), Lane.of([second], ()), Lane.of([], ())]
+
+
+def test_a_sum_s_time_is_when_the_last_op_that_adds_to_it_has_run() -> None:
+    """Slice 0 runs its 4 ops backward from 0 to 40, slice 1 from 20 to 100."""
+    first, second = LanePass(0, 40, 0, True), LanePass(20, 100, 1, True)
+    times = {(Kind.BACKWARD, 0): (0, 40), (Kind.BACKWARD, 1): (20, 100)}
+    clock = PassClock(times, forward_ended=90)
+
+    def of(first_ops: tuple[int, int], *lanes: Lane) -> int:
+        return sum_time(group(first_ops), clock, SLICES, lanes)
+
+    assert of((3, 3), *lanes_of(first, second)) == 40  # slice 0's first op ends at 10, slice 1's at 40
+    assert of((1, 3), *lanes_of(first, second)) == 40
+    assert of((0, 2), *lanes_of(first, second)) == 60
+    assert of((3, 0), *lanes_of(first, second)) == 100 == latest_time(group((3, 0)), clock, 3)
+    # Of all devices, it comes behind the losses.
+    assert of((3, 3), *lanes_of(first, second)[:2]) == 90
+    # The other slice's pass is over, or posts nothing behind it.
+    assert of((3, 3), *lanes_of(first, second, 39)) == 40
+    # It posts at 50, ahead of its pass.
+    longer = PassClock({**times, (Kind.BACKWARD, 0): (0, 80)}, forward_ended=0)
+    lanes = lanes_of(LanePass(0, 80, 0, True), second, 50)
+    assert sum_time(group((3, 3)), longer, SLICES, lanes) == 51
+    # It waits for others until 80; or the second does, whose pass is the last.
+    assert sum_time(group((3, 3)), longer, SLICES, lanes_of(LanePass(0, 80, 0, False), second)) == 81
+    lanes = lanes_of(LanePass(0, 80, 0, True), second._replace(has_room=False))
+    assert sum_time(group((3, 3)), longer, SLICES, lanes) == 100
+
+
+def test_sums_are_not_held_up_by_later_passes_of_their_devices() -> None:
+    """Device 0 runs the ops of a net backward until 6, 8, 10 and 12 s, device 1 all of them until 4.2 s, and
+    then two other passes until 8.2 and 10.2 s: the first two sums start inside of the former, as its ops are
+    through, the third behind the latter.
+    """
+    shared = {"parameters": "net", "param_bytes_per_op": 2**26}
+    slow, fast = metaop_of("a/net", 4, {1: 3.0}, **shared), metaop_of("b/net", 4, {1: 0.3}, **shared)
+    two, one = metaop_of("c/net", 2, {1: 3.0}), metaop_of("d/net", 1, {1: 3.0})
+    pieces = [
+        slice_of(slow, (0, 4), (0,), 0.0),
+        slice_of(one, (0, 1), (1,), 0.0),
+        slice_of(two, (0, 2), (1,), 3.0),
+        slice_of(fast, (0, 4), (1,), 9.0),
+    ]
+    plan = plan_of(profile_of(slow, one, two, fast), cluster_of(3), [[piece] for piece in pieces])
+    program = link(plan, settings=StepSettings(sharded=True))
+    prove(program)
+    fourth = [(Kind.SUM, None, 0), (Kind.FLAGS, None, None), (Kind.STEP, None, None)]
+    passes = [(Kind.BACKWARD, piece, None) for piece in (3, 2, 1)]
+    first, second, third = (Kind.SUM, None, 1), (Kind.SUM, None, 0), (Kind.SUM, None, 0)
+    expected = [passes[0], passes[1], first, second, passes[2], third, *fourth]
+    written = [(action.kind, action.piece, action.op) for action in program.actions[1]]
+    assert written[written.index(passes[0]) : -4] == expected
