@@ -8,9 +8,9 @@
 6. actions: each device's own passes, with its posts between them            (device_draft.py)
 
 Everything that is communicated has a time of the clock, and so a place in one order of all of it. A device
-posts its own in that order, each before the first of its passes that ends later, but sums that a pass adds to
-behind it (sum_times.py). So what a pass takes is posted before it, what it makes after it, and no device posts
-two things the other way round than another.
+posts its own in that order, each before the first of its passes that ends later; but sums that a pass adds
+to behind it (sum_times.py). So what a pass takes is posted before it, what it makes after it, and no device
+posts two things the other way round than another.
 """
 
 from __future__ import annotations
