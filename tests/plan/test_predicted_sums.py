@@ -9,6 +9,7 @@ from helpers.plans import cluster_of, metaop_of
 from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.profile.batch_sums import BatchSum
+from spindle_cli.profile.points import CurvePoint
 
 
 def test_sums_go_in_the_order_in_which_they_are_complete() -> None:
@@ -56,20 +57,54 @@ def test_sums_start_when_they_are_complete_whatever_their_devices_run_then(
     assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
-def test_sums_are_behind_a_pass_that_adds_to_them_and_waits_for_others_inside() -> None:
-    """Ops of the first device run backward until 6, 8, 10 and 12 s, of the others, which sum statistics,
-    until 4.5, 6, 7.5 and 9 s: the first two sums start at 9 s, the rest behind them, 2 s each.
+STATISTICS = (BatchSum(num_bytes=8, forward=1, backward=1),)
+HALVES = CurvePoint(num_devices=2, dp=1, tp=2, forward_s=0.75, backward_s=1.5, source="measured")
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "waiting"),
+    [
+        (round(2.0 * 5e9 * 3 / 4), {"batch_sums": STATISTICS}),  # of three devices
+        (round(2.0 * 5e9), {"curve": (HALVES,)}),  # of the first with each of the others, a half each
+    ],
+)
+def test_sums_are_behind_a_pass_that_adds_to_them_and_waits_for_others_inside(
+    num_bytes: int, waiting: dict[str, object]
+) -> None:
+    """Ops of the first device run backward until 6, 8, 10 and 12 s, of the others, which sum statistics or
+    activations, until 4.5, 6, 7.5 and 9 s: the first two sums start at 9 s, the rest behind them, 2 s each.
     """
-    parameters = {"parameters": "p", "param_bytes_per_op": round(2.0 * 5e9 * 3 / 4)}
-    statistics = (BatchSum(num_bytes=8, forward=1, backward=1),)
-    problem = problem_of(
-        cluster_of(3),
+    parameters = {"parameters": "p", "param_bytes_per_op": num_bytes}
+    alone, other = (
         metaop_of("a/m", 4, {1: 3.0}, **parameters),
-        metaop_of("b/m", 4, {2: 2.25}, batch_sums=statistics, **parameters),
+        metaop_of("b/m", 4, {2: 2.25}, **parameters).model_copy(update=waiting),
     )
+    problem = problem_of(cluster_of(3), alone, other)
     draft = draft_of(problem, (0, 0, 4, 1, 0.0), (1, 0, 4, 2, 0.0))
     prediction = predicted(problem, Placed(draft, ((0,), (1, 2))), 12.0)
     assert prediction.gradient_sum_s == pytest.approx(5.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("sum_s", "more", "added_s"), [(1.0, 0, 1.0), (2.0, 0, 3.5), (2.0, 2, 4.2)])
+def test_sums_start_inside_of_a_pass_that_waits_for_others_if_it_is_the_last_to_add(
+    sum_s: float, more: int, added_s: float
+) -> None:
+    """Ops of two devices, which sum statistics, run backward until 4.5, 6, 7.5 and 9 s, those of the third
+    until 1.2 s at the latest: sums start at 4.5 s. Where the third one then runs 2 more ops, the first of
+    these until 5.2 s, they start there.
+    """
+    parameters = {"parameters": "p", "param_bytes_per_op": round(sum_s * 5e9 * 3 / 4)}
+    problem = problem_of(
+        cluster_of(3),
+        metaop_of("a/m", 4, {1: 0.3}, **parameters),
+        metaop_of("b/m", 4, {2: 2.25}, batch_sums=STATISTICS, **parameters),
+        metaop_of("c/m", 2, {1: 3.0}),
+    )
+    first = [(2, 0, 2, 1, 0.0)] if more else []
+    draft = draft_of(problem, *first, (1, 0, 4, 2, 0.0), (0, 0, 4, 1, 6.0))
+    placed = Placed(draft, (*([(0,)] if more else []), (1, 2), (0,)))
+    prediction = predicted(problem, placed, 9.0)
+    assert prediction.gradient_sum_s == pytest.approx(added_s, abs=1e-3)
 
 
 def test_sums_of_a_device_go_by_when_they_are_complete_not_by_their_last_passes() -> None:

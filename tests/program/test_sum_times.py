@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
+from spindle_cli.account.edges import slice_layouts
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.files.sharding import Sharding
 from spindle_cli.program.clock import PassClock
-from spindle_cli.program.lanes import Lane, LanePass
+from spindle_cli.program.communicators import Directory
+from spindle_cli.program.lanes import Lane, LanePass, lane_passes, other_posts
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
 from spindle_cli.program.sum_times import latest_time, sum_time
-from spindle_cli.program.types import Kind, StepSettings
+from spindle_cli.program.transfers import TimedTransfer
+from spindle_cli.program.types import COMPUTES, Kind, StepSettings, Transfer
 
 NET = metaop_of("t/net", 4, {1: 3.0})
 SLICES = [slice_of(NET, (0, 4), (0,), 0.0), slice_of(NET, (0, 4), (1,), 0.0)]
@@ -106,6 +111,23 @@ def test_a_sum_s_time_is_when_the_last_op_that_adds_to_it_has_run() -> None:
     assert sum_time(group((3, 3)), longer, SLICES, lanes_of(LanePass(0, 80, 0, False), second)) == 81
     lanes = lanes_of(LanePass(0, 80, 0, True), second._replace(has_room=False))
     assert sum_time(group((3, 3)), longer, SLICES, lanes) == 100
+
+
+def test_passes_have_room_where_they_wait_for_nobody_inside() -> None:
+    """Of two slices on a device each, of which the second one's parameters are shared out."""
+    plan = plan_of(profile_of(NET), cluster_of(2), [[SLICES[0]]])
+    layouts = (*slice_layouts(plan), *slice_layouts(plan))
+    times = {(kind, piece): (10 * piece, 10 * piece + 5) for kind in COMPUTES for piece in (0, 1)}
+    shared_out = replace(group((0, 0)), slices=(1,), first_ops=(0,), sharding=Sharding.PARAMETERS)
+    computes = [(Kind.FORWARD, 0), (Kind.BACKWARD, 0), (Kind.BACKWARD, 1)]
+    passes = lane_passes(0, computes, PassClock(times, 0), layouts, Directory(()), [shared_out])
+    assert passes == [(0, 5, None, False), (0, 5, 0, True), (10, 15, 1, False)]
+
+
+def test_devices_post_the_losses_their_messages_at_both_ends_and_their_flags() -> None:
+    transfer = Transfer(0, 0, 1, source=1, destination=2, first=0, last=4, is_gradient=False, num_bytes=1)
+    posts = other_posts(PassClock({}, forward_ended=5), [TimedTransfer(7, transfer)], {(0, 2): 9}, 4)
+    assert posts == [{5, 9}, {5, 7}, {5, 7, 9}, {5}]
 
 
 def test_sums_are_not_held_up_by_later_passes_of_their_devices() -> None:

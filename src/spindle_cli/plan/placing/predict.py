@@ -223,9 +223,9 @@ class _Collectives:
         return [(ready_s, each) for _, ready_s, each in sorted(found, key=lambda item: item[:2])]
 
     def _through_s(self, slices: Iterable[int], time_s: float, backward: Times) -> Iterator[float]:
-        """When slices are through that run backward at a time, and have no room for sums inside."""
+        """When slices are through that have no room for sums inside and begin backward before a time."""
         for index in slices:
-            if not self._has_room[index] and backward.start_s[index] < time_s < backward.end_s[index]:
+            if not self._has_room[index] and backward.start_s[index] < time_s:
                 yield backward.end_s[index]
 
     def _joined_s(self, devices: Iterable[int], last_s: float, backward: Times) -> float:
