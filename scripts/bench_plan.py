@@ -2,9 +2,10 @@
 
     python scripts/bench_plan.py [--quick] [--only WORKLOAD ... [--devices N ...] [--by STRATEGY ...]]
 
-Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers). `--quick` leaves out
-256 and 1,024 devices and writes nothing. `--only` plans these of the paper's workloads again, on so many
-devices, by these strategies, and keeps what was written of the others.
+Writes docs/benchmarks.json and the tables of docs/benchmarks.md (between its markers), after each plan.
+`--quick` leaves out 256 and 1,024 devices and writes nothing. `--only` plans these workloads again, of the
+paper's (`clip-4`) or random ones (`wide-0`), on so many devices, by these strategies, and keeps what was
+written of the others.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from statistics import mean
 
@@ -29,6 +31,7 @@ from spindle_cli.costs.peaks import arithmetic_of, peak_flops_per_s
 from spindle_cli.costs.work import flops_by_metaop
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.assemble import exact_slices
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.bound.patterns import pattern_bound_s
@@ -41,9 +44,10 @@ from spindle_cli.plan.types import Plan, Slice, StrategyName
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
 
+ROWS = ROOT / "docs" / "benchmarks.json"
 STRATEGIES: tuple[StrategyName, ...] = ("sequential", "distmm", "optimus", "spindle")
 DEVICES = (8, 16, 32, 64, 256, 1024)
-RANDOM_SEEDS = range(3)
+RANDOM = {f"{shape}-{seed}": (shape, seed) for shape in SHAPES for seed in range(3)}
 SEEDS_AT_MOST_DEVICES = range(1)  # minutes each
 # A plan further above the bound than this gets the tighter bound too, where that takes seconds rather than
 # minutes.
@@ -59,28 +63,53 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, metavar="WORKLOAD")
+    parser.add_argument("--only", nargs="+", choices=(*WORKLOADS, *RANDOM), metavar="WORKLOAD")
     parser.add_argument("--devices", nargs="+", type=int, choices=DEVICES, default=DEVICES, metavar="N")
     parser.add_argument("--by", nargs="+", choices=STRATEGIES, default=STRATEGIES, metavar="STRATEGY")
     arguments = parser.parse_args()
     devices = [n for n in DEVICES if n <= 64] if arguments.quick else list(DEVICES)
     if arguments.only:
-        rows = _replaced(_shown(paper_rows(arguments.devices, arguments.only, arguments.by)))
+        paper = [name for name in WORKLOADS if name in arguments.only]
+        drawn = [name for name in RANDOM if name in arguments.only]
+        made = chain(
+            paper_rows(arguments.devices, paper, arguments.by), random_rows(arguments.devices, drawn)
+        )
     else:
-        rows = [*_shown(paper_rows(devices)), *_shown(random_rows(devices))]
-    _summarise(rows)
-    if not arguments.quick:
-        data = json.dumps([asdict(row) for row in rows], indent=1) + "\n"
-        (ROOT / "docs" / "benchmarks.json").write_text(data, encoding="utf-8")
-        write_page(ROOT / "docs" / "benchmarks.md", rows)
+        made = chain(paper_rows(devices), random_rows(devices))
+    if arguments.quick:
+        _summarise(list(_shown(made)))
+        return
+    rows = _written()
+    known = {_which(row) for row in rows}
+    new: dict[Which, Row] = {}
+    for row in _shown(made):
+        # Row by row: hours of planning are not lost with what stops the last one.
+        new[_which(row)] = row
+        _write(
+            [new.get(_which(old), old) for old in rows]
+            + [each for key, each in new.items() if key not in known]
+        )
+    if not arguments.only:
+        _write(list(new.values()))
+    _summarise(list(new.values()))
 
 
-def _replaced(made: Iterable[Row]) -> list[Row]:
-    """The rows that were written, with these in the place of their own."""
-    new = {(row.workload, row.num_devices, row.strategy): row for row in made}
-    kept = json.loads((ROOT / "docs" / "benchmarks.json").read_text(encoding="utf-8"))
-    old = [Row(**{**row, "notes": tuple(row["notes"])}) for row in kept]
-    return [new.get((row.workload, row.num_devices, row.strategy), row) for row in old]
+Which = tuple[str, int, StrategyName]
+
+
+def _which(row: Row) -> Which:
+    return row.workload, row.num_devices, row.strategy
+
+
+def _written() -> list[Row]:
+    """The rows that were written before."""
+    kept = json.loads(ROWS.read_text(encoding="utf-8"))
+    return [Row(**{**row, "notes": tuple(row["notes"])}) for row in kept]
+
+
+def _write(rows: Sequence[Row]) -> None:
+    write_text(ROWS, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_page(ROOT / "docs" / "benchmarks.md", rows)
 
 
 def paper_rows(
@@ -96,18 +125,18 @@ def paper_rows(
                 yield plan_row(workload, num_devices, strategy, path)
 
 
-def random_rows(devices: Sequence[int]) -> Iterator[Row]:
+def random_rows(devices: Sequence[int], workloads: Iterable[str] = RANDOM) -> Iterator[Row]:
     """Random workloads by `spindle`; larger ones for larger clusters."""
     with tempfile.TemporaryDirectory() as folder:
-        for shape in SHAPES:
-            for seed in RANDOM_SEEDS:
-                for num_devices in devices:
-                    if num_devices == DEVICES[-1] and seed not in SEEDS_AT_MOST_DEVICES:
-                        continue
-                    profile = random_profile(seed, shape, scale=max(1, num_devices // 64))
-                    path = Path(folder) / "profile.json"
-                    path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
-                    yield plan_row(f"{shape}-{seed}", num_devices, "spindle", path)
+        for workload in workloads:
+            shape, seed = RANDOM[workload]
+            for num_devices in devices:
+                if num_devices == DEVICES[-1] and seed not in SEEDS_AT_MOST_DEVICES:
+                    continue
+                profile = random_profile(seed, shape, scale=max(1, num_devices // 64))
+                path = Path(folder) / "profile.json"
+                path.write_text(profile.model_dump_json(by_alias=True), encoding="utf-8")
+                yield plan_row(workload, num_devices, "spindle", path)
 
 
 def plan_row(workload: str, num_devices: int, strategy: StrategyName, path: Path) -> Row:
