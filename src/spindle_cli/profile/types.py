@@ -306,6 +306,7 @@ class Profile(TrainedArtifact):
     calibration: Calibration | None = None
     _sharding: dict[str, Sharding] = PrivateAttr(default_factory=dict)
     _shard_weights: ShardWeights = PrivateAttr(default=())
+    _equal_shares: bool = PrivateAttr(default=False)
     _sha256: str | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -324,6 +325,15 @@ class Profile(TrainedArtifact):
     def shard_weights(self) -> ShardWeights:
         """How much of what is shared out each device has, in a plan that is looked for."""
         return self._shard_weights
+
+    @property
+    def equal_shares(self) -> bool:
+        """Whether a plan that is looked for has equal shares alone."""
+        return self._equal_shares
+
+    def in_equal_shares(self) -> Profile:
+        """The same, for plans of equal shares."""
+        return self._with(_equal_shares=True)
 
     def sharded(self, sharding: ShardingOf) -> Profile:
         """The same, for plans that share parameters out so."""
@@ -348,7 +358,7 @@ class Profile(TrainedArtifact):
     def _with(self, **own: Any) -> Profile:
         fields: dict[str, Any] = {name: own.get(name, value) for name, value in self}
         copy = Profile.model_construct(**fields)
-        for name in ("_sharding", "_shard_weights", "_sha256"):
+        for name in ("_sharding", "_shard_weights", "_equal_shares", "_sha256"):
             setattr(copy, name, own.get(name, getattr(self, name)))
         return copy
 

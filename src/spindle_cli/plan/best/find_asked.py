@@ -28,6 +28,8 @@ def find_asked(profile: Profile, cluster: Cluster, asked: Asked) -> Found | None
         NoPlanError: a MetaOp has no valid allocation, or a task cannot be cut so.
         BelowBoundError: a bug of the planner.
     """
+    if asked.equal_shares:
+        profile = profile.in_equal_shares()
     found = _with_room(profile, cluster.without_host_link(), asked)
     may_move = asked.offload is not False and cluster.links.host is not None
     if may_move and (found is None or found.is_short):

@@ -13,21 +13,30 @@ from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.find import KEPT_LESS, NEAR, Found
-from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches, micro_batches_for
+from spindle_cli.plan.best.micro_batches import (
+    MicroBatched,
+    cuts_of_parts,
+    in_micro_batches,
+    micro_batches_for,
+)
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import describe, on_all_devices, shardings_to_try
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, recomputing
+from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, least_bytes, recomputing
 from spindle_cli.plan.search.memory_fallback import describe as describe_fallback
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.search.posed import Posing
+from spindle_cli.plan.search.room import Fitted, all_within
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
 # Of all seconds of compute, what MetaOps have that may run on fewer devices: with less a longer search finds
 # nothing.
 WORTH_A_SEARCH = 0.05
+
+# The room for activations is found to one of so many steps of what takes most of it, a power of two.
+ROOM_STEPS = 64
 
 # Of the iteration, what transfers and gathers take at least where parameters that stay whole may gain.
 GATHERS_SHOW = 0.02
@@ -110,6 +119,8 @@ def _quick(
     activations and those of micro-batches, which recompute where they have to; None if nothing fits.
     """
     found: list[QuickSharding] = []
+    if not cluster.is_mixed:
+        return _in_room(profile, cluster, strategy, posing, micro_batches)
     if not micro_batches:
         whole = _Trial(on_all_devices(profile, cluster), cluster, strategy, posing)
         found += whole.at(0) or whole.least_recomputing()
@@ -118,6 +129,53 @@ def _quick(
     cuts = list(_cuts(profile, cluster, strategy, posing, micro_batches))
     found += _best_cut(cuts, recomputes=False) or _best_cut(cuts, recomputes=True)
     return min(found, key=QuickSharding.rank, default=None)
+
+
+def _in_room(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    micro_batches: Mapping[str, int] | None,
+) -> QuickSharding | None:
+    """Of whole batches if these fit without giving up anything; else with as much room for activations as
+    fits, found by halving, in which each part does what is fastest.
+    """
+    ways = cuts_of_parts(profile, cluster, micro_batches)
+    if not all(ways):
+        return None
+    most = max(way.kept_bytes for of_part in ways for way in of_part)
+    found: QuickSharding | None = None
+    known: Fitted | None = None
+    low, high, step = 0, ROOM_STEPS, ROOM_STEPS
+    while low <= high:
+        fitted = all_within(ways, most * step / ROOM_STEPS, cluster)
+        if fitted is None or fitted == known:  # too little room, or as fast as with less
+            low = step + 1
+        elif (one := _fitted(profile, cluster, strategy, posing, fitted)) is not None:
+            found, known, low = one, fitted, step + 1
+        else:
+            high = step - 1
+        step = (low + high) // 2
+    return found
+
+
+def _fitted(
+    profile: Profile, cluster: Cluster, strategy: StrategyName, posing: Posing, fitted: Fitted
+) -> QuickSharding | None:
+    """A plan of what parts do for the room that they have; None if it does not fit."""
+    try:
+        cut = in_micro_batches(profile, fitted.counts, cluster, posing.problem)
+    except NoPlanError:  # a component whose tasks are cut so has no common degree on all devices
+        return None
+    tight = TightProblem(fitted.fallback, posing.posed(cut.one, cluster, fitted.fallback), posing)
+    if least_bytes(tight.problem) > sum(cluster.usable_bytes):
+        return None
+    one = tight.posed.by_baseline("sequential" if strategy == "spindle" else strategy)
+    if one is None or not fitted.counts:
+        return None if one is None else QuickSharding(one, tight)
+    judged = in_rounds(cut, one)
+    return None if judged is None else QuickSharding(judged, tight, cut)
 
 
 def _cuts(

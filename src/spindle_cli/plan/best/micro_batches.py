@@ -12,8 +12,9 @@ from math import ceil
 from spindle_cli.costs.share_times import point_of_share, share_seconds
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best.sharding import on_all_devices
+from spindle_cli.plan.best.sharding import on_all_devices, seconds_on
 from spindle_cli.plan.problem import Problem, make_problem, parts_of
+from spindle_cli.plan.search.room import CutPart
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
 
@@ -141,6 +142,46 @@ def alike_micro_batches(profile: Profile, count: int) -> dict[str, int]:
         if most > 1:
             counts |= {metaop.task: most for metaop in each}
     return counts
+
+
+def cuts_of_parts(
+    profile: Profile, cluster: Cluster, micro_batches: Mapping[str, int] | None = None
+) -> list[list[CutPart]]:
+    """Every way to cut each part of the MetaGraph, with what it takes where each MetaOp runs on its fastest
+    allocation, or where the profile shares out its parameters on all devices; fewest micro-batches first.
+
+    Args:
+        micro_batches: into how many each task is cut, where only one way is to be there.
+    """
+    found: list[list[CutPart]] = []
+    for members in _in_parts(profile).values():
+        part = profile.with_metaops(members)
+        wanted = _cuts_of(members) if micro_batches is None else [micro_batches.get(members[0].task, 1)]
+        ways = (_cut_part(part, count, cluster) for count in wanted)
+        found.append([way for way in ways if way is not None])
+    return found
+
+
+def _cut_part(part: Profile, count: int, cluster: Cluster) -> CutPart | None:
+    """None where a MetaOp has no allocation."""
+    counts = dict.fromkeys((metaop.task for metaop in part.metaops), count)
+    try:
+        one = in_micro_batches(part, counts, cluster).one
+    except NoPlanError:
+        return None
+    points = {
+        metaop.name: min(
+            (point for point in metaop.curve if point.num_devices <= cluster.num_devices),
+            key=lambda point: point.op_s,
+            default=None,
+        )
+        for metaop in one.metaops
+    }
+    chosen = {name: point for name, point in points.items() if point is not None}
+    if len(chosen) < len(points):
+        return None
+    seconds = sum(seconds_on(metaop, chosen[metaop.name], cluster, one) for metaop in one.metaops)
+    return CutPart(counts, one.metaops, chosen, count * seconds)
 
 
 def _in_parts(profile: Profile) -> dict[int, list[MetaOpProfile]]:

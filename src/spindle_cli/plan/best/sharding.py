@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from spindle_cli.costs.memory import op_param_bytes, parameter_block
 from spindle_cli.costs.parameters.sharded import moved_in_passes
+from spindle_cli.costs.share_times import point_of_share, share_seconds
 from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
@@ -39,7 +40,11 @@ def shardings_to_try(profile: Profile, cluster: Cluster, posing: Posing) -> list
     """
     if not profile.optimizer_state_sharded or cluster.num_devices == 1:
         return []
-    possible = [key for key, metaops in _users(profile).items() if posing.on_all(metaops, cluster)]
+    possible = [
+        key
+        for key, metaops in _users(profile).items()
+        if posing.on_all(_with_any_share(metaops, cluster, profile), cluster)
+    ]
     sizes = {key: size for key, size in _sizes(profile).items() if key in possible}
     largest = heaviest({key: size.num_bytes for key, size in sizes.items()}, HEAVIEST_SHARE)
     found = [
@@ -52,14 +57,18 @@ def shardings_to_try(profile: Profile, cluster: Cluster, posing: Posing) -> list
 
 def on_all_devices(profile: Profile, cluster: Cluster) -> Profile:
     """The profile with one allocation for each MetaOp whose component it shares out: on all devices, split as
-    is fastest for the component with all that it gathers and scatters.
+    is fastest for the component with all that it gathers and scatters; in shares that are not equal where the
+    devices do not divide a batch.
 
     Raises:
         NoPlanError: there is none.
     """
     if cluster.is_mixed:  # of several types the problem says it, as they cut batches by their speeds
         return profile
-    chosen = chosen_on_all(profile, cluster, points_on_all)
+    if not any(level.is_by_pass for level in profile.sharding.values()):
+        return profile
+    any_share = profile.with_metaops(_with_any_share(profile.metaops, cluster, profile))
+    chosen = chosen_on_all(any_share, cluster, points_on_all)
     if not chosen:
         return profile
     metaops = [
@@ -96,7 +105,8 @@ def chosen_on_all(
         if not degrees:
             raise _not_on_all(key, metaops, cluster)
         seconds = [
-            sum(_seconds(each, points[each.name], cluster, profile) for each in metaops) for points in degrees
+            sum(seconds_on(each, points[each.name], cluster, profile) for each in metaops)
+            for points in degrees
         ]
         chosen |= degrees[seconds.index(min(seconds))]
     return chosen
@@ -133,6 +143,28 @@ def _sizes(profile: Profile) -> dict[str, _Size]:
     return found
 
 
+def _with_any_share(
+    metaops: Sequence[MetaOpProfile], cluster: Cluster, profile: Profile
+) -> list[MetaOpProfile]:
+    """With a point on all devices for each degree of tensor parallelism whose groups do not divide the batch,
+    as long as the largest share takes; as they are where plans are to have equal shares.
+    """
+    if cluster.is_mixed or profile.equal_shares:
+        return list(metaops)
+    return [_on_all_in_any_share(metaop, cluster) for metaop in metaops]
+
+
+def _on_all_in_any_share(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfile:
+    count, more = cluster.num_devices, []
+    known = {point.tp for point in metaop.curve if point.num_devices == count}
+    for tp in sorted({share.tp for share in metaop.shares} - known):
+        dp = count // tp
+        if dp * tp == count and 1 < dp <= metaop.batch_size and metaop.batch_size % dp:
+            op = share_seconds(metaop.shares, ceil(metaop.batch_size / dp), tp)
+            more += [] if op is None else [point_of_share(dp, tp, op)]
+    return metaop.model_copy(update={"curve": (*metaop.curve, *more)}) if more else metaop
+
+
 def points_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[dict[str, CurvePoint]]:
     """For each degree of tensor parallelism with which all of these run on all devices, their points by name;
     the least degree first. Of one type of device.
@@ -147,8 +179,8 @@ def points_on_all(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[di
     ]
 
 
-def _seconds(metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluster, profile: Profile) -> float:
-    """Of all ops on all devices, with what is gathered and scattered."""
+def seconds_on(metaop: MetaOpProfile, point: CurvePoint | Point, cluster: Cluster, profile: Profile) -> float:
+    """Of all ops of a MetaOp on an allocation, with what is gathered and scattered on all devices."""
     whole = Slice.model_construct(
         metaop=metaop.name,
         ops=(0, metaop.num_ops),

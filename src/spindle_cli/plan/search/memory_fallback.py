@@ -90,18 +90,32 @@ def heaviest(num_bytes: Mapping[str, int], share: float) -> frozenset[str]:
 
 
 def given_up(profile: Profile, cluster: Cluster, share: float) -> tuple[dict[str, int], dict[str, float]]:
-    """How many ops of which MetaOps recompute, and of which share of its ops a MetaOp's activations are moved
-    to host memory, so that this share of all activations is not kept on devices.
+    """What is recomputed and moved to host memory so that this share of all activations that can be saved is
+    not kept on devices; as `saving` has it.
+    """
+    return saving(profile.metaops, cluster, share * savable_bytes(profile.metaops))
+
+
+def savable_bytes(metaops: Sequence[MetaOpProfile]) -> int:
+    """Of the activations of some MetaOps, what need not be kept."""
+    return sum(metaop.num_ops * _saved_bytes(metaop) for metaop in metaops)
+
+
+def saving(
+    metaops: Sequence[MetaOpProfile], cluster: Cluster, num_bytes: float
+) -> tuple[dict[str, int], dict[str, float]]:
+    """How many ops of which of these MetaOps recompute, and of which share of its ops a MetaOp's activations
+    are moved to host memory, so that so many bytes are not kept on devices, or as many as can be.
 
     What hides behind computation is moved, as far as nodes have memory for it: MetaOps whose recomputation
     would take longest for what it saves first. What is left to save is recomputed: MetaOps that save most
     bytes for a second of it go first; of the last one, only as many ops as needed.
     """
-    saved = {metaop.name: _saved_bytes(metaop) for metaop in profile.metaops}
-    left = share * sum(metaop.num_ops * saved[metaop.name] for metaop in profile.metaops)
+    saved = {metaop.name: _saved_bytes(metaop) for metaop in metaops}
+    left = num_bytes
     offload: dict[str, float] = {}
     room = _host_room(cluster)
-    for metaop in sorted(profile.metaops, key=_saved_per_second):
+    for metaop in sorted(metaops, key=_saved_per_second):
         per_op, kept = saved[metaop.name], metaop.activation_bytes_per_op
         if left > 0 and per_op and metaop.num_ops > 1:
             hidden = _hidden_share(metaop, cluster)
@@ -111,7 +125,7 @@ def given_up(profile: Profile, cluster: Cluster, share: float) -> tuple[dict[str
                 left -= metaop.num_ops * per_op * moved
                 room -= metaop.num_ops * kept * moved
     ops: dict[str, int] = {}
-    for metaop in sorted(profile.metaops, key=lambda metaop: -_saved_per_second(metaop)):
+    for metaop in sorted(metaops, key=lambda metaop: -_saved_per_second(metaop)):
         if left <= 0:
             break
         stays = saved[metaop.name] * (1 - offload.get(metaop.name, 0.0))

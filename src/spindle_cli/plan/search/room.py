@@ -1,0 +1,100 @@
+"""How tasks get along with little room for activations: in how many micro-batches each is cut, and which of
+its ops recompute, chosen together by the seconds that they take.
+
+Where everything runs on the same devices, one part of the MetaGraph forward and backward after the other, the
+activations of one part are there at a time. So all parts have the same room, and each takes what is fastest
+in it, whatever the others do: more micro-batches pay what ops take for any number of samples once more for
+each, recomputed ops their forward pass once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.problem import MemoryFallback
+from spindle_cli.plan.search.memory_fallback import savable_bytes, saving
+from spindle_cli.profile.types import CurvePoint, MetaOpProfile
+
+
+@dataclass(frozen=True)
+class CutPart:
+    """A part of the MetaGraph whose tasks are cut into some micro-batches.
+
+    Attributes:
+        counts: of micro-batches, by task; all alike.
+        metaops: one micro-batch of each MetaOp.
+        points: where each runs, by name.
+        seconds: of all micro-batches, forward and backward, nothing recomputed.
+    """
+
+    counts: Mapping[str, int]
+    metaops: Sequence[MetaOpProfile]
+    points: Mapping[str, CurvePoint]
+    seconds: float
+
+    @cached_property
+    def kept_bytes(self) -> float:
+        """Of activations, on all devices if each keeps as many as the one with the largest share."""
+        return self._unevenness * sum(each.num_ops * each.activation_bytes_per_op for each in self.metaops)
+
+    @cached_property
+    def _unevenness(self) -> float:
+        """How many times the mean share the largest one has."""
+        return max(
+            ceil(each.batch_size / point.dp) * point.dp / each.batch_size
+            for each in self.metaops
+            for point in [self.points[each.name]]
+        )
+
+    def within(self, room_bytes: float, cluster: Cluster) -> FittedPart | None:
+        """As fast as it is with so much room for activations; None: it needs more."""
+        left = max(0.0, self.kept_bytes - room_bytes) / self._unevenness
+        if left > savable_bytes(self.metaops):
+            return None
+        recompute, offload = saving(self.metaops, cluster, left) if left else ({}, {})
+        again_s = sum(ops * self.points[name].forward_s for name, ops in recompute.items())
+        count = max(self.counts.values())
+        return FittedPart(self.seconds + count * again_s, self.counts, recompute, offload)
+
+
+@dataclass(frozen=True)
+class FittedPart:
+    """What a part does for the room that it has. `recompute`, `offload`: as `MemoryFallback` has them."""
+
+    seconds: float
+    counts: Mapping[str, int]
+    recompute: Mapping[str, int]
+    offload: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What all parts do. `counts`: of micro-batches by task, of those that are cut."""
+
+    counts: Mapping[str, int]
+    fallback: MemoryFallback
+
+
+def all_within(parts: Iterable[Sequence[CutPart]], room_bytes: float, cluster: Cluster) -> Fitted | None:
+    """Each part in the way that is fastest in this room, of equals the one with fewest micro-batches; None
+    where one has none.
+
+    Args:
+        parts: the ways to cut each part, by ascending numbers of micro-batches.
+    """
+    counts: dict[str, int] = {}
+    recompute: dict[str, int] = {}
+    offload: dict[str, float] = {}
+    for ways in parts:
+        fitted = [each for way in ways if (each := way.within(room_bytes, cluster)) is not None]
+        if not fitted:
+            return None
+        best = min(fitted, key=lambda each: each.seconds)
+        counts |= {task: count for task, count in best.counts.items() if count > 1}
+        recompute |= best.recompute
+        offload |= best.offload
+    return Fitted(counts, MemoryFallback(recompute=recompute, offload=offload))
