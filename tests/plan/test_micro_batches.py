@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 
@@ -233,6 +234,10 @@ def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
         def rank(self) -> float:
             return self.seconds
 
+        @property
+        def prediction(self) -> SimpleNamespace:
+            return SimpleNamespace(iteration_s=self.seconds)
+
     class Planner:
         def cut(self, counts: Mapping[str, int]) -> int:
             return counts["t"]
@@ -245,6 +250,10 @@ def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
     found = best_cut([{"t": count} for count in ALIKE], Planner(), PATIENCE)  # type: ignore[arg-type]  # stand-ins
     assert found is not None
     assert found[1] == count
+    in_vain = best_cut([{"t": count} for count in ALIKE], Planner(), 1, min(filter(None, seconds)) / 2)  # type: ignore[arg-type]
+    assert in_vain is not None
+    first = next(count for count, s in zip(ALIKE, seconds, strict=False) if s is not None)
+    assert in_vain[1] == first  # all are far from another kind's
 
 
 def test_tasks_that_exchange_values_are_cut_alike() -> None:

@@ -9,9 +9,11 @@ import pytest
 from helpers.cut import cuttable, shares_of
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
+from spindle_cli.errors import NoPlanError
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.plan.best.drafts import ONE_TYPE
 from spindle_cli.plan.best.micro_batches import cuts_of_parts
-from spindle_cli.plan.best.sharding import on_all_devices
+from spindle_cli.plan.best.sharding import on_all_devices, shardings_to_try
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.room import CutPart, FittedPart, all_within
@@ -60,6 +62,9 @@ def test_the_largest_share_counts() -> None:
     found = part.within(45 * MIB, cluster_of(3))
     assert found is not None
     assert found.recompute == {"a/m": 3}
+    found = part.within(42 * MIB, cluster_of(3))
+    assert found is not None
+    assert found.recompute == {"a/m": 4}  # 14.25 MiB of nine samples, 12.67 of eight
 
 
 def test_each_part_does_what_is_fastest_in_the_same_room() -> None:
@@ -107,7 +112,7 @@ def test_what_is_shared_out_runs_on_all_devices_in_any_shares() -> None:
         profile.in_equal_shares(),
         shared(net.model_copy(update={"shares": ()})).sharded({"t/net": PARAMETERS}),
     ):
-        with pytest.raises(Exception, match="has no allocation on all 4 devices"):
+        with pytest.raises(NoPlanError, match="has no allocation on all 4 devices"):
             on_all_devices(refused, FOUR)
 
 
@@ -135,3 +140,17 @@ def test_one_task_recomputes_beside_another_in_micro_batches() -> None:
     assert {piece.metaop for piece in plan.slices if piece.recompute} == {"b/net"}
     again_s = 5 / 3
     assert plan.predicted.compute_s == pytest.approx(10 * 1.02 + 10 * 1.0 + again_s, rel=1e-6)
+
+
+def test_where_shares_are_to_be_equal_a_component_without_them_is_not_shared_out() -> None:
+    """Six samples on four devices."""
+    net = cuttable("t/net", 4, {1: 1.0, 2: 1.5, 3: 2.0, 6: 3.0}, param_bytes_per_op=100 * MIB)
+    profile = shared(net)
+    assert shardings_to_try(profile, FOUR, ONE_TYPE) == [{"t/net": PARAMETERS}, {"t/net": Sharding.GRADIENTS}]
+    assert shardings_to_try(profile.in_equal_shares(), FOUR, ONE_TYPE) == []
+    asked = {"t/net": PARAMETERS}
+    plan = make_plan(profile, FOUR, effort=0, sharding=asked)
+    assert check_plan(plan, profile) == ()
+    assert {piece.rows for piece in plan.slices} == {(0, 1, 3, 4, 6)}
+    with pytest.raises(NoPlanError, match="has no allocation on all 4 devices"):
+        make_plan(profile, FOUR, effort=0, sharding=asked, equal_shares=True)

@@ -37,6 +37,8 @@ ALIKE = (2, 3, 4, 6, 8, 12, 16)
 PATIENCE = 2
 # A quick plan of micro-batches that takes more than this many times as long as that of whole batches is left.
 NEAR = 1.05
+# One that takes more than this many times as long as the best of another kind gains nothing.
+FAR = 1.15
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH = 0.02
 
@@ -214,10 +216,11 @@ def in_best_micro_batches(
     """
     by_most = [micro_batches_for(profile, times, divisor) for times in KEPT_LESS]
     alike = [alike_micro_batches(profile, count) for count in ALIKE]
-    found = (best_cut(by_most, planner, 1), best_cut(alike, planner, PATIENCE))
-    quick = min((each for each in found if each is not None), key=lambda each: each[0].rank(), default=None)
     others = [whole.best] if whole is not None else []
     others += [shared_out.judged] if shared_out is not None else []
+    far_s = FAR * min((other.prediction.iteration_s for other in others), default=inf)
+    found = (best_cut(by_most, planner, 1, far_s), best_cut(alike, planner, PATIENCE, far_s))
+    quick = min((each for each in found if each is not None), key=lambda each: each[0].rank(), default=None)
     if quick is None or not _is_near(quick[0], others):
         return whole
     searched = find_in(quick[1], planner)
@@ -228,10 +231,10 @@ def in_best_micro_batches(
 
 
 def best_cut(
-    wanted: Iterable[Mapping[str, int]], planner: CutPlanner, patience: int
+    wanted: Iterable[Mapping[str, int]], planner: CutPlanner, patience: int, far_s: float = inf
 ) -> tuple[Judged, MicroBatched] | None:
     """The best of quick plans with ever more micro-batches, up to the first so many in a row that are not
-    better than one before.
+    better than one before, or take longer than `far_s`.
     """
     best: tuple[Judged, MicroBatched] | None = None
     known: list[Mapping[str, int]] = []
@@ -247,9 +250,10 @@ def best_cut(
             continue
         found = None if one is None else in_rounds(cut, one)
         if found is not None and (best is None or found.rank() < best[0].rank()):
-            best, worse = (found, cut), 0
+            best = found, cut
+            worse = 0 if found.prediction.iteration_s <= far_s else worse + 1
         elif best is not None:
             worse += 1
-            if worse == patience:
-                break
+        if worse == patience:
+            break
     return best

@@ -159,7 +159,7 @@ def _on_all_in_any_share(metaop: MetaOpProfile, cluster: Cluster) -> MetaOpProfi
     known = {point.tp for point in metaop.curve if point.num_devices == count}
     for tp in sorted({share.tp for share in metaop.shares} - known):
         dp = count // tp
-        if dp * tp == count and 1 < dp <= metaop.batch_size and metaop.batch_size % dp:
+        if dp * tp == count and 1 < dp < metaop.batch_size and metaop.batch_size % dp:
             op = share_seconds(metaop.shares, ceil(metaop.batch_size / dp), tp)
             more += [] if op is None else [point_of_share(dp, tp, op)]
     return metaop.model_copy(update={"curve": (*metaop.curve, *more)}) if more else metaop
