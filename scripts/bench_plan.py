@@ -168,8 +168,9 @@ def plan_row(
     except NoPlanError as error:
         return Row(workload, num_devices, strategy, fits=False, notes=(error.message,))
     planning_s = time.process_time() - started_s
-    if strategy == "spindle" and workload in WORKLOADS:
-        # The command refuses random chains whose MetaOps have batches of different sizes.
+    # Random chains, whose MetaOps have batches of different sizes, the command refuses and no program runs.
+    is_whole = workload in WORKLOADS
+    if strategy == "spindle" and is_whole:
         planning_s = command_s(path, cluster_file)
     predicted = plan.predicted
     in_sequence_s, tighter_s = 0.0, predicted.lower_bound_s
@@ -191,7 +192,7 @@ def plan_row(
         peak_memory_bytes=max(predicted.peak_memory_bytes),
         least_memory_bytes=min(predicted.peak_memory_bytes),
         peak_share=peak_share(plan, profile),
-        simulated_s=simulate(plan).iteration_s if num_devices <= MOST_SIMULATED else None,
+        simulated_s=simulate(plan).iteration_s if is_whole and num_devices <= MOST_SIMULATED else None,
         planning_s=planning_s,
         notes=plan.notes,
     )

@@ -31,7 +31,7 @@ class Row:
         peak_share: operations of an iteration over what all devices could do in it at their published peak;
             None in rows that are older.
         simulated_s: the iteration by `spindle simulate`; None in rows that are older, and of more
-            devices than are simulated.
+            devices than are simulated, or random.
         planning_s: processor seconds of the whole command for `spindle`, of `make_plan` for the others.
     """
 
