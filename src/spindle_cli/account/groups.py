@@ -184,10 +184,10 @@ def _used_alike(
                 of_block = users.get(name)
                 if not is_trained:
                     frozen.add(name)
-                if sharding.is_by_pass:
-                    by_pass.setdefault(name, (sharding, {}))[1][index] = op
-                elif sharding is Sharding.NONE:
+                if sharding is Sharding.NONE:
                     by_pass[name] = sharding, {}
+                elif sharding is not Sharding.OPTIMIZER:
+                    by_pass.setdefault(name, (sharding, {}))[1][index] = op
                 if of_block is None:
                     users[name] = {index: (index, op, is_split)}
                     size[name] = num_bytes

@@ -44,7 +44,7 @@ def arrange(problem: Problem, slices: tuple[Slice, ...], num_exchanges: int) -> 
 
 
 class _Arrangement:
-    """Where each device of a placement goes, and what that costs.
+    """Where each device of a placement goes (`place`), on which node that is (`lies_on`), and what it costs.
 
     Devices that take part in the same sums are of one kind.
     """
@@ -54,6 +54,7 @@ class _Arrangement:
         self.cluster = problem.cluster
         self.node_of = problem.cluster.node_of
         self.place = list(range(problem.num_devices))
+        self.lies_on = list(self.node_of)
         self.on_node: list[list[int]] = [[] for _ in problem.cluster.node_sizes]
         for device, node in enumerate(self.node_of):
             self.on_node[node].append(device)
@@ -114,7 +115,7 @@ class _Arrangement:
 
     def on_one_node(self, a: int, b: int) -> bool:
         """Whether two devices lie on the same node as things stand."""
-        return self.node_of[self.place[a]] == self.node_of[self.place[b]]
+        return self.lies_on[a] == self.lies_on[b]
 
     def alone(self, a: int, b: int) -> list[tuple[int, int]]:
         """Pairs of a's unit and b's, if they are of one size."""
@@ -125,15 +126,15 @@ class _Arrangement:
         """Pairs of all units on a's node like a's, and on b's like b's: moving half of a sum would be
         worse.
         """
-        of_a, of_b = (self._alike(x) for x in (a, b))
         if len(self.unit_of[a]) != len(self.unit_of[b]):
             return []
+        of_a, of_b = self._alike(a), self._alike(b)
         return list(zip(of_a, of_b, strict=False))
 
     def _alike(self, device: int) -> list[int]:
         """Unit by unit, the devices on the device's node whose units have the same kinds as its own."""
         kinds = self._kinds(device)
-        here = self.on_node[self.node_of[self.place[device]]]
+        here = self.on_node[self.lies_on[device]]
         if len(kinds) == 1:
             return [d for d in here if self.kind_of[d] == kinds[0] and len(self.unit_of[d]) == 1]
         units = dict.fromkeys(self.unit_of[d] for d in here)
@@ -144,39 +145,67 @@ class _Arrangement:
 
     def try_exchange(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Exchange the places of some pairs of devices, on the same two nodes, if that costs less."""
+        if not pairs:
+            return
         moved = [device for pair in pairs for device in pair]
-        if not any(self.neighbours[device] for device in moved) and all(
-            self.kind_of[a] == self.kind_of[b] for a, b in pairs
-        ):
+        has_neighbours = any(self.neighbours[device] for device in moved)
+        moves = self._moves(pairs)
+        if not (has_neighbours or moves):
             return  # that changes no sum and no message
-        before_s = self._between_s(moved)
-        self._swap(pairs)
-        kind_s = list(self.kind_s)
+        node_a, node_b = self.lies_on[pairs[0][0]], self.lies_on[pairs[0][1]]
+        kind_s, cost_s = self.kind_s, self.cost_s
         changed_s: list[tuple[int, float]] = []
-        kinds = dict.fromkeys((self.kind_of[a], self.kind_of[b]) for a, b in pairs)
-        for group in dict.fromkeys(group for pair in kinds for only in self._only(*pair) for group in only):
-            group_s = self._group_s(group)
-            changed_s.append((group, group_s))
-            for kind in self.kinds_with[group]:
-                kind_s[kind] += group_s - self.sum_s[group]
-        cost_s = self._cost_s(kind_s)
-        if cost_s + self._between_s(moved) < self.cost_s + before_s - 1e-9 * self.cost_s:
+        if moves:
+            kind_s = list(self.kind_s)
+            for group, count in moves.items():
+                self._move(group, node_a, node_b, count)
+                group_s = self._group_s(group)
+                self._move(group, node_b, node_a, count)
+                changed_s.append((group, group_s))
+                for kind in self.kinds_with[group]:
+                    kind_s[kind] += group_s - self.sum_s[group]
+            cost_s = self._cost_s(kind_s)
+        before_s = after_s = 0.0
+        if has_neighbours:
+            before_s = self._between_s(moved)
+            self._lay(pairs, node_b, node_a)
+            after_s = self._between_s(moved)
+            self._lay(pairs, node_a, node_b)
+        if cost_s + after_s < self.cost_s + before_s - 1e-9 * self.cost_s:
             self.kind_s, self.cost_s = kind_s, cost_s
             for group, group_s in changed_s:
                 self.sum_s[group] = group_s
-        else:
-            self._swap(pairs)
+            for group, count in moves.items():
+                self._move(group, node_a, node_b, count)
+            self._swap(pairs, node_a, node_b)
 
-    def _swap(self, pairs: Sequence[tuple[int, int]]) -> None:
-        place, node_of = self.place, self.node_of
+    def _moves(self, pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+        """How many devices more of each group an exchange brings from the node of each pair's first device to
+        that of its second; groups that it leaves as they are are left out.
+        """
+        kind_of = self.kind_of
+        more: dict[int, int] = {}
+        for (a, b), count in Counter((kind_of[a], kind_of[b]) for a, b in pairs).items():
+            if a != b:
+                only_a, only_b = self._only(a, b)
+                for group in only_a:
+                    more[group] = more.get(group, 0) + count
+                for group in only_b:
+                    more[group] = more.get(group, 0) - count
+        return {group: count for group, count in more.items() if count}
+
+    def _lay(self, pairs: Sequence[tuple[int, int]], of_first: int, of_second: int) -> None:
+        """Count the first device of each pair as on one node, and the second as on another."""
         for a, b in pairs:
-            node_a, node_b = node_of[place[a]], node_of[place[b]]
-            only_a, only_b = self._only(self.kind_of[a], self.kind_of[b])
-            self._move(only_a, node_a, node_b)
-            self._move(only_b, node_b, node_a)
+            self.lies_on[a], self.lies_on[b] = of_first, of_second
+
+    def _swap(self, pairs: Sequence[tuple[int, int]], node_a: int, node_b: int) -> None:
+        place, on_a, on_b = self.place, self.on_node[node_a], self.on_node[node_b]
+        for a, b in pairs:
             place[a], place[b] = place[b], place[a]
-            self.on_node[node_a][self.on_node[node_a].index(a)] = b
-            self.on_node[node_b][self.on_node[node_b].index(b)] = a
+            on_a[on_a.index(a)] = b
+            on_b[on_b.index(b)] = a
+        self._lay(pairs, node_b, node_a)
 
     def _only(self, a: int, b: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Groups of kind a that kind b has no part in, and the other way round."""
@@ -188,15 +217,15 @@ class _Arrangement:
             )
         return self._differences[a, b]
 
-    def _move(self, groups: Sequence[int], source: int, destination: int) -> None:
-        for group in groups:
-            spread, histogram = self.spread[group], self.histogram[group]
-            histogram[spread[source]] -= 1
-            histogram[spread[destination]] -= 1
-            spread[source] -= 1
-            spread[destination] += 1
-            histogram[spread[source]] += 1
-            histogram[spread[destination]] += 1
+    def _move(self, group: int, source: int, destination: int, count: int) -> None:
+        """Count so many devices of a group as on another node."""
+        spread, histogram = self.spread[group], self.histogram[group]
+        histogram[spread[source]] -= 1
+        histogram[spread[destination]] -= 1
+        spread[source] -= count
+        spread[destination] += count
+        histogram[spread[source]] += 1
+        histogram[spread[destination]] += 1
 
     def _group_s(self, group: int) -> float:
         histogram = self.histogram[group]
@@ -217,12 +246,12 @@ class _Arrangement:
 
     def _between_s(self, devices: Sequence[int]) -> float:
         """Seconds that what these devices exchange with others takes longer for crossing nodes."""
-        node_of, place = self.node_of, self.place
+        lies_on = self.lies_on
         total_s = 0.0
         for device in devices:
-            own = node_of[place[device]]
+            own = lies_on[device]
             for other, seconds in self.neighbours[device]:
-                if node_of[place[other]] != own:
+                if lies_on[other] != own:
                     total_s += seconds
         return total_s
 
