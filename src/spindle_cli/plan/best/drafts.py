@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
@@ -30,17 +30,27 @@ BASELINES: Mapping[StrategyName, Callable[[Problem], Draft]] = {
 }
 
 
+def by_baseline(problem: Problem, strategy: StrategyName) -> Judged | None:
+    """The plan of another strategy than `spindle`; None if it does not fit."""
+    return judge(problem, BASELINES[strategy](problem))
+
+
 def best_judged(
-    problem: Problem, bound: Bound, strategy: StrategyName, effort: int
+    problem: Problem,
+    bound: Bound,
+    strategy: StrategyName,
+    effort: int,
+    baseline: Callable[[StrategyName], Judged | None] | None = None,
 ) -> tuple[Judged | None, bool]:
     """The best plan that fits, or None; and whether memory stood in no draft's way.
 
     `spindle` considers the other strategies' plans too.
+
+    Args:
+        baseline: `by_baseline` of the problem, where some of its plans may be known already.
     """
-    found: list[list[Judged | None]] = []
-    for name, baseline in BASELINES.items():
-        if strategy in (name, "spindle"):
-            found.append([judge(problem, baseline(problem))])
+    baseline = baseline or partial(by_baseline, problem)
+    found = [[baseline(name)] for name in BASELINES if strategy in (name, "spindle")]
     if strategy == "spindle":
         for number, drafts in enumerate(spindle(problem, bound, effort)):
             found.append(best_of(problem, drafts, with_care=effort != NO_SEARCH))
@@ -78,11 +88,17 @@ class PosedOnOneType:
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
         return tuple(name for name in BASELINES if strategy in (name, "spindle"))
 
+    @cached_property
+    def _by_baseline(self) -> dict[StrategyName, Judged | None]:
+        return {}
+
     def by_baseline(self, strategy: StrategyName) -> Judged | None:
-        return judge(self.problem, BASELINES[strategy](self.problem))
+        if strategy not in self._by_baseline:
+            self._by_baseline[strategy] = by_baseline(self.problem, strategy)
+        return self._by_baseline[strategy]
 
     def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
-        return best_judged(self.problem, self.bound, strategy, effort)
+        return best_judged(self.problem, self.bound, strategy, effort, self.by_baseline)
 
 
 class OneType:

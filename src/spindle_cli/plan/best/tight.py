@@ -65,34 +65,37 @@ class TightPlan:
 
 
 def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
-    if step > STEPS:
-        return None
-    tight = recomputing(split, step)
-    if tight is None:
-        return None
+    tight = recomputing(split, step) if step <= STEPS else None
+    return None if tight is None else _quick_plan(tight, step, strategy)
+
+
+def _quick_plan(tight: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
     judged, _ = tight.posed.best(strategy, NO_SEARCH)
     return None if judged is None else TightPlan(judged, tight, step)
 
 
 def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan | None:
-    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit."""
-    least: int | None = None
+    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit.
+
+    Whether any plan fits is asked of the baselines first, which take least time to find.
+    """
+    least: tuple[int, TightProblem, TightPlan | None] | None = None
     low = 0 if split.fallback.split else 1  # without a split, recomputing nothing has been tried
     high = step = STEPS
     while low <= high:
-        if _fits(split, step, strategy):
-            least, high = step, step - 1
+        tight = recomputing(split, step)
+        by_baseline = tight is not None and _fits_by_baseline(tight, strategy)
+        plan = None if tight is None or by_baseline else _quick_plan(tight, step, strategy)
+        if tight is not None and (by_baseline or plan is not None):
+            least, high = (step, tight, plan), step - 1
         else:
             low = step + 1
         step = (low + high) // 2
-    return None if least is None else _recomputing(split, least, strategy)
+    if least is None:
+        return None
+    step, tight, plan = least
+    return plan or _quick_plan(tight, step, strategy)
 
 
-def _fits(split: TightProblem, step: int, strategy: StrategyName) -> bool:
-    """Whether any plan fits: one of the baselines, most often, which take least time to find."""
-    tight = recomputing(split, step)
-    if tight is None:
-        return False
-    if any(tight.posed.by_baseline(name) is not None for name in tight.posed.baselines(strategy)):
-        return True
-    return tight.posed.best(strategy, NO_SEARCH)[0] is not None
+def _fits_by_baseline(tight: TightProblem, strategy: StrategyName) -> bool:
+    return any(tight.posed.by_baseline(name) is not None for name in tight.posed.baselines(strategy))
