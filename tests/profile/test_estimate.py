@@ -32,6 +32,15 @@ def test_every_valid_number_of_devices_has_an_estimated_point(tiny: Profile) -> 
     assert {point.source for metaop in tiny.metaops for point in metaop.curve} == {"estimated"}
 
 
+def test_shares_are_known_of_no_more_cuts_than_a_cluster_may_have_devices(tmp_path: Path) -> None:
+    """A batch of 2^17 samples for 2^13 devices could be cut into as many shares for micro-batches; a cluster
+    has 2^16 devices at most, of which each then has two samples.
+    """
+    large, out = TINY.replace(":build", ":build_large"), tmp_path / "large.json"
+    made = estimate_profile(large, out, NOBODY, device_name="a800-80gb", num_devices=2**13)
+    assert made.by_name["classify/layers"].shares[0].samples == 2
+
+
 def test_sizes_are_those_of_the_model(tiny: Profile) -> None:
     layers = tiny.by_name["classify/layers"]
     assert layers.param_bytes_per_op == (8 * 8 + 8) * 4

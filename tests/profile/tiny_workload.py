@@ -14,8 +14,11 @@ DEPTH = 4
 
 
 class Items(Dataset[dict[str, Tensor]]):
+    def __init__(self, count: int = 32) -> None:
+        self.count = count
+
     def __len__(self) -> int:
-        return 32
+        return self.count
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {"x": torch.full((WIDTH,), index / 32), "label": torch.tensor(index % 3)}
@@ -79,3 +82,10 @@ def build_changed() -> Workload:
     layers = nn.ModuleList(Layer() for _ in range(DEPTH))
     tasks = [Task("classify", Classify(layers), 16, Items()), Task("again", Classify(layers), 32, Items())]
     return Workload(name="tiny", tasks=tasks, operators=(Layer,))
+
+
+def build_large(batch_size: int = 2**17) -> Workload:
+    """One task with a large batch."""
+    layers = nn.ModuleList(Layer() for _ in range(DEPTH))
+    task = Task("classify", Classify(layers), batch_size, Items(batch_size))
+    return Workload(name="large", tasks=[task], operators=(Layer,))

@@ -8,7 +8,7 @@ from typing import Any
 
 from spindle_cli.costs.batch_sums import batch_sums_s
 from spindle_cli.errors import RunFailedError
-from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.cluster import MAX_DEVICES, Cluster
 from spindle_cli.operators.tensor_parallel import LayerSplit, layer_split
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.checking.matrices import Matrices
@@ -237,7 +237,8 @@ class _MetaOpAssembly:
             return ()
         shares = []
         for tp, by_key in ((1, self._times.by_key), *self._times.by_tp.items()):
-            for cuts in (*valid, *beyond):
+            # No cluster has devices for more shares than that at once.
+            for cuts in (cuts for cuts in (*valid, *beyond) if cuts * tp <= MAX_DEVICES):
                 timings = self._timings(cuts, by_key)
                 if timings is not None:
                     busy = min(cuts * tp, extent.max_devices)
