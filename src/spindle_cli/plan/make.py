@@ -5,6 +5,7 @@ bound/              the linear program over the whole graph: lower bound and all
 strategies/         drafts: schedules without devices
 search/judge.py     placement, memory, predicted iteration; the best draft wins
 best/find_asked.py  the best plan of whole batches, of micro-batches, or with what devices share out
+stages/pipelined.py the best of these and of pipelines of micro-batches
 mixed/find.py       the best plan on devices of several types
 best/written.py     the plan
 islands/planned.py  the plan of one of several islands that average now and then alone
@@ -37,6 +38,8 @@ from spindle_cli.plan.mixed.problem import make_mixed_problem
 from spindle_cli.plan.no_fit import no_plan_as_asked
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.sets.choose import with_sets
+from spindle_cli.plan.stages.pipelined import in_pipelines
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.sums.choose import Sums, with_sums
 from spindle_cli.plan.types import ON_ONE_TYPE, Plan, StrategyName
 from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_weights
@@ -170,10 +173,18 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
         )
     bound = lower_bound(make_problem(profile, cluster))
     found = find_asked(profile, cluster, asked)
+    if _may_pipeline(profile, asked):
+        found = in_pipelines(profile, cluster, found)
     if found is None:
         raise no_plan_as_asked(profile, cluster, asked)
     bounds = Bounds(bound.lower_bound_s, lower_bound_any_s(profile, cluster.num_devices))
     return plan_of(profile, cluster, asked.strategy, found, bounds)
+
+
+def _may_pipeline(profile: Profile, asked: Asked) -> bool:
+    """Whether all tasks run in every step, and nothing is asked for that these pipelines cannot be."""
+    is_free = asked.micro_batches is None and asked.sharding is None and not asked.equal_shares
+    return asked.strategy == "spindle" and asked.effort > NO_SEARCH and is_free and not profile.task_sets
 
 
 def _plan_on_types(profile: Profile, cluster: Cluster, asked: Asked) -> Plan:

@@ -9,6 +9,7 @@ from spindle_cli.account.types import Pass
 from spindle_cli.plan.pipelines.lanes import Lanes, ways_to_cut
 from spindle_cli.plan.pipelines.search import Pipeline, Search
 from spindle_cli.plan.pipelines.sections import sections_of
+from spindle_cli.plan.pipelines.timetable import Timetable, messages_s, seconds_of, timetable
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import Draft, UnplacedSlice
@@ -36,6 +37,25 @@ def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iter
         faster_than_s: ways are left out that take at least as long even with all lanes always busy, and so is
             what the search finds that does.
     """
+    for lanes, found in _found(problem, effort, faster_than_s):
+        yield _draft(lanes, found, found.timetable)
+
+
+def bounded(problem: Problem, effort: int, faster_than_s: float = inf) -> Iterator[tuple[Draft, float]]:
+    """Drafts of a problem of micro-batches, in the lanes and with the cuts of `pipelines`: at most so many
+    parts of the MetaGraph have begun and not ended as there are lanes, or twice as many. With each, the
+    seconds of its lanes' messages.
+    """
+    for lanes, found in _found(problem, effort, faster_than_s):
+        seconds = seconds_of(lanes, found.pieces)
+        assert seconds is not None, "what was found has allocations"
+        urgency = (1.0,) * len(problem.nodes)
+        for most_open in (lanes.count, 2 * lanes.count):
+            table = timetable(lanes, found.pieces, seconds, urgency, most_open)
+            yield _draft(lanes, found, table), messages_s(lanes, found.pieces)
+
+
+def _found(problem: Problem, effort: int, faster_than_s: float) -> Iterator[tuple[Lanes, Pipeline]]:
     if not problem.orders_passes:
         return
     sections = sections_of(problem)
@@ -45,12 +65,12 @@ def pipelines(problem: Problem, effort: int, faster_than_s: float = inf) -> Iter
             continue
         for level in range(effort + 1):
             for found in Search(lanes, sections, seed=level).best(BASE_EFFORT * 4**level, faster_than_s):
-                yield _draft(lanes, found)
+                yield lanes, found
 
 
-def _draft(lanes: Lanes, found: Pipeline) -> Draft:
+def _draft(lanes: Lanes, found: Pipeline, table: Timetable) -> Draft:
     """Pieces in the order of their forward passes, which start when they would if nothing else ran."""
-    forward = [piece for piece, is_backward in found.timetable.order if not is_backward]
+    forward = [piece for piece, is_backward in table.order if not is_backward]
     place = {piece: number for number, piece in enumerate(forward)}
     pieces, devices = [], []
     for number, index in enumerate(forward):
@@ -61,5 +81,5 @@ def _draft(lanes: Lanes, found: Pipeline) -> Draft:
         pieces.append(
             UnplacedSlice(piece.node, piece.first, piece.last, allocation.point, float(number), number + 1.0)
         )
-    order = tuple(Pass(place[piece], is_backward) for piece, is_backward in found.timetable.order)
+    order = tuple(Pass(place[piece], is_backward) for piece, is_backward in table.order)
     return Draft("spindle", tuple(pieces), tuple(devices), order=order)

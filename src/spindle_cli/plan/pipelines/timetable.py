@@ -6,6 +6,7 @@ chain of passes and messages behind it, so that what other lanes wait for is not
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -40,15 +41,38 @@ def seconds_of(lanes: Lanes, pieces: Sequence[Piece]) -> list[PieceSeconds] | No
 
 
 def timetable(
-    lanes: Lanes, pieces: Sequence[Piece], seconds: Sequence[PieceSeconds], urgency: Sequence[float]
+    lanes: Lanes,
+    pieces: Sequence[Piece],
+    seconds: Sequence[PieceSeconds],
+    urgency: Sequence[float],
+    most_open: int | None = None,
 ) -> Timetable:
     """Run all passes, each as early as its lane and what it takes allow; messages between two lanes go one
     at a time each way.
 
     Args:
         urgency: of each node, what the length of the chains behind its passes is multiplied by.
+        most_open: how many parts of the MetaGraph, most often micro-batches, may at most have begun and not
+            ended, so that no lane has the activations of more; backward passes then go first. Of a chain of
+            equal stages, one open part for each ends when 1F1B (PipeDream, SOSP 2019) does, and keeps as much
+            in the first stage. None: any number.
     """
-    return _Running(lanes, pieces, seconds, urgency).run()
+    return _Running(lanes, pieces, seconds, urgency).run(most_open)
+
+
+def messages_s(lanes: Lanes, pieces: Sequence[Piece]) -> float:
+    """Seconds of the lane that takes most for what it sends and receives, one after another: activations, and
+    their gradients back.
+    """
+    busy_s = [0.0] * lanes.count
+    for piece in pieces:
+        for source, num_bytes in piece.takes:
+            there, here = pieces[source].lane, piece.lane
+            if there != here:
+                both_s = lanes.message_s(num_bytes, there, here) + lanes.message_s(num_bytes, here, there)
+                busy_s[there] += both_s
+                busy_s[here] += both_s
+    return max(busy_s)
 
 
 class _Running:
@@ -83,6 +107,8 @@ class _Running:
                 self.missing[count + source] += 1
         self.weight = [urgency[piece.node] for piece in pieces] * 2
         self.rest_s = self._rest_s()
+        part_of, nodes = lanes.problem.part_of, lanes.problem.nodes
+        self.part_of = [part_of[nodes[piece.node].metaop.name] for piece in pieces] * 2
 
     def _rest_s(self) -> list[float]:
         """The longest chain that begins with each pass."""
@@ -95,21 +121,25 @@ class _Running:
             rest_s[this] = self.seconds[this] + behind_s
         return rest_s
 
-    def run(self) -> Timetable:
+    def run(self, most_open: int | None) -> Timetable:
         free_s = [0.0] * self.num_lanes
         sent_s: dict[tuple[int, int], float] = {}  # when the way between two lanes is free again
         ready_s = [0.0] * (2 * self.count)
-        urgent = [-weight * rest_s for weight, rest_s in zip(self.weight, self.rest_s, strict=True)]
+        urgent = self._urgency(backward_first=most_open is not None)
         ready = {number for number in range(self.count) if not self.missing[number]}
         lane_of, missing = self.lane_of, list(self.missing)
+        open_parts = _OpenParts(self.part_of, most_open)
         order: list[tuple[int, bool]] = []
         while ready:
             start_s, _, this = min(
-                (max(ready_s[number], free_s[lane_of[number]]), urgent[number], number) for number in ready
+                (max(ready_s[number], free_s[lane_of[number]], not_before_s), urgent[number], number)
+                for number in ready
+                if (not_before_s := open_parts.not_before_s(number)) is not None
             )
             ready.remove(this)
             here = lane_of[this]
             end_s = free_s[here] = start_s + self.seconds[this]
+            open_parts.ran(this, end_s)
             order.append((this % self.count, this >= self.count))
             for other, moved_s in self.next[this]:
                 arrived_s = end_s
@@ -122,3 +152,40 @@ class _Running:
                 if not missing[other]:
                     ready.add(other)
         return Timetable(free_s, order)
+
+    def _urgency(self, *, backward_first: bool) -> list[tuple[bool, float]]:
+        """Of each pass; the least goes first."""
+        passes = zip(self.weight, self.rest_s, strict=True)
+        return [
+            (backward_first and number < self.count, -weight * rest_s)
+            for number, (weight, rest_s) in enumerate(passes)
+        ]
+
+
+class _OpenParts:
+    """Parts of the MetaGraph that have begun and not ended.
+
+    A part that begins takes a place; one that ends gives its own back, from when its last pass is through.
+    """
+
+    def __init__(self, part_of: Sequence[int], most: int | None) -> None:
+        self._part_of = part_of
+        self._left = Counter(part_of)
+        self._begun: set[int] = set()
+        self._free_s = [0.0] * (len(self._left) if most is None else most)  # when each place is free
+
+    def not_before_s(self, number: int) -> float | None:
+        """When a pass may start, as far as places go; None: not before another part has ended."""
+        if self._part_of[number] in self._begun:
+            return 0.0
+        return min(self._free_s, default=None)
+
+    def ran(self, number: int, end_s: float) -> None:
+        """A pass of a part has been given its time."""
+        part = self._part_of[number]
+        if part not in self._begun:
+            self._begun.add(part)
+            self._free_s.remove(min(self._free_s))
+        self._left[part] -= 1
+        if not self._left[part]:
+            self._free_s.append(end_s)

@@ -1,0 +1,121 @@
+"""Pipelines of micro-batches: timetables of open micro-batches by hand, and whole plans."""
+
+from __future__ import annotations
+
+import pytest
+
+from helpers.cut import cuttable
+from helpers.plans import cluster_of, profile_of
+from spindle_cli.check.run import check_plan
+from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.micro_batches import in_micro_batches
+from spindle_cli.plan.make import make_plan
+from spindle_cli.plan.pipelines.cuts import Piece
+from spindle_cli.plan.pipelines.lanes import Lanes
+from spindle_cli.plan.pipelines.timetable import PieceSeconds, messages_s, timetable
+from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.stages.pipelined import may_gain
+from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.simulate.run import simulate
+from spindle_cli.units import MIB
+
+# A tenth of a second for a sample.
+LINEAR = {n: 0.1 * n for n in (1, 2, 4, 8, 16)}
+
+
+def chain(num_ops: int = 4) -> MetaOpProfile:
+    """Layers of 64 MiB that hand on little."""
+    return cuttable("t/net", num_ops, LINEAR, param_bytes_per_op=64 * MIB)
+
+
+def apart(num_devices: int, gb_per_s: float = 0.05, memory_gib: float = 4000) -> Cluster:
+    """Devices that are a node each, behind a link without latency."""
+    cluster = cluster_of(num_devices, devices_per_node=1, memory_gib=memory_gib)
+    link = cluster.links.inter_node.model_copy(update={"bandwidth_gb_per_s": gb_per_s, "latency_us": 0.0})
+    return cluster.model_copy(
+        update={"links": cluster.links.model_copy(update={"inter_node": link, "intra_node": link})}
+    )
+
+
+def staged(stages: int, count: int, takes: int = 0) -> tuple[Lanes, list[Piece]]:
+    """A chain of stages in a lane each, in so many micro-batches."""
+    cut = in_micro_batches(profile_of(chain(stages)), {"t": count}, apart(stages))
+    lanes = Lanes(cut.all, tuple((device,) for device in range(stages)))
+    pieces = [
+        Piece(number, stage, stage + 1, stage, ((number * stages + stage - 1, takes),) if stage else ())
+        for number in range(count)
+        for stage in range(stages)
+    ]
+    return lanes, pieces
+
+
+def most_open(order: list[tuple[int, bool]], stages: int, stage: int) -> int:
+    """How many micro-batches a stage has run forward and not yet backward, at most."""
+    now = most = 0
+    for piece, is_backward in order:
+        if piece % stages == stage:
+            now += -1 if is_backward else 1
+            most = max(most, now)
+    return most
+
+
+@pytest.mark.parametrize(("stages", "count"), [(2, 4), (4, 4), (4, 8), (3, 16)])
+def test_one_open_micro_batch_for_each_of_equal_stages_ends_as_1f1b(stages: int, count: int) -> None:
+    lanes, pieces = staged(stages, count)
+    seconds = [PieceSeconds(1.0, 2.0)] * len(pieces)
+    found = timetable(lanes, pieces, seconds, [1.0] * count, stages)
+    assert max(found.end_s) == pytest.approx((count + stages - 1) * 3.0)
+    open_in = [most_open(found.order, stages, stage) for stage in range(stages)]
+    assert (open_in[0], open_in[-1]) == (stages, 1)
+    assert max(open_in) == stages
+
+
+def test_fewer_open_micro_batches_than_stages_leave_lanes_idle() -> None:
+    """One at a time: 4 x 2 stages x 3 s."""
+    lanes, pieces = staged(2, 4)
+    found = timetable(lanes, pieces, [PieceSeconds(1.0, 2.0)] * len(pieces), [1.0] * 4, 1)
+    assert max(found.end_s) == pytest.approx(24.0)
+
+
+def test_without_a_limit_all_micro_batches_run_forward_first() -> None:
+    lanes, pieces = staged(2, 4)
+    found = timetable(lanes, pieces, [PieceSeconds(1.0, 2.0)] * len(pieces), [1.0] * 4)
+    assert max(found.end_s) == pytest.approx(15.0)
+    assert most_open(found.order, 2, 0) == 4
+
+
+def test_messages_of_a_lane_in_the_middle_go_both_ways_on_both_sides() -> None:
+    """5 MB take 0.1 s: of 2 micro-batches, 2 sides, there and back."""
+    lanes, pieces = staged(3, 2, takes=5 * 10**6)
+    assert messages_s(lanes, pieces) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "sums_s", "expected"),
+    [(90.0, 10.0, True), (90.1, 9.9, False), (150.0, 0.0, True), (149.9, 0.0, False)],
+)
+def test_pipelines_may_gain_where_sums_or_what_avoids_them_take_long(
+    compute_s: float, sums_s: float, *, expected: bool
+) -> None:
+    best = Prediction(compute_s + sums_s, compute_s, 0.0, 0.0, sums_s, 0.0)
+    assert may_gain(best, 100.0) is expected
+
+
+def test_a_chain_behind_a_slow_link_becomes_a_pipeline() -> None:
+    """6.4 s of work are 1.6 s on each of four devices, where sums of 256 MiB take 8 s; one device alone takes
+    6.4 s. A pipeline of K micro-batches takes (K + 3) / K of 1.6 s: 1.9 s of 16.
+    """
+    profile, cluster = profile_of(chain()), apart(4)
+    plan = make_plan(profile, cluster)
+    assert plan.micro_batches == {"t": 16}
+    assert plan.predicted.compute_s == pytest.approx(1.9, abs=1e-3)
+    assert plan.predicted.iteration_s == pytest.approx(1.9, rel=0.05)
+    assert plan.predicted.compute_s >= plan.predicted.lower_bound_any_s
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.03)
+    assert check_plan(plan, profile) == ()
+    assert len(make_plan(profile, cluster, micro_batches={"t": 1}).slices) < len(plan.slices)
+
+
+def test_where_messages_are_as_slow_as_sums_batches_stay_whole() -> None:
+    net = chain().model_copy(update={"inner_output_bytes": 512 * MIB, "output_bytes": 512 * MIB})
+    assert make_plan(profile_of(net), apart(4)).micro_batches == {}
