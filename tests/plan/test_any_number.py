@@ -14,6 +14,7 @@ from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Link, Links
+from spindle_cli.plan import make
 from spindle_cli.plan.best import find
 from spindle_cli.plan.best.any_number import on_any_number
 from spindle_cli.plan.best.micro_batches import in_micro_batches, micro_batches_for
@@ -153,6 +154,7 @@ def test_a_plan_whose_passes_do_not_fit_apart_gives_way_to_one_of_equal_shares(
     profile = profile_of(cuttable("t/net", 4, SECONDS, param_bytes_per_op=0))
     for apart in (lambda *_: None, _slower):
         monkeypatch.setattr(find, "told_apart", apart)
+        monkeypatch.setattr(make, "in_pipelines", lambda *of: of[2])
         for effort in (0, 1):
             plan = make_plan(profile, cluster_of(3), effort=effort)
             assert all(piece.rows is None for piece in plan.slices)
