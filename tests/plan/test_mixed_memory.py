@@ -219,3 +219,26 @@ def test_what_saves_most_for_a_second_is_recomputed_first() -> None:
     again = {piece.metaop for piece in plan.slices if piece.num_recomputed}
     assert again == {"t/a"}
     assert check_plan(plan, profile) == ()
+
+
+def test_a_baseline_without_room_says_nothing_of_memory_where_it_could_not_be_faster() -> None:
+    """One after another takes 60 s and each device to hold both chains; side by side they take 30 s and hold
+    one each. In 4 GiB nothing fits, and memory is short.
+    """
+    chains = [
+        metaop_on_types(f"{task}/net", 10, {"fast": 3.0, "slow": 3.0}, batch_size=1, param_bytes_per_op=2**28)
+        for task in "ab"
+    ]
+    posed = [
+        SeveralTypes().posed(
+            profile_on_types(*chains), cluster_of_types({"fast": 1, "slow": 1}, memory_gib=gib)
+        )
+        for gib in (16.0, 4.0)
+    ]
+    assert [each.by_baseline("sequential") for each in posed] == [None, None]
+    best, is_roomy = posed[0].best("spindle", 0)
+    assert best is not None
+    assert best.prediction.compute_s == pytest.approx(30.0)
+    assert is_roomy
+    assert posed[0].best("sequential", 0) == (None, False)
+    assert posed[1].best("spindle", 0) == (None, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -56,29 +57,31 @@ class PosedOnTypes:
     def best(self, strategy: StrategyName, effort: int) -> tuple[Judged | None, bool]:
         """Of more effort the schedules of more searches, with NO_SEARCH those of none.
 
+        The second says whether memory stood in the way of none: neither of a schedule of the search, nor of a
+        baseline's that ends before the best iteration, which alone could be faster with more memory.
+
         Raises:
             NoPlanError: the strategy has no plan on these types.
         """
-        if strategy != "spindle":
-            found: list[Judged | None] = [judge(self.problem, baseline(self.problem, strategy))]
-        else:
-            found = self._by_baselines()
+        found: list[Judged | None] = []
+        drafts = self._baseline_drafts() if strategy == "spindle" else [baseline(self.problem, strategy)]
+        plain = [(judge(self.problem, draft), max(piece.end_s for piece in draft.pieces)) for draft in drafts]
+        if strategy == "spindle":
             efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
             for level, jobs_tried in enumerate(efforts or [0]):
                 schedules = search(self.problem, self.bound, jobs_tried, seed=level)
                 drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
                 found += best_of(self.problem, drafts, with_care=effort != NO_SEARCH)
-        all_fit = all(judged is not None and not judged.is_apart for judged in found)
-        fitting = [judged for judged in found if judged is not None]
-        return min(fitting, key=Judged.rank, default=None), all_fit
+        fitting = [judged for judged in (*(judged for judged, _ in plain), *found) if judged is not None]
+        best = min(fitting, key=Judged.rank, default=None)
+        iteration_s = inf if best is None else best.prediction.iteration_s
+        found += [judged for judged, end_s in plain if end_s < iteration_s]
+        return best, all(judged is not None and not judged.is_apart for judged in found)
 
-    def _by_baselines(self) -> list[Judged | None]:
-        found: list[Judged | None] = []
-        for name in BASELINES:
-            draft = self._draft_of(name)
-            if draft is not None:
-                found += [judge(self.problem, draft), judge(self.problem, Draft("spindle", draft.pieces))]
-        return found
+    def _baseline_drafts(self) -> list[Draft]:
+        """Of each baseline its own draft, and its schedule with the devices left to the placement."""
+        found = [draft for name in BASELINES if (draft := self._draft_of(name)) is not None]
+        return [each for draft in found for each in (draft, Draft("spindle", draft.pieces))]
 
     def _draft_of(self, name: StrategyName) -> Draft | None:
         try:
