@@ -252,9 +252,10 @@ def command_s(profile: Path, cluster: Path) -> float:
 
 def transfers_in_sequence_s(profile: Profile, cluster: Cluster, plan: Plan) -> float:
     """What transfers would add to the iteration if the plan's schedule took the lowest free devices; of
-    micro-batches, which are placed in rounds, what they add.
+    micro-batches, which are placed in rounds, and of unequal shares, which are points of no curve, what they
+    add.
     """
-    if plan.micro_batches:
+    if plan.micro_batches or any(piece.rows is not None for piece in plan.slices):
         return plan.predicted.transfer_s
     roomy = Cluster(
         name=cluster.name,
