@@ -61,3 +61,37 @@ def test_the_same_devices_are_found(seed: int) -> None:
     assert found.place == expected.place
     assert found.on_node == expected.on_node
     assert found.cost_s == expected.cost_s
+
+
+def handing_on(large: int, small: int) -> arranging._Arrangement:
+    """On two nodes of two devices: device 0 hands 4 MiB to device `large`, and 1 KiB to device `small`."""
+    curve = {1: 1.0}
+    first = metaop_of("t0/a", 1, curve).model_copy(update={"output_bytes": 2**22})
+    second = metaop_of("t1/c", 1, curve).model_copy(update={"output_bytes": 2**10})
+    metaops = [
+        first,
+        metaop_of("t0/b", 1, curve, inputs=("t0/a",)),
+        second,
+        metaop_of("t1/d", 1, curve, inputs=("t1/c",)),
+    ]
+    slices = tuple(
+        slice_of(each, (0, 1), [device], at)
+        for at, each, device in zip((0.0, 1.0, 2.0, 3.0), metaops, (0, large, 0, small), strict=True)
+    )
+    return arranging._Arrangement(
+        make_problem(profile_of(*metaops), cluster_of(4, devices_per_node=2)), slices
+    )
+
+
+def test_devices_that_sum_nothing_are_exchanged_for_their_messages() -> None:
+    arrangement = handing_on(large=2, small=2)
+    arrangement.try_exchange([(1, 2)])
+    assert arrangement.place == [0, 2, 1, 3]
+    assert arrangement.on_one_node(0, 2)
+
+
+def test_what_would_part_more_than_it_brings_together_is_left() -> None:
+    arrangement = handing_on(large=1, small=2)
+    arrangement.try_exchange([(1, 2)])
+    assert arrangement.place == [0, 1, 2, 3]
+    assert arrangement.on_one_node(0, 1)

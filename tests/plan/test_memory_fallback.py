@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
-from spindle_cli.plan.best.drafts import ONE_TYPE
-from spindle_cli.plan.problem import MemoryFallback, make_problem
+from spindle_cli.plan.best.drafts import ONE_TYPE, OneType
+from spindle_cli.plan.best.tight import least_fallback
+from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
+from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import (
     describe,
     given_up,
@@ -112,3 +116,54 @@ def test_a_plan_says_what_it_gave_up() -> None:
     assert describe(MemoryFallback(2, frozenset("a"))) == (
         "Memory asks for tensor parallelism of at least 2 in 1 MetaOps."
     )
+
+
+@dataclass(frozen=True)
+class FitsFrom:
+    """A problem whose plans fit from so many recomputed ops on, and take as many seconds."""
+
+    problem: Problem
+    ops: int
+    for_baselines: int
+    for_search: int
+    lower_bound_s: float = 1.0
+
+    def baselines(self, strategy: str) -> tuple[str, ...]:
+        return ("sequential",)
+
+    def by_baseline(self, strategy: str) -> Judged | None:
+        return self._plan() if self.ops >= self.for_baselines else None
+
+    def best(self, strategy: str, effort: int) -> tuple[Judged | None, bool]:
+        return self._plan() if self.ops >= self.for_search else None, False
+
+    def _plan(self) -> Judged:
+        return Judged("spindle", (), (), Prediction(float(self.ops), float(self.ops), 0.0, 0.0, 0.0, 0.0))
+
+
+@dataclass(frozen=True)
+class FittingFrom(OneType):
+    """Poses such problems."""
+
+    for_baselines: int
+    for_search: int
+
+    def posed(self, profile: Profile, cluster: Any, fallback: MemoryFallback | None = None) -> Any:
+        ops = 0 if fallback is None else sum(fallback.recompute.values())
+        problem = make_problem(profile, cluster, fallback)
+        return FitsFrom(problem, ops, self.for_baselines, self.for_search)
+
+
+@pytest.mark.parametrize("least", [1, 2, 5, 6, 7, 8, 15, 16])
+@pytest.mark.parametrize("for_baselines", [0, 3, 99])
+def test_the_least_recomputation_that_fits_any_plan_is_found(least: int, for_baselines: int) -> None:
+    """Of 16 ops, a step each; a search's plans may fit where no baseline's does."""
+    posing = FittingFrom(max(least, for_baselines), least)
+    found = least_fallback(profile_of(net("a/m", 16, 5)), cluster_of(2), "spindle", posing)
+    assert found is not None
+    assert sum(found.tight.fallback.recompute.values()) == least
+
+
+def test_where_nothing_fits_there_is_no_fallback() -> None:
+    posing = FittingFrom(99, 99)
+    assert least_fallback(profile_of(net("a/m", 16, 5)), cluster_of(2), "spindle", posing) is None

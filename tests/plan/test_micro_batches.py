@@ -14,7 +14,7 @@ from spindle_cli.account.device_memory import device_memory
 from spindle_cli.account.traffic import traffic_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.errors import NoPlanError, UsageError
-from spindle_cli.plan.best.find import ALIKE, PATIENCE, best_cut
+from spindle_cli.plan.best.find import ALIKE, PATIENCE, Found, best_cut, in_best_micro_batches
 from spindle_cli.plan.best.micro_batches import (
     alike_micro_batches,
     in_micro_batches,
@@ -254,6 +254,33 @@ def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
     assert in_vain is not None
     first = next(count for count, s in zip(ALIKE, seconds, strict=False) if s is not None)
     assert in_vain[1] == first  # all are far from another kind's
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [(1.15, 1.14, 0.5), (1.16, 1.151, 1.0)])
+def test_micro_batches_are_left_that_take_over_15_percent_longer_than_whole_batches(
+    monkeypatch: pytest.MonkeyPatch, first: float, second: float, expected: float
+) -> None:
+    """Whole batches take 1 s; in 2, 3 and 4, of which the last would be fastest."""
+
+    def taking(seconds: float) -> SimpleNamespace:
+        return SimpleNamespace(rank=lambda: seconds, prediction=SimpleNamespace(iteration_s=seconds))
+
+    class Planner:
+        def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:
+            return SimpleNamespace(counts=counts)
+
+        def quickly(self, cut: SimpleNamespace) -> SimpleNamespace:
+            return taking({2: first, 3: second, 4: 0.5}.get(cut.counts["t"], 9.0))
+
+        def searched(self, cut: SimpleNamespace) -> None:
+            return None
+
+    monkeypatch.setattr("spindle_cli.plan.best.find.in_rounds", lambda _, one: one)
+    whole = Found(taking(1.0), is_short=True)  # type: ignore[arg-type]  # stand-ins
+    profile = profile_of(cuttable("t/net", 1, LINEAR, activation_bytes_per_op=MIB))
+    found = in_best_micro_batches(profile, 1, Planner(), whole, None)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.best.prediction.iteration_s == expected
 
 
 def test_tasks_that_exchange_values_are_cut_alike() -> None:

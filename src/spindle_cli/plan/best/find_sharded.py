@@ -118,9 +118,9 @@ def _quick(
     """Of whole batches if these fit without giving up anything; else the better one of those that recompute
     activations and those of micro-batches, which recompute where they have to; None if nothing fits.
     """
-    found: list[QuickSharding] = []
     if not cluster.is_mixed:
         return _in_room(profile, cluster, strategy, posing, micro_batches)
+    found: list[QuickSharding] = []
     if not micro_batches:
         whole = _Trial(on_all_devices(profile, cluster), cluster, strategy, posing)
         found += whole.at(0) or whole.least_recomputing()
