@@ -122,4 +122,9 @@ def test_a_merge_is_not_written_over_what_it_reads(folder: Path) -> None:
 def test_a_type_without_curves_is_told(folder: Path) -> None:
     ended = run_spindle("plan", folder / "new.json", "--cluster", folder / "cluster.yaml", "-o", folder / "n")
     assert ended.code == 3
-    assert "devices 'cpu-old', of which the profile has no curves" in ended.err
+    said = f"{folder / 'new.json'}: the cluster has devices 'cpu-old', of which the profile has no curves"
+    assert said in ended.err
+    for command in ("check", "explain", "report"):
+        to = ("-o", folder / "n") if command == "report" else ()
+        ended = run_spindle(command, folder / "plan.yaml", "--profile", folder / "new.json", *to)
+        assert (ended.code, said in ended.err) == (3, True)

@@ -14,6 +14,7 @@ from spindle_cli.files.writing import write_text
 from spindle_cli.plan.sharing_out import said_apart
 from spindle_cli.plan.types import Plan, PlanMetaOp, PlannedSet, Predicted, Slice, Wave
 from spindle_cli.profile.metagraph import require_equal_batches
+from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
 
 _BaseDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -45,7 +46,7 @@ def read_with_profile(path: Path, profile_path: Path | None) -> tuple[Plan, Prof
 
     Raises:
         InputError: one of them is missing, malformed, or of another kind or version, or the profile is of
-            another workload.
+            another workload or has no curves of one of the plan's types of device.
     """
     plan = Plan.read(path)
     require_equal_batches(plan.metaops, path)
@@ -60,6 +61,10 @@ def read_with_profile(path: Path, profile_path: Path | None) -> tuple[Plan, Prof
             f"({plan.workload.fingerprint})",
             hint="Give the profile that the plan was made from, or plan again with this one.",
         )
+    try:
+        seen_on(profile, plan.cluster)
+    except InputError as error:
+        raise InputError(f"{profile_path}: {error.message}", hint=error.hint) from None
     known_as = {profile.sha256(), "sha256:" + hashlib.sha256(profile_path.read_bytes()).hexdigest()}
     if "sha256:" + plan.profile.sha256.removeprefix("sha256:") in known_as:
         own = plan.profile.model_copy(update={"sha256": profile.sha256()})
