@@ -100,15 +100,15 @@ def noting_what_is_given_up(live: LiveBytes) -> Iterator[None]:
         yield
 
 
-def by_ddp(source: str) -> float:
-    """Peak bytes of plain training."""
+def by_ddp(source: str, out: Path) -> float:
+    """Peak bytes of plain training; `out`: a folder for what it leaves."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     loaded = load(source)
     modules = [plain_training.module_of(task) for task in loaded.workload.tasks]
     held = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
     with mock.patch.object(plain_training, "load", lambda _: loaded), LiveBytes(held) as live:
-        plain_training.train(source, "ddp", STEPS)
+        plain_training.train(source, "ddp", STEPS, plain_training.begun_path(out / "steps"))
     dist.barrier()
     dist.destroy_process_group()
     return live.peak
@@ -131,7 +131,7 @@ def main(argv: list[str]) -> None:
     if how == "ours":
         by_plans(Path(source))
     else:
-        write_peak(Path(out[0]), by_ddp(source))
+        write_peak(Path(out[0]), by_ddp(source, Path(out[0])))
 
 
 if __name__ == "__main__":

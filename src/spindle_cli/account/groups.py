@@ -8,10 +8,10 @@ from math import lcm
 from operator import attrgetter
 from typing import NamedTuple
 
-from spindle_cli.account.holdings import BlockUse, blocks_of
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.costs.links import Spread, per_node, spread_all_reduce_s
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.parameters.blocks import BlockUse, blocks_of
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.profile.types import MetaOp
@@ -74,8 +74,9 @@ def _planned_blocks(use: BlockUse, sharding: ShardingOf) -> Iterator[ParameterBl
     if use.is_gathered:
         yield ParameterBlock(key, number, round(use.num_bytes), False, Sharding.NONE, is_gathered=True)
         return
-    level = sharding.get(key, Sharding.OPTIMIZER)
+    level = use.level(sharding)
     name = key if is_split else f"{key}{WHOLE}"
+    is_split = is_split and not use.is_whole
     if num_bytes := round(use.trained_bytes):
         yield ParameterBlock(name, number, num_bytes, is_split, level)
     if level.is_fetched and (num_bytes := round(use.frozen_bytes)):

@@ -7,63 +7,10 @@ from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
-from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.parameters.blocks import Block, BlockUse
 from spindle_cli.files.sharding import Sharding, ShardWeights
-from spindle_cli.profile.types import Matrix, MetaOp, OptimizerBytes
-
-# Parameters that are always used together: key, block, and whether tensor parallelism splits them.
-Block = tuple[str, int, bool]
-
-
-class BlockUse(NamedTuple):
-    """A block as an op uses it: bytes unsplit, and those that are trained. `is_gathered`: it is one matrix,
-    whose gradient is made of what its devices gather.
-    """
-
-    block: Block
-    num_bytes: float
-    trained_bytes: float
-    is_gathered: bool = False
-
-    @property
-    def frozen_bytes(self) -> float:
-        """Those that are not trained."""
-        return self.num_bytes - self.trained_bytes
-
-
-def blocks_of(metaop: MetaOp, op: int) -> tuple[BlockUse, ...]:
-    """The blocks of an op that have any bytes."""
-    key, number = parameter_block(metaop, op)
-    split = split_param_bytes(metaop, op)
-    sizes = ((split, True), (op_param_bytes(metaop, op) - split, False))
-    if metaop.gathered and (own := [matrix for matrix in metaop.gathered if matrix.op == op]):
-        return _with_matrices(metaop, op, own)
-    return tuple(
-        BlockUse((key, number, is_split), size, size * metaop.trainable_fraction)
-        for size, is_split in sizes
-        if size
-    )
-
-
-def _with_matrices(metaop: MetaOp, op: int, matrices: Sequence[Matrix]) -> tuple[BlockUse, ...]:
-    """The same where matrices of the op are gathered: each is a block by itself, the rest what is left.
-
-    What tensor parallelism would split lies with what it would, as far as it is there: a layer that it does
-    not split at all counts as split.
-    """
-    key, number = parameter_block(metaop, op)
-    total, split = op_param_bytes(metaop, op), split_param_bytes(metaop, op)
-    whole = total - split
-    from_whole = min(whole, sum(matrix.num_bytes for matrix in matrices if not matrix.is_split))
-    from_split = min(split, sum(matrix.num_bytes for matrix in matrices) - from_whole)
-    found = []
-    for size, taken, is_split in ((split, from_split, True), (whole, from_whole, False)):
-        trained = min(size - taken, max(0.0, size * metaop.trainable_fraction - taken))
-        if size > taken:
-            found.append(BlockUse((key, number, is_split), size - taken, trained))
-    for matrix in matrices:
-        found.append(BlockUse((matrix.parameter, 0, False), matrix.num_bytes, matrix.num_bytes, True))
-    return tuple(found)
+from spindle_cli.profile.types import OptimizerBytes
 
 
 class Sharers(NamedTuple):
@@ -80,31 +27,42 @@ class Holders:
     """How many devices hold each fragment of each block of parameters."""
 
     def __init__(
-        self, slices: Sequence[SliceShape], blocks: Iterable[tuple[int, Block]], weights: ShardWeights = ()
+        self,
+        slices: Sequence[SliceShape],
+        blocks: Iterable[tuple[int, Block, bool]],
+        weights: ShardWeights = (),
     ) -> None:
-        """`blocks`: (slice, block that it uses) of all, or of one of each kind. `weights`: of each device."""
+        """`blocks`: (slice, block that it uses, whether all of it although others split it) of all, or of one
+        of each kind. `weights`: of each device.
+        """
         self._slices = slices
         self._weights = weights
-        users: dict[Block, dict[int, None]] = {}
-        for index, block in blocks:
-            users.setdefault(block, {})[index] = None
-        self._users = {block: tuple(indices) for block, indices in users.items()}
-        self._counts: dict[tuple[tuple[int, ...], bool], tuple[Sharers, ...]] = {}
+        users: dict[Block, dict[int, int]] = {}
+        for index, block, is_whole in blocks:
+            parts = slices[index].tp if block[2] and not is_whole else 1
+            own = users.setdefault(block, {})
+            own[index] = min(parts, own.get(index, parts))
+        self._users = {block: tuple(own.items()) for block, own in users.items()}
+        self._counts: dict[tuple[tuple[int, int], ...], tuple[Sharers, ...]] = {}
 
     def of(self, block: Block) -> tuple[Sharers, ...]:
         """Of each of the finest common fragments of the block, which are equal, the devices that hold it."""
-        key = self._users[block], block[2]
-        if key not in self._counts:
-            users, is_split = key
-            pieces = [(self._slices[index], self._slices[index].tp if is_split else 1) for index in users]
+        users = self._users[block]
+        if users not in self._counts:
+            pieces = [(self._slices[index], parts) for index, parts in users]
             count = lcm(*(parts for _, parts in pieces))
-            self._counts[key] = tuple(
+            self._counts[users] = tuple(
                 self._sharers(
                     set().union(*(piece.devices[i * parts // count :: parts] for piece, parts in pieces))
                 )
                 for i in range(count)
             )
-        return self._counts[key]
+        return self._counts[users]
+
+    def run_alike(self, block: Block) -> bool:
+        """Whether each device that holds any of a block runs all slices that use it."""
+        runs = {frozenset(self._slices[index].devices) for index, _ in self._users[block]}
+        return len(runs) == 1
 
     def _sharers(self, devices: Collection[int]) -> Sharers:
         if not self._weights:

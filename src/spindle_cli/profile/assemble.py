@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from spindle_cli.costs.batch_sums import batch_sums_s
@@ -17,6 +18,7 @@ from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
 from spindle_cli.profile.parameter_sizes import parameter_sizes
+from spindle_cli.profile.tying import Tying
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
@@ -99,6 +101,7 @@ def assemble(
     if train.groups is not None:
         kept = _Kept(StateSizes(train, groups_of_graph(train, graph)), ParameterTable.of(graph))
     matrices = Matrices.find(graph, train)
+    tying = Tying.find(graph, partial(_first_split, graph, times), matrices.names)
     return Profile(
         workload=WorkloadRef.of(graph, source),
         device=device,
@@ -117,7 +120,7 @@ def assemble(
         noise=noise,
         links=links,
         metaops=tuple(
-            _MetaOpAssembly(graph, metaop, table, times, extent, kept, matrices).profile()
+            _MetaOpAssembly(graph, metaop, table, times, extent, kept, matrices, tying).profile()
             for metaop in graph.metaops
         ),
         measurements=measurements,
@@ -136,9 +139,11 @@ class _MetaOpAssembly:
         extent: Extent,
         kept: _Kept | None,
         matrices: Matrices,
+        tying: Tying,
     ) -> None:
         self._kept = kept
         self._matrices = matrices
+        self._tying = tying
         self._graph = graph
         self._workload = graph.workload
         self._metaop = metaop
@@ -173,6 +178,7 @@ class _MetaOpAssembly:
             extra_param_bytes=sizes.extra_bytes,
             whole_param_bytes_per_op=sizes.whole_bytes,
             split_extra_param_bytes=sizes.split_extra_bytes,
+            tied=self._tying.of(metaop.name),
             trainable_fraction=sizes.trained_share,
             optimizer=None if self._kept is None else self._kept.by(self._task, self._ops),
             activation_bytes_per_op=self._activation_bytes(),
@@ -359,9 +365,7 @@ class _MetaOpAssembly:
         }
 
     def _split(self, op: Op) -> LayerSplit | None:
-        """How an op is split, in the first way of those that were looked at."""
-        splits = (layer_split(self._workload, self._task, op, tp) for tp in self._times.by_tp)
-        return next((split for split in splits if split is not None), None)
+        return _first_split(self._graph, self._times, self._task, op)
 
     def _num_experts(self, op: Op) -> int:
         """The fewest of a module of its layer; 0 where they are not shared out."""
@@ -377,6 +381,12 @@ class _MetaOpAssembly:
 
     def _mean(self, values: Any) -> float:
         return float(sum(values)) / len(self._ops)
+
+
+def _first_split(graph: WorkloadGraph, times: Times, task: TaskGraph, op: Op) -> LayerSplit | None:
+    """How an op is split, in the first way of those that were looked at."""
+    splits = (layer_split(graph.workload, task, op, tp) for tp in times.by_tp)
+    return next((split for split in splits if split is not None), None)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def parameter_sizes(
     task: TaskGraph, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
 ) -> ParameterSizes:
     """Sizes of what the ops of a MetaOp hold: parameters, and as such that are not trained buffers, and
-    tensors that a layer's modules hold as plain attributes.
+    tensors that a layer's modules hold as plain attributes. What an op has under several names counts once.
     """
     layer_bytes = whole_bytes = 0
     extra: dict[int, int] = {}
@@ -45,8 +45,11 @@ def parameter_sizes(
         total += own
         glue = glue_split = own_split = 0
         split = split_of(op)
-        for name in (*op.parameters, *op.buffers):
-            tensor = _tensor(task, name)
+        tensors = {name: _tensor(task, name) for name in (*op.parameters, *op.buffers)}
+        once = {id(tensor): name for name, tensor in reversed(tensors.items())}
+        for name, tensor in tensors.items():
+            if once[id(tensor)] != name:
+                continue
             num_bytes = tensor.numel() * tensor.itemsize
             total += num_bytes
             trained += num_bytes * tensor.requires_grad

@@ -36,6 +36,8 @@ from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device, require_known
+from spindle_cli.profile.tied import TiedParameters as TiedParameters
+from spindle_cli.profile.tied import require_among_own
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -71,6 +73,8 @@ class MetaOp(Model):
     whole_param_bytes_per_op: Bytes = 0
     # of extra_param_bytes, those that tensor parallelism splits: a head and an embedding over many words
     split_extra_param_bytes: dict[int, Bytes] = Field(default_factory=dict)
+    # of both, what ops with other keys or blocks of parameters use too
+    tied: tuple[TiedParameters, ...] = ()
     # of param_bytes_per_op (and the extra), the share that is trained: the rest needs no gradient or state
     trainable_fraction: Annotated[float, Field(ge=0, le=1)] = 1.0
     # of trained parameters with optimizer settings of their own; absent: as of all
@@ -156,6 +160,7 @@ class MetaOpProfile(MetaOp):
                     f"split_extra_param_bytes: {split} for op {op} is more than the extra_param_bytes of "
                     f"{self.name!r}, {extra}"
                 )
+        require_among_own(self.tied, self.num_ops, self._op_param_bytes, self.name)
         order = [(entry.tp, entry.first_op) for entry in self.memory]
         firsts = {entry.tp for entry in self.memory if entry.first_op == 0}
         if order != sorted(set(order)) or firsts != {entry.tp for entry in self.memory}:
@@ -168,6 +173,9 @@ class MetaOpProfile(MetaOp):
                 f"{self.num_ops} ops of {self.name!r}"
             )
         return self
+
+    def _op_param_bytes(self, op: int) -> int:
+        return self.param_bytes_per_op + self.extra_param_bytes.get(op, 0)
 
     @cached_property
     def best_points(self) -> tuple[CurvePoint, ...]:

@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
-from spindle_cli.account.holdings import Block, Held, Holders, SharedOut, shared_out
+from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds
+from spindle_cli.costs.parameters.blocks import Block
 from spindle_cli.units import KIB, MIB
 
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
@@ -369,9 +370,9 @@ class Iteration:
         if not self._joins:
             return 0.0
         return sum(
-            use.num_bytes / part.tp
+            use.num_bytes / use.parts(part.tp)
             for kind, use in run.uses
-            if use.block[2] and self._held[kind].num_fragments > part.tp
+            if use.block[2] and self._held[kind].num_fragments > use.parts(part.tp)
         )
 
     def _buffers(self) -> float:

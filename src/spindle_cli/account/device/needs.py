@@ -14,11 +14,12 @@ from spindle_cli.account.device.need import ALLOCATOR_SHARE, Need
 from spindle_cli.account.device.own_order import passes_by_device
 from spindle_cli.account.device.parts import KnownUses, Part
 from spindle_cli.account.gather_buffers import Lot, Span, places_of
-from spindle_cli.account.holdings import Block, BlockUse, Held, Holders
+from spindle_cli.account.holdings import Held, Holders
 from spindle_cli.account.joint import beside
 from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.parameters.blocks import Block, BlockUse
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
@@ -94,9 +95,9 @@ def find_needs(
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
     uses = [
-        (index, kinds.block[kind])
+        (index, kinds.block[kind], use.is_whole)
         for index in range(len(parts))
-        for kind in dict.fromkeys(kind for run in kinds.runs[index] for kind in run.kinds)
+        for kind, use in {kind: use for run in kinds.runs[index] for kind, use in run.uses}.items()
     ]
     roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
     due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
@@ -285,10 +286,10 @@ class Account:
                     there = held.get(kind)
                     if there is None:
                         there = held[kind] = self._new(kind, use, part, index if number < len(roles) else -1)
-                    there.least_tp = min(there.least_tp, part.tp)
+                    there.least_tp = min(there.least_tp, 1 if use.is_whole else part.tp)
                     there.num_bytes = max(there.num_bytes, use.num_bytes)
                     there.trained_bytes = max(there.trained_bytes, use.trained_bytes)
-                    if part.tp > 1 and use.block[2]:
+                    if use.parts(part.tp) > 1:
                         there.shards.add((shard / part.tp, (shard + 1) / part.tp))
                     else:
                         there.is_whole = True
@@ -304,7 +305,20 @@ class Account:
             self.setting.kinds.size[kind],
             last_part,
             part.optimizer,
-            Sharding.NONE if use.is_gathered else self.sharding.get(use.block[0], Sharding.OPTIMIZER),
-            least_tp=part.tp,
+            self._level(kind, use),
+            least_tp=1 if use.is_whole else part.tp,
             is_due=kind in self.due,
         )
+
+    def _level(self, kind: int, use: BlockUse) -> Sharding:
+        """What its holders share out of a block: of what is tied, as far as each of them runs all that uses
+        it (`groups.parameter_groups`).
+        """
+        level = use.level(self.sharding)
+        if (
+            level.is_by_pass
+            and use.tied_keys
+            and not self.setting.holders.run_alike(self.setting.kinds.block[kind])
+        ):
+            return Sharding.OPTIMIZER
+        return level

@@ -9,9 +9,9 @@ from itertools import count, pairwise
 from typing import NamedTuple
 
 from spindle_cli.account.crossing import slice_inputs
-from spindle_cli.account.holdings import Block, BlockUse, blocks_of
 from spindle_cli.costs.memory import OpNeeds, SliceShape, op_needs, slice_output_bytes
 from spindle_cli.costs.offload import HOST_BLOCK_BYTES, is_offloaded
+from spindle_cli.costs.parameters.blocks import Block, BlockUse, blocks_of
 from spindle_cli.profile.types import MetaOp
 
 # An op that is recomputed keeps the state of the random numbers (torch's, on the CPU).
@@ -199,10 +199,11 @@ class Kinds:
         found: dict[object, int] = {}
         seen: set[Block] = set()
         for position, (segment, uses) in enumerate(zip(part.segments(), part.uses, strict=True)):
-            for block, num_bytes, trained_bytes, _ in uses:
+            for use in uses:
+                block = use.block
                 known = kind_of.get(block, (block[0], block[2]))
                 again = position if block in seen else None
-                key = known, segment, num_bytes, trained_bytes, again
+                key = known, segment, use.num_bytes, use.trained_bytes, use.is_whole, again
                 if key not in found:
                     found[key] = next(self._numbers)
                 kind_of[block] = found[key]

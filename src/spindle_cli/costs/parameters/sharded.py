@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spindle_cli.costs.links import Spread, per_node
-from spindle_cli.costs.memory import SliceShape, op_param_bytes, parameter_block, split_param_bytes
+from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.parameters.blocks import Block, BlockUse, blocks_of
 from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
@@ -85,42 +86,46 @@ def moved_in_passes(
     Args:
         is_reached: whether gradients come to its MetaOp (`reached_by_gradients`).
     """
-    level = level_of(metaop, step.sharding)
-    if not level.is_by_pass or len(piece.devices) == 1:
+    if not level_of(metaop, step.sharding).is_by_pass or len(piece.devices) == 1:
         return None
     first, last = piece.ops
-    used: dict[tuple[int, bool], _Use] = {}
+    used: dict[tuple[Block, bool], _Use] = {}
     for op in range(first, last):
-        number = parameter_block(metaop, op)[1]
-        split = split_param_bytes(metaop, op)
-        for num_bytes, is_split in ((split, True), (op_param_bytes(metaop, op) - split, False)):
-            if num_bytes:
-                known = used.get((number, is_split), _Use(op - first, op - first, 0.0))
-                largest = max(known.num_bytes, num_bytes / (piece.tp if is_split else 1))
-                used[number, is_split] = _Use(known.first, op - first, largest)
+        for use in blocks_of(metaop, op):
+            level = use.level(step.sharding)
+            if level.is_by_pass:
+                key = use.block, use.parts(2) > 1
+                known = used.get(key, _Use(op - first, op - first, level))
+                used[key] = known.and_then(op - first, use, piece.tp)
     seconds = _Seconds(piece, cluster, step.shard_weights)
-    trained = metaop.trainable_fraction
-    gathered = trained * (1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0)), 1 - trained
+    in_ranges = 1 - (metaop.optimizer.whole_share if metaop.optimizer else 0.0)
     forward, backward, scatters = ([0.0] * (last - first) for _ in range(3))
-    for (_, is_split), use in used.items():
-        for share in gathered if level.is_fetched else ():
-            gather_s = seconds.of(share * use.num_bytes, is_split=is_split)
-            forward[use.first] += gather_s
-            backward[use.last] += gather_s if is_reached and level is Sharding.PARAMETERS else 0.0
-        width = step.gradient_bytes_per_param * trained
-        scatters[use.first] += seconds.of(width * use.num_bytes, is_split=is_split)
+    for (_, is_split), each in used.items():
+        for num_bytes in (in_ranges * each.trained, each.frozen) if each.level.is_fetched else ():
+            gather_s = seconds.of(num_bytes, is_split=is_split)
+            forward[each.first] += gather_s
+            backward[each.last] += gather_s if is_reached and each.level is Sharding.PARAMETERS else 0.0
+        scatters[each.first] += seconds.of(step.gradient_bytes_per_param * each.trained, is_split=is_split)
     return Moved(tuple(forward), tuple(backward), tuple(scatters))
 
 
 @dataclass(frozen=True)
 class _Use:
-    """Of a block in a slice: which of its ops are the first and the last that use it; bytes of it that a
-    device needs.
+    """Of a block in a slice: which of its ops are the first and the last that use it; what devices share out
+    of it; bytes of it that a device needs, trained ones and others.
     """
 
     first: int
     last: int
-    num_bytes: float
+    level: Sharding
+    trained: float = 0.0
+    frozen: float = 0.0
+
+    def and_then(self, op: int, use: BlockUse, tp: int) -> _Use:
+        """With a later op's use of it, on one of so many devices of a tensor-parallel group."""
+        parts = use.parts(tp)
+        trained = max(self.trained, use.trained_bytes / parts)
+        return _Use(self.first, op, self.level, trained, max(self.frozen, use.frozen_bytes / parts))
 
 
 class _Seconds:

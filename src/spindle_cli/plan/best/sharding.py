@@ -9,7 +9,7 @@ from math import ceil
 from operator import add
 from typing import NamedTuple, TypeVar
 
-from spindle_cli.costs.memory import op_param_bytes, parameter_block
+from spindle_cli.costs.parameters.blocks import Block, blocks_of
 from spindle_cli.costs.parameters.sharded import moved_in_passes
 from spindle_cli.costs.share_times import point_of_share, share_seconds
 from spindle_cli.costs.work import reached_by_gradients
@@ -128,18 +128,17 @@ class _Size(NamedTuple):
 
 
 def _sizes(profile: Profile) -> dict[str, _Size]:
-    """By key, of those that have any bytes."""
-    blocks: dict[tuple[str, int], _Size] = {}
+    """By key, of those that have any bytes; what keys are tied to counts for each of them."""
+    blocks: dict[tuple[str, Block], _Size] = {}
     for metaop in profile.metaops:
         for op in range(metaop.num_ops):
-            block, num_bytes = parameter_block(metaop, op), op_param_bytes(metaop, op)
-            own = _Size(num_bytes, ceil(num_bytes * metaop.trainable_fraction))
-            known = blocks.get(block, own)
-            blocks[block] = _Size(*map(max, own, known))
+            for use in blocks_of(metaop, op):
+                own = _Size(ceil(use.num_bytes), ceil(use.trained_bytes))
+                known = blocks.get((key_of(metaop), use.block), own)
+                blocks[key_of(metaop), use.block] = _Size(*map(max, own, known))
     found: dict[str, _Size] = {}
     for (key, _), size in blocks.items():
-        if size.num_bytes:
-            found[key] = _Size(*map(add, size, found.get(key, (0, 0))))
+        found[key] = _Size(*map(add, size, found.get(key, (0, 0))))
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import ceil
 
@@ -19,6 +19,7 @@ from spindle_cli.costs.parameters.update import optimizer_bytes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.schedule import UnplacedSlice
+from spindle_cli.profile.types import MetaOp
 
 Block = tuple[str, int, int]  # parameters key, block, degree of tensor parallelism
 
@@ -69,10 +70,7 @@ class Footprint:
         state = 1 + trained * (wide + per_param) - whole
         held = [held_param_bytes(metaop, op, point.tp) for op in range(piece.first, piece.last)]
         self.passing += 2 * whole * max(held)
-        self.blocks = tuple(
-            ((*parameter_block(metaop, op), point.tp), num_bytes * state)
-            for op, num_bytes in zip(range(piece.first, piece.last), held, strict=True)
-        )
+        self.blocks = tuple(_blocks(metaop, piece, held, state))
         self.names = frozenset(block for block, _ in self.blocks)
         self.parameter_bytes = sum(num_bytes for _, num_bytes in self.blocks)
         self._shared: dict[frozenset[Block], float] = {}
@@ -84,6 +82,25 @@ class Footprint:
         if held not in self._shared:
             self._shared[held] = sum(num_bytes for block, num_bytes in self.blocks if block in held)
         return self._shared[held]
+
+
+def _blocks(
+    metaop: MetaOp, piece: UnplacedSlice, held: Sequence[float], state: float
+) -> Iterator[tuple[Block, float]]:
+    """Each block of a piece's parameters, those that it is tied to once. `held`: bytes of each op's on a
+    device. `state`: of each of them, with gradients and optimizer state.
+    """
+    tp = piece.point.tp
+    tied: dict[str, float] = {}
+    for op, num_bytes in zip(range(piece.first, piece.last), held, strict=True):
+        for each in metaop.tied:
+            if each.op == op:
+                taken = each.num_bytes / (tp if each.is_split else 1)
+                num_bytes -= taken
+                tied[each.parameter] = max(tied.get(each.parameter, 0.0), taken)
+        yield (*parameter_block(metaop, op), tp), max(0.0, num_bytes) * state
+    for name, num_bytes in tied.items():
+        yield (name, 0, tp), num_bytes * state
 
 
 def _above_least(problem: Problem) -> float:

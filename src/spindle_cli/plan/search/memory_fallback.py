@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from spindle_cli.costs.memory import inner_bytes, op_param_bytes, parameter_block, slice_activation_bytes
+from spindle_cli.costs.memory import inner_bytes, slice_activation_bytes
 from spindle_cli.costs.offload import hidden_share
+from spindle_cli.costs.parameters.blocks import Block, blocks_of
 from spindle_cli.costs.parameters.update import optimizer_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -172,16 +173,17 @@ def least_bytes(problem: Problem) -> float:
     state, and the activations of all tasks; where passes may have an order of their own, those of the part of
     the MetaGraph that keeps most.
     """
-    parameters: dict[tuple[str, int], float] = {}
+    parameters: dict[Block, float] = {}
     activations: dict[int, float] = {}
     for node in problem.nodes:
         metaop = node.metaop
         kept = optimizer_bytes(metaop, problem.profile)
-        state = 1 + metaop.trainable_fraction * (kept.state_per_param + kept.whole_state_per_param)
+        state = kept.state_per_param + kept.whole_state_per_param
         ops = (node.first_op, node.first_op + node.num_ops)
         for op in range(*ops):
-            block = parameter_block(metaop, op)
-            parameters[block] = max(parameters.get(block, 0.0), op_param_bytes(metaop, op) * state)
+            for use in blocks_of(metaop, op):
+                known = parameters.get(use.block, 0.0)
+                parameters[use.block] = max(known, use.num_bytes + use.trained_bytes * state)
         part = problem.part_of[metaop.name] if problem.orders_passes else 0
         activations[part] = activations.get(part, 0.0) + min(
             point.num_devices

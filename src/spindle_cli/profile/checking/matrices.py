@@ -66,6 +66,11 @@ class Matrices:
                     found.setdefault((task, op.index), []).append((dotted, matrix))
         return cls(found)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the matrices, canonical."""
+        return frozenset(matrix.parameter for own in self.by_op.values() for _, matrix in own)
+
     def of_ops(
         self, task: str, ops: Sequence[Op], split_of: Callable[[Op], LayerSplit | None]
     ) -> tuple[Matrix, ...]:

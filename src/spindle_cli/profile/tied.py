@@ -1,0 +1,60 @@
+"""What a profile and a plan say of parameters that ops use under several keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from spindle_cli.files.artifact import Model
+
+
+class TiedParameters(Model):
+    """Parameters of an op that ops with other keys of parameters, or other blocks of them, use too: an
+    embedding that is the matrix of a head, or in which several encoders look up words.
+
+    Attributes:
+        op: of the MetaOp.
+        parameter: the name of one of them, the same wherever they are used.
+        num_bytes: of all of them; they are among those of the op.
+        keys: of parameters, of all ops that use them.
+        is_trained: whether they are.
+        is_split: whether tensor parallelism splits them where this op uses them; `is_split_by_any`: where any
+            op does. An op that they are whole for then joins the parts.
+    """
+
+    op: Annotated[int, Field(ge=0, le=1_000_000)]
+    parameter: Annotated[str, Field(min_length=1)]
+    num_bytes: Annotated[int, Field(ge=1, le=2**63 - 1)]
+    keys: Annotated[tuple[str, ...], Field(min_length=1)]
+    is_trained: bool = True
+    is_split: bool = False
+    is_split_by_any: bool = False
+
+
+def require_among_own(
+    tied: Sequence[TiedParameters], num_ops: int, bytes_of: Callable[[int], int], name: str
+) -> None:
+    """What ops are tied to is of ops that there are, each parameter once, and among what these have.
+
+    Args:
+        bytes_of: of an op, its parameters. `name`: of the MetaOp.
+
+    Raises:
+        ValueError: it is not.
+    """
+    by_op: dict[int, dict[str, int]] = {}
+    for each in tied:
+        if each.op >= num_ops:
+            raise ValueError(f"tied: op {each.op}; {name!r} has {num_ops}, counted from 0")
+        own = by_op.setdefault(each.op, {})
+        if each.parameter in own:
+            raise ValueError(f"tied: {each.parameter!r} is there twice for op {each.op} of {name!r}")
+        own[each.parameter] = each.num_bytes
+    for op, own in by_op.items():
+        if sum(own.values()) > bytes_of(op):
+            raise ValueError(
+                f"tied: {sum(own.values())} bytes for op {op} are more than the parameters that it has in "
+                f"{name!r}, {bytes_of(op)} (param_bytes_per_op, extra_param_bytes)"
+            )
