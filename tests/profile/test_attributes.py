@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from spindle_cli.profile.op.attributes import attribute_bytes
-from spindle_cli.profile.parameter_sizes import parameter_sizes
+from spindle_cli.profile.parameters.sizes import parameter_sizes
 from spindle_cli.workload.analyse import analyse
 from spindle_cli.workload.types import Task, Workload
 

@@ -20,7 +20,7 @@ from spindle_cli.profile.checking.run import CheckSettings, check_numbers
 from spindle_cli.profile.op.counting import count_work
 from spindle_cli.profile.op.split_runs import SplitSums, SumCounter, one_part
 from spindle_cli.profile.op.tensor_parallel import OwnPositions
-from spindle_cli.profile.parameter_sizes import parameter_sizes
+from spindle_cli.profile.parameters.sizes import parameter_sizes
 from spindle_cli.profile.profiling import Audience, estimate_profile
 from spindle_cli.profile.types import PhaseTimes
 from spindle_cli.workload.analyse import analyse

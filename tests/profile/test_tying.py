@@ -16,9 +16,9 @@ from torch.utils.data import Dataset
 from helpers.analysed import analysed
 from helpers.plans import metaop_of
 from spindle_cli.operators.tensor_parallel import LayerSplit
-from spindle_cli.profile.parameter_sizes import parameter_sizes
-from spindle_cli.profile.tied import TiedParameters
-from spindle_cli.profile.tying import Tying
+from spindle_cli.profile.parameter_bytes import TiedParameters
+from spindle_cli.profile.parameters.sizes import parameter_sizes
+from spindle_cli.profile.parameters.tying import Tying
 from spindle_cli.workload.graph import Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.types import Task, Workload
 

@@ -17,8 +17,9 @@ from spindle_cli.profile.curves.fit import choose_measured, fit_curve, fitted_po
 from spindle_cli.profile.curves.memory_fit import Shares, op_memory
 from spindle_cli.profile.numeric_check import NumericCheck
 from spindle_cli.profile.op.jobs import JobTable, OpRef, degrees_beyond, is_cut, valid_degrees
-from spindle_cli.profile.parameter_sizes import parameter_sizes
-from spindle_cli.profile.tying import Tying
+from spindle_cli.profile.parameters.kept import KeptByOptimizers
+from spindle_cli.profile.parameters.sizes import parameter_sizes
+from spindle_cli.profile.parameters.tying import Tying
 from spindle_cli.profile.types import (
     CurvePoint,
     Device,
@@ -28,7 +29,6 @@ from spindle_cli.profile.types import (
     Noise,
     OpMemory,
     OpTiming,
-    OptimizerBytes,
     PhaseTimes,
     ProcessorCosts,
     Profile,
@@ -99,7 +99,7 @@ def assemble(
     """
     kept = None
     if train.groups is not None:
-        kept = _Kept(StateSizes(train, groups_of_graph(train, graph)), ParameterTable.of(graph))
+        kept = KeptByOptimizers(StateSizes(train, groups_of_graph(train, graph)), ParameterTable.of(graph))
     matrices = Matrices.find(graph, train)
     tying = Tying.find(graph, partial(_first_split, graph, times), matrices.names)
     return Profile(
@@ -137,7 +137,7 @@ class _MetaOpAssembly:
         table: JobTable,
         times: Times,
         extent: Extent,
-        kept: _Kept | None,
+        kept: KeptByOptimizers | None,
         matrices: Matrices,
         tying: Tying,
     ) -> None:
@@ -387,21 +387,3 @@ def _first_split(graph: WorkloadGraph, times: Times, task: TaskGraph, op: Op) ->
     """How an op is split, in the first way of those that were looked at."""
     splits = (layer_split(graph.workload, task, op, tp) for tp in times.by_tp)
     return next((split for split in splits if split is not None), None)
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What optimizers keep of the parameters of ops."""
-
-    sizes: StateSizes
-    table: ParameterTable
-
-    def by(self, task: TaskGraph, ops: Sequence[Op]) -> OptimizerBytes | None:
-        """Of a task's ops, each parameter once."""
-        names = {self.table.names[task.task.name, dotted] for op in ops for dotted in op.parameters}
-        kept = self.sizes.of((name, self.table.parameters[name]) for name in sorted(names))
-        if kept is None:
-            return None
-        return OptimizerBytes(
-            state_per_param=kept.shared, whole_state_per_param=kept.whole, whole_share=kept.whole_share
-        )

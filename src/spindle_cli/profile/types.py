@@ -18,10 +18,16 @@ from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.batch_sums import Matrix as Matrix
 from spindle_cli.profile.calibration import CalibratedRun as CalibratedRun
 from spindle_cli.profile.calibration import Calibration as Calibration
+from spindle_cli.profile.measurements import Measurements as Measurements
+from spindle_cli.profile.measurements import Noise as Noise
+from spindle_cli.profile.measurements import OpTiming as OpTiming
+from spindle_cli.profile.measurements import ShareMemory as ShareMemory
 from spindle_cli.profile.moving import MeasuredLink as MeasuredLink
 from spindle_cli.profile.moving import ProcessorCosts as ProcessorCosts
 from spindle_cli.profile.numeric_check import NumericCheck
-from spindle_cli.profile.optimizer_bytes import OptimizerBytes as OptimizerBytes
+from spindle_cli.profile.parameter_bytes import OptimizerBytes as OptimizerBytes
+from spindle_cli.profile.parameter_bytes import TiedParameters as TiedParameters
+from spindle_cli.profile.parameter_bytes import require_among_own
 from spindle_cli.profile.points import Bytes as Bytes
 from spindle_cli.profile.points import CurvePoint as CurvePoint
 from spindle_cli.profile.points import Devices as Devices
@@ -36,8 +42,6 @@ from spindle_cli.profile.points import Seconds as Seconds
 from spindle_cli.profile.points import ShareTime as ShareTime
 from spindle_cli.profile.points import Source as Source
 from spindle_cli.profile.points import by_device, require_known
-from spindle_cli.profile.tied import TiedParameters as TiedParameters
-from spindle_cli.profile.tied import require_among_own
 from spindle_cli.profile.workload_ref import WorkloadRef as WorkloadRef
 from spindle_cli.workload.file import LossChunks
 from spindle_cli.workload.settings.local_sgd import LocalSgd as LocalSgd
@@ -186,75 +190,6 @@ class MetaOpProfile(MetaOp):
             if held is None or point.op_s < held.op_s:
                 best[point.num_devices] = point
         return tuple(best[n] for n in sorted(best))
-
-
-class Noise(Model):
-    """How quiet the machine was while a profile was measured.
-
-    Attributes:
-        others_share: of the time of the cores, what other processes took, 0 to 1.
-        spread, worst_spread: median over the measurements of their spread (interquartile range over median),
-            and the largest.
-        measured_again: measurements that were repeated for their spread.
-    """
-
-    others_share: Annotated[float, Field(ge=0, le=1)] = 0.0
-    spread: Annotated[float, Field(ge=0)] = 0.0
-    worst_spread: Annotated[float, Field(ge=0)] = 0.0
-    measured_again: Annotated[int, Field(ge=0)] = 0
-
-
-class ShareMemory(Model):
-    """Bytes of one op on one share, beside its parameters, its inputs and the batch's fields.
-
-    Attributes:
-        kept_bytes: kept from forward to backward, its outputs included.
-        forward_bytes: the most while it runs forward, what it keeps included.
-        backward_bytes: the most while it runs backward, gradients of its outputs and inputs included, beyond
-            what it had kept; gradients of its parameters are added to those that are there.
-        first_backward_bytes: the same where there are none yet, with those that it makes.
-    """
-
-    kept_bytes: Bytes
-    forward_bytes: Bytes
-    backward_bytes: Bytes
-    first_backward_bytes: Bytes
-
-
-class OpTiming(Model):
-    """What is known of one op on one batch share.
-
-    `slowest[n - 1]`: times of the slowest of n processes that run the same share each at the same moment; one
-    entry where only one process counts. `activation_bytes`: kept from forward to backward by this share, with
-    the fields of the batch. `memory`: what the share takes, where that was looked at. `batch_sums`: what it
-    sums with the other shares. `loss_chunks`: how many chunks its loss is computed in.
-    """
-
-    slowest: Annotated[tuple[PhaseTimes, ...], Field(min_length=1)]
-    activation_bytes: Bytes
-    memory: ShareMemory | None = None
-    batch_sums: tuple[BatchSum, ...] = ()
-    loss_chunks: Annotated[int, Field(ge=1)] = 1
-
-    def on(self, num_devices: int) -> PhaseTimes:
-        """Times where `num_devices` run a share each; of as many processes as were measured, if fewer."""
-        return self.slowest[min(num_devices, len(self.slowest)) - 1]
-
-
-class Measurements(Model):
-    """What a measured profile's curves are made of, so that another one may take it over.
-
-    Attributes:
-        nproc: allocations of up to so many devices were measured on as many processes.
-        links: hash of the links that sums of split layers were taken from; None: nothing was split.
-        timings: by a key that equal ops on equally many samples have in every workload.
-        failed: keys of the shares that did not fit the memory.
-    """
-
-    nproc: Devices
-    links: str | None = None
-    timings: dict[str, OpTiming]
-    failed: tuple[str, ...] = ()
 
 
 class TrainedArtifact(Artifact):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spindle_cli.operators.tensor_parallel import LayerSplit
-from spindle_cli.profile.tied import TiedParameters
+from spindle_cli.profile.parameter_bytes import TiedParameters
 from spindle_cli.workload.graph import MetaOp, Op, TaskGraph, WorkloadGraph
 from spindle_cli.workload.parameters import ParameterTable
 
