@@ -15,7 +15,7 @@ from spindle_cli.costs.parameters.sharded import moved_in_passes
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.placing.usage import Footprint
-from spindle_cli.plan.problem import make_problem
+from spindle_cli.plan.problem import MemoryFallback, make_problem
 from spindle_cli.plan.schedule import UnplacedSlice
 from spindle_cli.plan.search.memory_fallback import least_bytes
 from spindle_cli.plan.types import Slice
@@ -141,12 +141,58 @@ def test_an_op_that_uses_all_of_what_others_split_joins_it() -> None:
     assert joined - alone == pytest.approx(4 * MIB)
 
 
-def test_a_slice_in_parts_of_what_it_uses_whole_holds_all_of_it() -> None:
-    """The layers of the slice are split over two devices; the words that it looks up are not."""
+def test_a_slice_in_parts_joins_what_it_uses_whole_for_each_of_its_devices() -> None:
+    """Two devices look words up in all of 4 MiB, with their layer in two parts; two others have a head over a
+    half of the words each, whose sums are over three devices.
+    """
     both = (NOTHING, NOTHING.model_copy(update={"tp": 2}))
     a = made("a/net", 1, tied(0, is_split_by_any=True), memory=both)
-    piece = slice_of(a, (0, 1), (0, 1), 0.0).model_copy(update={"dp": 1, "tp": 2})
-    assert [each for each, _ in lasting(shared(a), piece)] == pytest.approx([4.5, 4.5, 0, 0])
+    split = tied(0, is_split=True, is_split_by_any=True)
+    b = made("b/head", 1, split, split_extra_param_bytes={0: 4 * MIB}, memory=both)
+    in_parts = {"dp": 1, "tp": 2}
+    looks_up = slice_of(a, (0, 1), (0, 1), 0.0).model_copy(update=in_parts)
+    head = slice_of(b, (0, 1), (2, 3), 0.0).model_copy(update=in_parts)
+    profile, cluster = shared(a, b), cluster_of(4).model_copy(update={"backend": "nccl"})
+    assert [each for each, _ in lasting(profile, looks_up, head)] == pytest.approx([4.5, 4.5, 2.5, 2.5])
+    joined, alone = (
+        device_memory(profile.metaops, slices, cluster, profile)[1].activation_bytes
+        for slices in ((looks_up, head), (looks_up,))
+    )
+    assert joined - alone == pytest.approx(4 * MIB)
+    plan = plan_of(profile, cluster_of(4), [[looks_up, head]])
+    sums = [group.devices for group in groups_of(plan, (1, 0), uses_of(plan)) if len(group.devices) > 1]
+    assert sorted(sums) == [(0, 1, 2), (0, 1, 3)]
+
+
+def test_a_slice_that_uses_parts_of_it_and_all_of_it_holds_all() -> None:
+    """Both devices hold the 4 MiB, of whose state each then keeps a half."""
+    both = (NOTHING, NOTHING.model_copy(update={"tp": 2}))
+    own = tied(0, is_split_by_any=True), tied(1, is_split=True, is_split_by_any=True)
+    a = made("a/net", 2, *own, split_extra_param_bytes={1: 4 * MIB}, memory=both)
+    piece = slice_of(a, (0, 2), (0, 1), 0.0).model_copy(update={"dp": 1, "tp": 2})
+    found = lasting(shared(a, optimizer_state_per_param=2.0), piece)
+    assert found[:2] == [pytest.approx((5, 2 * (1 + 4 / 2)))] * 2
+
+
+def test_a_matrix_whose_gradient_is_gathered_is_said_by_that_alone() -> None:
+    matrix = {"op": 0, "parameter": "words", "way": "rows", "outputs": 2**18, "inputs": 4, "tokens": 8}
+    a = made("a/net", 1, tied(0), gathered=({**matrix, "num_bytes": 4 * MIB},))
+    _, words = blocks_of(a, 0)
+    assert (words.is_gathered, words.tied_keys, words.num_bytes) == (True, (), 4 * MIB)
+
+
+def test_what_is_not_trained_is_gathered_in_the_parts_that_devices_have() -> None:
+    """Of 4 MiB that four devices in groups of two have halves of, two devices each gather 2."""
+    frozen = tied(0, is_split=True, is_split_by_any=True, is_trained=False)
+    a = made("a/net", 1, frozen, split_extra_param_bytes={0: 4 * MIB}, trainable_fraction=0.2)
+    cluster = cluster_of(4, devices_per_node=2)
+    piece = slice_of(a, (0, 1), (0, 1, 2, 3), 0.0).model_copy(update={"dp": 2, "tp": 2})
+    found = moved_in_passes(piece, a, cluster, shared(a).sharded(dict.fromkeys(KEYS, PARAMETERS)))
+    assert found is not None
+    words = all_gather_s(2 * MIB, (0, 2), cluster)
+    own = all_gather_s(MIB / 2, (0, 2), cluster)
+    assert found.scatters == pytest.approx((own,))
+    assert found.forward == pytest.approx((own + words,))
 
 
 def test_it_is_shared_out_by_what_all_of_its_keys_are_and_where_all_devices_run_all_that_uses_it() -> None:
@@ -219,3 +265,22 @@ def test_a_key_whose_parameters_are_all_tied_can_be_shared_out() -> None:
     a = made("a/net", 2, tied(0))
     b = made("b/head", 1, tied(0), param_bytes_per_op=0)
     require_sound(shared(a, b), {"b/head": PARAMETERS})
+
+
+def test_the_largest_of_what_ops_with_one_key_have_counts() -> None:
+    trained = made("a/net", 1, parameters="net")
+    frozen = made("b/net", 1, parameters="net", trainable_fraction=0.0)
+    require_sound(shared(trained, frozen), {"net": Sharding.GRADIENTS})
+
+
+def test_a_piece_in_parts_adds_the_parts_of_what_is_split() -> None:
+    split = tied(0, is_split=True, is_split_by_any=True)
+    a = made("a/net", 1, split, split_extra_param_bytes={0: 4 * MIB})
+    point = a.curve[1].model_copy(update={"dp": 1, "tp": 2})
+    a = a.model_copy(update={"curve": (a.curve[0], point)})
+    fallback = MemoryFallback(2, frozenset({a.name}))
+    problem = make_problem(shared(a, optimizer_state_sharded=False), cluster_of(4), fallback)
+    in_parts = next(each for each in problem.nodes[0].points if each.tp == 2)
+    found = Footprint(problem, UnplacedSlice(0, 0, 1, in_parts, 0.0, 1.0))
+    state = 2 + problem.profile.optimizer_state_per_param
+    assert [num_bytes for _, num_bytes in found.blocks] == pytest.approx([MIB / 2 * state, 2 * MIB * state])
