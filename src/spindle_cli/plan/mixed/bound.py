@@ -26,7 +26,7 @@ from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
 from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type
 from spindle_cli.plan.mixed.cutting.shares import share_times
-from spindle_cli.plan.mixed.pricing import Column, Pricing
+from spindle_cli.plan.mixed.pricing import Column, Pricing, pricing_of
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -129,7 +129,9 @@ class _Generator:
             if own is None:
                 degrees = degrees_of(metaop, cluster, least_tp)
                 own = known[id(metaop), recompute] = [
-                    Pricing(times, [groups_of_type(cluster, kind, times.tp) for kind in cluster.types])
+                    pricing_of(
+                        times, tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types)
+                    )
                     for times in share_times(metaop, cluster, recompute=recompute, degrees=degrees)
                 ]
             self._of_node.append(own)
@@ -147,7 +149,7 @@ def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point) -> Column:
     ways of their own.
     """
     (times,) = share_times(metaop, cluster, recompute=point.recompute, degrees=(point.tp,))
-    pricing = Pricing(times, [groups_of_type(cluster, kind, point.tp) for kind in cluster.types])
+    pricing = pricing_of(times, tuple(groups_of_type(cluster, kind, point.tp) for kind in cluster.types))
     return Column(min(point.op_s, pricing.shortest_s), tuple(map(float, point.counts or ())))
 
 

@@ -13,12 +13,16 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from spindle_cli.plan.mixed.cutting.shares import Seconds, ShareTimes
+
+# Of so many MetaOps, degrees and clusters what was worked out is kept.
+_MOST_KEPT = 1024
 
 
 class Column(NamedTuple):
@@ -31,6 +35,12 @@ class Column(NamedTuple):
         """What an op costs by these prices, in seconds of the iteration."""
         per_second = sum(price * count for price, count in zip(prices, self.counts, strict=True))
         return self.op_s * (per_second + flow)
+
+
+@lru_cache(_MOST_KEPT)
+def pricing_of(times: ShareTimes, groups: tuple[int, ...]) -> Pricing:
+    """The same object for the same times and groups."""
+    return Pricing(times, groups)
 
 
 class Pricing:
