@@ -163,13 +163,18 @@ def _cost(
     total = 0.0
     for node in problem.nodes:
         costs = [
-            point.op_s * sum(price * count for price, count in zip(prices, counts, strict=True))
+            worth(point, prices)
             for point in node.points
             for counts in (point.counts or (),)
             if (room is None or _has_room(point, room)) and (only is None or sum(counts) == counts[only])
         ]
         total += node.num_ops * min(costs, default=inf)
     return total
+
+
+def worth(point: Point, prices: Sequence[float]) -> float:
+    """What an op on an allocation takes of its devices, by prices of a second of each type."""
+    return point.op_s * sum(price * count for price, count in zip(prices, point.counts or (), strict=True))
 
 
 def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 
+import numpy as np
+
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.cutting.cuts import cutter_of, offsets
@@ -59,11 +61,9 @@ def _unbeaten(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...],
             point = None if samples is None else point_of_cut(times, counts, samples)
             found += [] if point is None else [point]
     found.sort(key=lambda point: (point.op_s, point.num_devices))
-    kept: list[Point] = []
-    for point in found:
-        if not any(_is_within(other.counts or (), point.counts or ()) for other in kept):
-            kept.append(point)
-    return tuple(reversed(kept))
+    taken = np.array([point.counts for point in found])
+    beaten = (bool((taken[:place] <= own).all(axis=1).any()) for place, own in enumerate(taken))
+    return tuple(reversed([point for point, is_beaten in zip(found, beaten, strict=True) if not is_beaten]))
 
 
 def degrees_of(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[int, ...]:
@@ -95,10 +95,6 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
         if len(points) == len(metaops):
             found.append(points)
     return found
-
-
-def _is_within(counts: Sequence[int], others: Sequence[int]) -> bool:
-    return all(own <= other for own, other in zip(counts, others, strict=True))
 
 
 def _counts(batch_size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
