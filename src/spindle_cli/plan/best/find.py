@@ -247,7 +247,7 @@ def best_cut(
         known.append(counts)
         try:
             cut = planner.cut(counts)
-            one = planner.quickly(cut, inf if best is None else best[0].prediction.iteration_s)
+            one = planner.quickly(cut, far_s if best is None else min(far_s, best[0].prediction.iteration_s))
         except NoPlanError:  # shares of so few samples have no allocation here; fewer cuts may have
             continue
         found = None if one is None else in_rounds(cut, one)

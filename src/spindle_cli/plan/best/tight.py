@@ -8,7 +8,7 @@ from math import inf
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
+from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits_in_turn
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
@@ -63,9 +63,15 @@ def least_fallback(
         than_s: what is not faster may be left out.
     """
     found: list[TightPlan] = []
-    for split in splits(profile, cluster, posing):
-        fastest_s = min((plan.judged.prediction.iteration_s for plan in found), default=inf)
-        if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s:
+
+    def fastest_s() -> float:
+        return min((plan.judged.prediction.iteration_s for plan in found), default=inf)
+
+    def within_s() -> float:
+        return min(fastest_s(), than_s / (1 + ABOVE_BOUND))
+
+    for split in splits_in_turn(profile, cluster, posing, within_s):
+        if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s():
             break
         if not may_be_faster(split.posed, than_s):
             break

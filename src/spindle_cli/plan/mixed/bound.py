@@ -45,6 +45,7 @@ class MixedBound:
         device_value_s: by type, seconds by which the bound falls per device added.
         prices: by type, of a second of one of its devices, in seconds of the iteration.
         flow: of each node, of a second of its own.
+        broken: by how much prices and flow break their own constraints.
     """
 
     lower_bound_s: float
@@ -52,6 +53,7 @@ class MixedBound:
     device_value_s: Mapping[str, float]
     prices: tuple[float, ...]
     flow: tuple[float, ...]
+    broken: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,22 @@ def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> Mix
         kind: price * solved.objective_s
         for kind, price in zip(problem.cluster.types, solved.prices, strict=True)
     }
-    return MixedBound(best_s, solved.op_s, value, solved.prices, solved.flow)
+    return MixedBound(best_s, solved.op_s, value, solved.prices, solved.flow, solved.broken)
+
+
+def bound_under(problem: Problem, bound: MixedBound, split: MemoryFallback) -> float:
+    """Seconds that no schedule of a problem with nothing given up is shorter than once its MetaOps are split
+    so, by the prices of the problem as it is: the program's are no lower.
+    """
+    generator = _Generator(problem, split)
+    priced_s = sum(
+        node.num_ops
+        * generator.cheapest(node.index, bound.prices, bound.flow[node.index]).cost(
+            bound.prices, bound.flow[node.index]
+        )
+        for node in problem.nodes
+    )
+    return (priced_s - bound.broken * problem.serial_s) * (1 - FLOAT_SLACK)
 
 
 class _Generator:

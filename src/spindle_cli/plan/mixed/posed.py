@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
+from spindle_cli.costs.same import Same
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.baselines import baseline
-from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
+from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
 from spindle_cli.plan.mixed.search import search
@@ -45,6 +46,11 @@ class PosedOnTypes:
     @property
     def lower_bound_s(self) -> float:
         return self.bound.lower_bound_s
+
+    def least_s(self, split: MemoryFallback) -> float:
+        if self.fallback.split or self.fallback.recompute:
+            return self.lower_bound_s
+        return bound_under(self.problem, self.bound, split)
 
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
         return BASELINES if strategy == "spindle" else (strategy,)
@@ -112,6 +118,7 @@ class SeveralTypes:
 
     def __init__(self) -> None:
         self._known = KnownAllocations()
+        self._posed: dict[object, PosedOnTypes] = {}
 
     def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
         return make_mixed_problem(profile, cluster, fallback, self._known)
@@ -120,7 +127,13 @@ class SeveralTypes:
         self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
     ) -> PosedOnTypes:
         fallback = fallback or MemoryFallback()
-        return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+        if fallback.recompute:
+            return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+        # What recomputes nothing is asked for again, by one way after another to give up something.
+        key = Same(profile), Same(cluster), fallback.least_tp, fallback.split
+        if key not in self._posed:
+            self._posed[key] = PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+        return self._posed[key]
 
     def on_all(self, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> Sequence[Mapping[str, Point]]:
         return on_all_devices(metaops, cluster)

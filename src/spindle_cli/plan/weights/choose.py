@@ -28,8 +28,8 @@ from spindle_cli.profile.types import Profile
 ShardBy = Literal["even", "memory", "speed"] | Mapping[str, int]
 # Most plans with weights: where they are asked for, and where they are one thing to try of several.
 _MOST_ASKED, _MOST_TRIED = 4, 2
-# Of the iteration, what weights have to promise: of what memory costs, the share of the lacking bytes that the
-# devices' optimizer state is.
+# Of the iteration, what weights have to promise: of what memory costs, as large a part as the optimizer
+# state of a device is of the bytes that it lacks.
 _WORTH = 0.01
 # Plans a profile, with its weights, for a cluster.
 Make = Callable[[Profile, Cluster], Plan]

@@ -91,7 +91,7 @@ class Cutter:
     def _is_known(self, counts: Sequence[int], cut: Sequence[int]) -> bool:
         kinds = [number for number, count in enumerate(counts) for _ in range(count)]
         return all(
-            np.isfinite(self._times.of_types[kind].op_s[samples])
+            self._times.of_types[kind].of_samples[samples] is not None
             for kind, samples in set(zip(kinds, cut, strict=True))
         )
 
