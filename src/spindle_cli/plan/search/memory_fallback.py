@@ -55,7 +55,7 @@ def splits_in_turn(
             planned.
     """
     if not cluster.is_mixed:
-        yield from splits(profile, cluster, posing, every_split(profile))
+        yield from splits(profile, cluster, posing)
         return
     none, *others = every_split(profile)
     whole = posing.posed(profile, cluster, none)
@@ -64,11 +64,11 @@ def splits_in_turn(
 
 
 def splits(
-    profile: Profile, cluster: Cluster, posing: Posing, fallbacks: Iterable[MemoryFallback]
+    profile: Profile, cluster: Cluster, posing: Posing, some: Iterable[MemoryFallback] | None = None
 ) -> list[TightProblem]:
-    """Some splits, by their lower bounds; nothing is recomputed yet."""
+    """Every split that there is, also none, or some, by their lower bounds; nothing is recomputed yet."""
     found: list[TightProblem] = []
-    for fallback in fallbacks:
+    for fallback in every_split(profile) if some is None else some:
         try:
             posed = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
