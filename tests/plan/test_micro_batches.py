@@ -242,7 +242,7 @@ def test_more_micro_batches_are_tried_until_two_in_a_row_gain_nothing(
         def cut(self, counts: Mapping[str, int]) -> int:
             return counts["t"]
 
-        def quickly(self, cut: int) -> Quick | None:
+        def quickly(self, cut: int, _: float) -> Quick | None:
             found = dict(zip(ALIKE, seconds, strict=False)).get(cut)
             return None if found is None else Quick(found)
 
@@ -269,7 +269,7 @@ def test_micro_batches_are_left_that_take_over_15_percent_longer_than_whole_batc
         def cut(self, counts: Mapping[str, int]) -> SimpleNamespace:
             return SimpleNamespace(counts=counts)
 
-        def quickly(self, cut: SimpleNamespace) -> SimpleNamespace:
+        def quickly(self, cut: SimpleNamespace, _: float) -> SimpleNamespace:
             return taking({2: first, 3: second, 4: 0.5}.get(cut.counts["t"], 9.0))
 
         def searched(self, cut: SimpleNamespace) -> None:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from spindle_cli.costs.memory import SliceShape
+from spindle_cli.costs.same import Same
 from spindle_cli.costs.share_sizes import largest_samples, sizes
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import CurvePoint, ShareTime
+
+# Of so many MetaOps, types and degrees what is known of shares is kept to be asked again.
+_MOST_KEPT = 8192
 
 
 class OpSeconds(NamedTuple):
@@ -106,11 +111,17 @@ class KnownShares:
             for point in points
         ]
         self._batch_size = batch_size
+        self._known: dict[float, OpSeconds | None] = {}
 
     def seconds(self, samples: float) -> OpSeconds | None:
         """Between two entries linear in the samples; below the first entry and beyond the last those of the
         point that has such shares, or None.
         """
+        if samples not in self._known:
+            self._known[samples] = self._found(samples)
+        return self._known[samples]
+
+    def _found(self, samples: float) -> OpSeconds | None:
         place = bisect_left(self._samples, samples)
         if place == len(self._shares):
             return self._of_point(samples)
@@ -136,10 +147,25 @@ class KnownShares:
 
 
 def shares_on_type(metaop: Timed, device: str, tp: int) -> KnownShares:
-    """Of one op by devices of a type: by its shares, or by the points of its curve that have such shares."""
-    shares = (share for share in metaop.shares if share.device == device and share.tp == tp)
-    points = (point for point in metaop.curve if point.device == device and point.tp == tp)
-    return KnownShares(shares, points, metaop.batch_size)
+    """Of one op by devices of a type: by its shares, or by the points of its curve that have such shares. The
+    same object for the same shares and curve.
+    """
+    return _shares_on_type(Same(metaop.shares), Same(metaop.curve), metaop.batch_size, device, tp)
+
+
+@lru_cache(_MOST_KEPT)
+def _shares_on_type(
+    shares: Same[Sequence[ShareTime]],
+    curve: Same[Sequence[CurvePoint]],
+    batch_size: int,
+    device: str,
+    tp: int,
+) -> KnownShares:
+    return KnownShares(
+        (share for share in shares.of if share.device == device and share.tp == tp),
+        (point for point in curve.of if point.device == device and point.tp == tp),
+        batch_size,
+    )
 
 
 def share_on_type(metaop: Timed, device: str, samples: float, tp: int) -> OpSeconds | None:
@@ -149,4 +175,9 @@ def share_on_type(metaop: Timed, device: str, samples: float, tp: int) -> OpSeco
 
 def share_seconds(shares: Sequence[ShareTime], samples: float, tp: int) -> OpSeconds | None:
     """Between two entries linear in the samples; None below the first entry and beyond the last."""
-    return KnownShares(share for share in shares if share.tp == tp).seconds(samples)
+    return _shares_of_degree(Same(shares), tp).seconds(samples)
+
+
+@lru_cache(_MOST_KEPT)
+def _shares_of_degree(shares: Same[Sequence[ShareTime]], tp: int) -> KnownShares:
+    return KnownShares(share for share in shares.of if share.tp == tp)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from spindle_cli.account.crossing import Crossings
@@ -201,6 +201,7 @@ class Account:
     sharding: ShardingOf
     due: Set[int]
     matrices: Mapping[str, GatheredMatrix]
+    known_gathered: dict[object, float] = field(default_factory=dict)
 
     def need(
         self,
@@ -230,13 +231,29 @@ class Account:
         return Need(
             parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
             state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),
-            gathered=self._gathered(roles, held) + self._matrices(roles),
+            gathered=self._gathered_by(roles, last_first, held_only, weight, held) + self._matrices(roles),
             summed_gradients=wide * sum(there.count * there.lasting_gradient_bytes for there in of_all),
             updated=updated,
             allocator_share=0.0 if self.on_cpu else ALLOCATOR_SHARE,
             passes=by_pass,
             in_host=iteration.most_in_host,
         )
+
+    def _gathered_by(
+        self,
+        roles: Sequence[Role],
+        last_first: Sequence[Role],
+        held_only: Sequence[Role],
+        weight: int,
+        held: Mapping[int, Held],
+    ) -> float:
+        """As `_gathered`, once for all devices that have shards of the same slices, in shares of any size."""
+        parts = self.setting.parts
+        shards = [tuple((parts[role[0]].piece, role[1]) for role in own) for own in (roles, last_first)]
+        key = *shards, tuple((role[0], role[1]) for role in held_only), weight
+        if key not in self.known_gathered:
+            self.known_gathered[key] = self._gathered(roles, held)
+        return self.known_gathered[key]
 
     def _gathered(self, roles: Sequence[Role], held: Mapping[int, Held]) -> float:
         """Bytes of the memory that parameters are gathered into."""

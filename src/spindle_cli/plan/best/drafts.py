@@ -85,6 +85,9 @@ class PosedOnOneType:
     def lower_bound_s(self) -> float:
         return self.bound.lower_bound_s
 
+    def least_s(self, split: MemoryFallback) -> float:  # noqa: ARG002 - that of all schedules is one of these
+        return self.lower_bound_s
+
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
         return tuple(name for name in BASELINES if strategy in (name, "spindle"))
 

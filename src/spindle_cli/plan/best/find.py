@@ -149,8 +149,10 @@ class CutPlanner(Protocol):
         """Into so many, by task. Raises NoPlanError where they cannot be."""
         ...
 
-    def quickly(self, cut: MicroBatched) -> Judged | None:
-        """A plan of one micro-batch of each task without a long search; None if nothing fits."""
+    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
+        """A plan of one micro-batch of each task without a long search; None if nothing fits, or if all
+        micro-batches would take no less than `than_s`.
+        """
         ...
 
     def searched(self, cut: MicroBatched) -> Found | None:
@@ -170,7 +172,7 @@ class OneTypeCutPlanner:
     def cut(self, counts: Mapping[str, int]) -> MicroBatched:
         return in_micro_batches(self.profile, counts, self.cluster)
 
-    def quickly(self, cut: MicroBatched) -> Judged | None:
+    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:  # noqa: ARG002 - of several types
         one = least_fallback(cut.one, self.cluster, self.strategy, ONE_TYPE, recomputes=False)
         return None if one is None else one.judged
 
@@ -245,7 +247,7 @@ def best_cut(
         known.append(counts)
         try:
             cut = planner.cut(counts)
-            one = planner.quickly(cut)
+            one = planner.quickly(cut, far_s if best is None else min(far_s, best[0].prediction.iteration_s))
         except NoPlanError:  # shares of so few samples have no allocation here; fewer cuts may have
             continue
         found = None if one is None else in_rounds(cut, one)

@@ -6,8 +6,9 @@ with one baseline's schedule, and only the best one is searched for longer, wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import tee
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -126,8 +127,8 @@ def _quick(
         found += whole.at(0) or whole.least_recomputing()
         if found and not found[0].tight.fallback.recompute and not found[0].tight.fallback.offload:
             return found[0]
-    cuts = list(_cuts(profile, cluster, strategy, posing, micro_batches))
-    found += _best_cut(cuts, recomputes=False) or _best_cut(cuts, recomputes=True)
+    cuts, again = tee(_cuts(profile, cluster, strategy, posing, micro_batches))
+    found += _best_cut(cuts, recomputes=False) or _best_cut(again, recomputes=True)
     return min(found, key=QuickSharding.rank, default=None)
 
 
@@ -199,7 +200,7 @@ def _cuts(
             yield cut, trial
 
 
-def _best_cut(cuts: list[tuple[MicroBatched, _Trial]], *, recomputes: bool) -> list[QuickSharding]:
+def _best_cut(cuts: Iterable[tuple[MicroBatched, _Trial]], *, recomputes: bool) -> list[QuickSharding]:
     """The best one, as long as more micro-batches gain."""
     best: QuickSharding | None = None
     for cut, trial in cuts:

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import ceil
 
-from spindle_cli.costs.share_times import point_of_share, share_seconds
+from spindle_cli.costs.same import Same
+from spindle_cli.costs.share_times import KnownShares, point_of_share
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.sharding import on_all_devices, seconds_on
@@ -19,6 +20,8 @@ from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, OpMemory, Profile, ShareTime
 
 MakeProblem = Callable[[Profile, Cluster], Problem]
+# Of so many MetaOps and sizes of micro-batches curves are kept.
+_MOST_KEPT = 1024
 
 
 @dataclass(frozen=True)
@@ -304,24 +307,34 @@ def _curve_of_part(metaop: MetaOpProfile, count: int, cluster: Cluster) -> tuple
         NoPlanError: there is none.
     """
     samples = metaop.batch_size // count
-    points: list[CurvePoint] = []
-    for device in dict.fromkeys(share.device for share in metaop.shares):
-        shares = [share for share in metaop.shares if share.device == device]
-        own = sorted(_points(shares, samples, cluster), key=lambda point: (point.num_devices, point.tp))
-        points += [point.model_copy(update={"device": device}) for point in own]
+    points = _points_of_part(Same(metaop.shares), samples, cluster.num_devices)
     if not points:
         raise NoPlanError(
             f"{metaop.name}: the profile knows no share of {samples} samples, or of a part of them, on "
             f"{cluster.num_devices} devices",
             hint="Use fewer micro-batches, or profile again with this version.",
         )
+    return points
+
+
+@lru_cache(_MOST_KEPT)
+def _points_of_part(
+    shares: Same[tuple[ShareTime, ...]], samples: int, num_devices: int
+) -> tuple[CurvePoint, ...]:
+    """The same object for the same shares. `samples`: of a micro-batch."""
+    points: list[CurvePoint] = []
+    for device in dict.fromkeys(share.device for share in shares.of):
+        own = [share for share in shares.of if share.device == device]
+        found = sorted(_points(own, samples, num_devices), key=lambda point: (point.num_devices, point.tp))
+        points += [point.model_copy(update={"device": device}) for point in found]
     return tuple(points)
 
 
-def _points(shares: Sequence[ShareTime], samples: int, cluster: Cluster) -> Iterator[CurvePoint]:
+def _points(shares: Sequence[ShareTime], samples: int, num_devices: int) -> Iterator[CurvePoint]:
     """Of one type of device. `samples`: of a micro-batch."""
     for tp in sorted({share.tp for share in shares}):
-        for dp in range(1, min(samples, cluster.num_devices // tp) + 1):
-            op = share_seconds(shares, samples // dp, tp) if samples % dp == 0 else None
+        known = KnownShares(share for share in shares if share.tp == tp)
+        for dp in range(1, min(samples, num_devices // tp) + 1):
+            op = known.seconds(samples // dp) if samples % dp == 0 else None
             if op is not None and op.forward_s + op.backward_s > 0:
                 yield point_of_share(dp, tp, op)

@@ -8,8 +8,8 @@ from math import inf
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits
-from spindle_cli.plan.search.posed import Posing
+from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits_in_turn
+from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -17,14 +17,25 @@ from spindle_cli.profile.types import Profile
 # Where memory asks for a fallback, so many ways to split layers are planned and the best one kept.
 SPLITS_COMPARED = 3
 MORE_STEPS = (1, 2, 4)
+# Where memory is short, the iteration of a plan is longer than the lower bound by at least this share of it.
+ABOVE_BOUND = 0.02
+# A longer search makes a quick plan that takes more than this many times as long as another no faster.
+NEAR = 1.05
 
 
 def with_fallback(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: Posing
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    posing: Posing,
+    than_s: float = inf,
 ) -> tuple[Judged, Problem, str | None] | None:
-    """The best plan of those that give up speed for memory, with what it says of that; None if none fits."""
-    best = least_fallback(profile, cluster, strategy, posing)
-    if best is None:
+    """The best plan of those that give up speed for memory, with what it says of that; None if none fits, or
+    comes near `than_s`: what is not faster may be left out.
+    """
+    best = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
+    if best is None or best.judged.prediction.iteration_s > NEAR * than_s:
         return None
     tight = best.tight
     searched, _ = tight.posed.best(strategy, effort)
@@ -32,16 +43,42 @@ def with_fallback(
     return found, tight.problem, describe(tight.fallback, found.slices)
 
 
+def may_be_faster(posed: Posed, than_s: float) -> bool:
+    """Whether a plan of a problem that memory is short for may take less than so long."""
+    return than_s == inf or posed.lower_bound_s * (1 + ABOVE_BOUND) < than_s
+
+
 def least_fallback(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, posing: Posing, *, recomputes: bool = True
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    posing: Posing,
+    *,
+    recomputes: bool = True,
+    than_s: float = inf,
 ) -> TightPlan | None:
-    """The best of quick searches. Without `recomputes` layers may be split alone."""
+    """The best of quick searches. Without `recomputes` layers may be split alone.
+
+    Args:
+        than_s: what is not faster may be left out.
+    """
     found: list[TightPlan] = []
-    for split in splits(profile, cluster, posing):
-        fastest_s = min((plan.judged.prediction.iteration_s for plan in found), default=inf)
-        if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s:
+
+    def fastest_s() -> float:
+        return min((plan.judged.prediction.iteration_s for plan in found), default=inf)
+
+    def within_s() -> float:
+        return min(fastest_s(), than_s / (1 + ABOVE_BOUND))
+
+    for split in splits_in_turn(profile, cluster, posing, within_s):
+        if len(found) == SPLITS_COMPARED or split.posed.lower_bound_s >= fastest_s():
             break
-        least = _least_recomputing(split, strategy) if recomputes else _recomputing(split, 0, strategy)
+        if not may_be_faster(split.posed, than_s):
+            break
+        if recomputes:
+            least = _least_recomputing(split, strategy, than_s)
+        else:
+            least = _recomputing(split, 0, strategy, than_s)
         if least is not None:
             found.append(least)
     if not found:
@@ -51,7 +88,8 @@ def least_fallback(
         return best
     # Plans that spread memory less evenly fit only with some more recomputation, and may be faster
     # nevertheless.
-    found += [plan for step in MORE_STEPS if (plan := _recomputing(best.tight, best.step + step, strategy))]
+    more = [_recomputing(best.tight, best.step + step, strategy, than_s) for step in MORE_STEPS]
+    found += [plan for plan in more if plan is not None]
     return min(found, key=lambda plan: plan.judged.rank())
 
 
@@ -64,9 +102,13 @@ class TightPlan:
     step: int
 
 
-def _recomputing(split: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
+def _recomputing(
+    split: TightProblem, step: int, strategy: StrategyName, than_s: float = inf
+) -> TightPlan | None:
     tight = recomputing(split, step) if step <= STEPS else None
-    return None if tight is None else _quick_plan(tight, step, strategy)
+    if tight is None or not may_be_faster(tight.posed, than_s):
+        return None
+    return _quick_plan(tight, step, strategy)
 
 
 def _quick_plan(tight: TightProblem, step: int, strategy: StrategyName) -> TightPlan | None:
@@ -74,8 +116,9 @@ def _quick_plan(tight: TightProblem, step: int, strategy: StrategyName) -> Tight
     return None if judged is None else TightPlan(judged, tight, step)
 
 
-def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan | None:
-    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit.
+def _least_recomputing(split: TightProblem, strategy: StrategyName, than_s: float) -> TightPlan | None:
+    """The plan that recomputes least of those that fit, found by halving; None if all of it does not fit, or
+    if what fits recomputes so much that it is not faster than `than_s`.
 
     Whether any plan fits is asked of the baselines first, which take least time to find.
     """
@@ -84,6 +127,9 @@ def _least_recomputing(split: TightProblem, strategy: StrategyName) -> TightPlan
     high = step = STEPS
     while low <= high:
         tight = recomputing(split, step)
+        if tight is not None and not may_be_faster(tight.posed, than_s):
+            high, step = step - 1, (low + step - 1) // 2
+            continue
         by_baseline = tight is not None and _fits_by_baseline(tight, strategy)
         plan = None if tight is None or by_baseline else _quick_plan(tight, step, strategy)
         if tight is not None and (by_baseline or plan is not None):

@@ -26,7 +26,7 @@ from spindle_cli.plan.bound.bound import FLOAT_SLACK
 from spindle_cli.plan.bound.solver import LinearProgram
 from spindle_cli.plan.mixed.cutting.allocations import degrees_of, groups_of_type
 from spindle_cli.plan.mixed.cutting.shares import share_times
-from spindle_cli.plan.mixed.pricing import Column, Pricing
+from spindle_cli.plan.mixed.pricing import Column, Pricing, pricing_of
 from spindle_cli.plan.problem import MemoryFallback, Point, Problem
 from spindle_cli.profile.types import MetaOpProfile
 
@@ -45,6 +45,7 @@ class MixedBound:
         device_value_s: by type, seconds by which the bound falls per device added.
         prices: by type, of a second of one of its devices, in seconds of the iteration.
         flow: of each node, of a second of its own.
+        broken: by how much prices and flow break their own constraints.
     """
 
     lower_bound_s: float
@@ -52,6 +53,7 @@ class MixedBound:
     device_value_s: Mapping[str, float]
     prices: tuple[float, ...]
     flow: tuple[float, ...]
+    broken: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,22 @@ def mixed_bound(problem: Problem, fallback: MemoryFallback | None = None) -> Mix
         kind: price * solved.objective_s
         for kind, price in zip(problem.cluster.types, solved.prices, strict=True)
     }
-    return MixedBound(best_s, solved.op_s, value, solved.prices, solved.flow)
+    return MixedBound(best_s, solved.op_s, value, solved.prices, solved.flow, solved.broken)
+
+
+def bound_under(problem: Problem, bound: MixedBound, split: MemoryFallback) -> float:
+    """Seconds that no schedule of a problem with nothing given up is shorter than once its MetaOps are split
+    so, by the prices of the problem as it is: the program's are no lower.
+    """
+    generator = _Generator(problem, split)
+    priced_s = sum(
+        node.num_ops
+        * generator.cheapest(node.index, bound.prices, bound.flow[node.index]).cost(
+            bound.prices, bound.flow[node.index]
+        )
+        for node in problem.nodes
+    )
+    return (priced_s - bound.broken * problem.serial_s) * (1 - FLOAT_SLACK)
 
 
 class _Generator:
@@ -129,7 +146,9 @@ class _Generator:
             if own is None:
                 degrees = degrees_of(metaop, cluster, least_tp)
                 own = known[id(metaop), recompute] = [
-                    Pricing(times, [groups_of_type(cluster, kind, times.tp) for kind in cluster.types])
+                    pricing_of(
+                        times, tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types)
+                    )
                     for times in share_times(metaop, cluster, recompute=recompute, degrees=degrees)
                 ]
             self._of_node.append(own)
@@ -147,7 +166,7 @@ def _on_all(metaop: MetaOpProfile, cluster: Cluster, point: Point) -> Column:
     ways of their own.
     """
     (times,) = share_times(metaop, cluster, recompute=point.recompute, degrees=(point.tp,))
-    pricing = Pricing(times, [groups_of_type(cluster, kind, point.tp) for kind in cluster.types])
+    pricing = pricing_of(times, tuple(groups_of_type(cluster, kind, point.tp) for kind in cluster.types))
     return Column(min(point.op_s, pricing.shortest_s), tuple(map(float, point.counts or ())))
 
 

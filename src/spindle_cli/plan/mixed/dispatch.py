@@ -10,6 +10,7 @@ several at once where one is taken or too slow.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, inf
@@ -49,12 +50,35 @@ class MixedGuide:
     shares: Mapping[tuple[int, int], float] = field(default_factory=dict)
 
 
+class _Choices:
+    """Of a node's allocations those that some free devices have room for, by some prices.
+
+    Attributes:
+        fastest_first: the allocations, of equally fast ones the first first.
+        op_s: what an op takes on each of these, ascending.
+        cheapest: of the first so many of these, the one whose devices' time is worth least, of equals the
+            first of the node's.
+    """
+
+    def __init__(self, fastest_first: Sequence[int], op_s: Sequence[float], cost: Sequence[float]) -> None:
+        self.fastest_first = fastest_first
+        self.op_s = [op_s[point] for point in fastest_first]
+        self.cheapest: list[int] = []
+        for point in fastest_first:
+            best = self.cheapest[-1] if self.cheapest else point
+            self.cheapest.append(point if (cost[point], point) < (cost[best], best) else best)
+
+    def cheapest_within(self, seconds: float) -> int | None:
+        """Of those on which an op takes at most so long; None if it takes longer on all."""
+        count = bisect_right(self.op_s, seconds)
+        return self.cheapest[count - 1] if count else None
+
+
 class MixedDispatcher:
     """Dispatches one problem.
 
     Attributes:
-        counts: of each node, devices of each type for each of its points; `of_type`: type by type, `taken`:
-            point by point.
+        taken: of each node, devices of each type for each of its points.
         points_s: of each node, seconds of an op on each of its points.
         devices: of each type, how many there are.
     """
@@ -62,34 +86,51 @@ class MixedDispatcher:
     def __init__(self, problem: Problem, bound: MixedBound) -> None:
         self.problem = problem
         self.bound = bound
-        self.counts = [np.array([point.counts for point in node.points]) for node in problem.nodes]
-        self.points_s = [np.array([point.op_s for point in node.points]) for node in problem.nodes]
-        self.of_type = [[np.ascontiguousarray(column) for column in own.T] for own in self.counts]
         self.taken = [[point.counts or () for point in node.points] for node in problem.nodes]
-        self.devices = [problem.cluster.num_of_type[kind] for kind in problem.cluster.types]
-        self._known_costs: tuple[tuple[float, ...], list[np.ndarray]] | None = None
+        self.points_s = [[point.op_s for point in node.points] for node in problem.nodes]
+        self.devices = tuple(problem.cluster.num_of_type[kind] for kind in problem.cluster.types)
+        self._fastest_first = [sorted(range(len(own)), key=own.__getitem__) for own in self.points_s]
+        self._with_room: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+        self._known_costs: tuple[tuple[float, ...], list[list[float]]] | None = None
+        self._known_choices: dict[tuple[int, tuple[int, ...]], _Choices] = {}
         mean = float(np.mean(bound.prices)) or 1.0
         self._prices = np.maximum(np.array(bound.prices), LEAST_PRICE * mean)
+        self._counts = [np.array(own) for own in self.taken]
 
     def run(self, guide: MixedGuide, give_up_s: float = inf) -> tuple[list[Timed], float]:
         """The jobs in order of start, and when the last one ends; `inf` if that is after `give_up_s`."""
         return _Run(self, guide).jobs(give_up_s)
 
-    def costs(self, guide: MixedGuide) -> list[np.ndarray]:
+    def costs(self, guide: MixedGuide) -> list[list[float]]:
         """Of each node's allocations, what one op on it is worth."""
         if self._known_costs is None or self._known_costs[0] != guide.prices:
             prices = self._prices * np.array(guide.prices)
-            each = zip(self.counts, self.points_s, strict=True)
-            self._known_costs = guide.prices, [(counts @ prices) * op_s for counts, op_s in each]
+            each = zip(self._counts, self.points_s, strict=True)
+            costs = [((counts @ prices) * np.array(op_s)).tolist() for counts, op_s in each]
+            self._known_costs, self._known_choices = (guide.prices, costs), {}
         return self._known_costs[1]
 
-    def has_room(self, node: int, free: Sequence[int]) -> np.ndarray:
-        """Of each of a node's allocations, whether so many free devices of each type are enough."""
-        first, *others = zip(self.of_type[node], free, strict=True)
-        mask: np.ndarray = first[0] <= first[1]
-        for counts, most in others:
-            mask &= counts <= most
-        return mask
+    def choices(self, node: int, free: tuple[int, ...]) -> _Choices:
+        """Of a node, those that so many free devices of each type are enough for, by the prices of which
+        costs were last asked for.
+        """
+        key = node, free
+        found = self._known_choices.get(key)
+        if found is None:
+            assert self._known_costs is not None, "a run asks for costs first"
+            points_s, cost = self.points_s[node], self._known_costs[1][node]
+            found = self._known_choices[key] = _Choices(self.with_room(node, free), points_s, cost)
+        return found
+
+    def with_room(self, node: int, free: tuple[int, ...]) -> list[int]:
+        """A node's allocations that so many free devices of each type are enough for, the fastest first."""
+        key = node, free
+        found = self._with_room.get(key)
+        if found is None:
+            has_room = np.all(self._counts[node] <= np.array(free), axis=1).tolist()
+            found = [point for point in self._fastest_first[node] if has_room[point]]
+            self._with_room[key] = found
+        return found
 
 
 class _Run:
@@ -106,7 +147,7 @@ class _Run:
         self.missing = [len(node.inputs) for node in nodes]
         self.ready = [node.index for node in nodes if not node.inputs]
         self.num_jobs = [0] * len(nodes)
-        self.free = list(of.devices)
+        self.free = of.devices
         self.running: list[tuple[float, int, int]] = []  # heap of (end, node, point)
         self.now_s = 0.0
         self.done: list[Timed] = []
@@ -150,44 +191,42 @@ class _Run:
 
     def _choose(self, node: int, wanted_s: float, *, waits: bool) -> tuple[int, bool] | None:
         """The point to take, and whether it is fast enough."""
-        op_s = self.of.points_s[node]
-        has_room = self.of.has_room(node, self.free)
-        enough = np.where(has_room & (op_s <= wanted_s), self.cost[node], inf)
-        cheapest = int(enough.argmin())
-        if enough[cheapest] < inf:
+        choices = self.of.choices(node, self.free)
+        cheapest = choices.cheapest_within(wanted_s)
+        if cheapest is not None:
             return cheapest, True
-        within = np.where(has_room, op_s, inf)
-        fastest = int(within.argmin())
-        if within[fastest] == inf:
+        if not choices.op_s:
             return None
+        op_s, shortest_s = choices.op_s[0], self.of.points_s[node][-1]
         # What is late takes the fastest there is, even where no allocation at all would be in time.
-        if waits and op_s[fastest] > self.guide.patience * max(wanted_s, float(op_s[-1])):
+        if waits and op_s > self.guide.patience * max(wanted_s, shortest_s):
             return None
-        return fastest, bool(op_s[fastest] <= op_s[-1] * _ALMOST)
+        return choices.fastest_first[0], op_s <= shortest_s * _ALMOST
 
     def _take(self, node: int, point: int, sign: int) -> None:
         """Devices of an allocation, which are then free (1) or no more (-1)."""
-        self.free = [
-            free + sign * count for free, count in zip(self.free, self.of.taken[node][point], strict=True)
-        ]
+        taken = self.of.taken[node][point]
+        self.free = tuple([free + sign * count for free, count in zip(self.free, taken, strict=True)])
 
     def _widened(self, node: int, point: int, is_enough: bool) -> tuple[int, int, bool]:
         """With devices that would stay idle, where they cost little."""
         if not any(self.free):
             return node, point, is_enough
         self._take(node, point, 1)
-        op_s, cost = self.of.points_s[node], self.cost[node]
-        wider = self.of.has_room(node, self.free) & (op_s < op_s[point])
-        wider &= cost <= WIDEN_COST * cost[point]
-        within = np.where(wider, op_s, inf)
-        best = int(within.argmin())
-        found = (node, point, is_enough) if within[best] == inf else (node, best, True)
+        choices, cost = self.of.choices(node, self.free), self.cost[node]
+        found, most = (node, point, is_enough), WIDEN_COST * cost[point]
+        for wider, op_s in zip(choices.fastest_first, choices.op_s, strict=True):
+            if op_s >= self.of.points_s[node][point]:
+                break
+            if cost[wider] <= most:
+                found = node, wider, True
+                break
         self._take(node, found[1], -1)
         return found
 
     def _run(self, node: int, point: int, until_s: float | None) -> None:
         """Start a job: all ops that are left, or as many as end by `until_s`, when devices come free."""
-        op_s, left = float(self.of.points_s[node][point]), self.left[node]
+        op_s, left = self.of.points_s[node][point], self.left[node]
         share = self.guide.shares.get((node, self.num_jobs[node]), 1.0)
         ops = ceil(share * left - 1e-9)
         if until_s is not None:

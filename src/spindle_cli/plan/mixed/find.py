@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
@@ -14,9 +15,9 @@ from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
 from spindle_cli.plan.best.find_asked import with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
-from spindle_cli.plan.best.tight import least_fallback, with_fallback
+from spindle_cli.plan.best.tight import least_fallback, may_be_faster, with_fallback
 from spindle_cli.plan.mixed.bound import MixedBound
-from spindle_cli.plan.mixed.parts import on_best_part
+from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
@@ -94,8 +95,12 @@ class _CutPlanner:
     def cut(self, counts: Mapping[str, int]) -> MicroBatched:
         return in_micro_batches(self.profile, counts, self.cluster, self.posing.problem)
 
-    def quickly(self, cut: MicroBatched) -> Judged | None:
-        one = least_fallback(cut.one, self.cluster, self.strategy, self.posing, recomputes=False)
+    def quickly(self, cut: MicroBatched, than_s: float) -> Judged | None:
+        posed = self.posing.posed(cut.one, self.cluster)
+        rounds = rounds_of(posed.problem, posed.bound, cut.counts)
+        one = least_fallback(
+            cut.one, self.cluster, self.strategy, self.posing, recomputes=False, than_s=than_s / rounds
+        )
         return None if one is None else one.judged
 
     def searched(self, cut: MicroBatched) -> Found | None:
@@ -116,9 +121,9 @@ def find_in_memory(
     best, all_fit = posed.best(strategy, effort)
     problem, note = posed.problem, None
     if best is None or not all_fit:
-        tight = with_fallback(profile, cluster, strategy, effort, posing)
-        alike = _recomputing_alike(profile, cluster, strategy, effort, posing)
-        for each in (tight, alike):
+        for give_up in (_recomputing_alike, with_fallback):
+            known_s = inf if best is None else best.prediction.iteration_s
+            each = give_up(profile, cluster, strategy, effort, posing, known_s)
             if each is not None and (best is None or each[0].rank() < best.rank()):
                 best, problem, note = each
     if best is None:
@@ -129,20 +134,53 @@ def find_in_memory(
     return None if told is None else Found(told, not all_fit, note, sharding=profile.sharding)
 
 
+def rounds_of(problem: Problem, bound: MixedBound, counts: Mapping[str, int]) -> float:
+    """How many times as much as one micro-batch of each task all of them are worth, by the prices of the
+    devices that these take.
+
+    Args:
+        counts: of micro-batches, by task; of the others one.
+    """
+    worth_s = [
+        (
+            counts.get(node.metaop.task, 1),
+            node.num_ops * min(worth(point, bound.prices) for point in node.points),
+        )
+        for node in problem.nodes
+    ]
+    of_one_s = sum(seconds for _, seconds in worth_s)
+    return sum(count * seconds for count, seconds in worth_s) / of_one_s if of_one_s else 1.0
+
+
 def _recomputing_alike(
-    profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int, posing: SeveralTypes
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    posing: SeveralTypes,
+    than_s: float,
 ) -> tuple[Judged, Problem, str | None] | None:
     """The best plan of those that recompute the same share of each MetaOp's ops, ever more of them as long as
     that gains; with what it says of that. None if none fits.
 
     What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
     them even.
+
+    Args:
+        than_s: what is not faster may be left out.
     """
     best: tuple[Judged, Problem, str | None] | None = None
     for quarters in range(1, 5):
         counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
         fallback = MemoryFallback(recompute=counts)
         posed = posing.posed(profile, cluster, fallback)
+        known_s = than_s if best is None else min(than_s, best[0].prediction.iteration_s)
+        if not may_be_faster(posed, known_s):
+            break
+        # A long search finds nothing that fits where a quick one does not.
+        quick, _ = posed.best(strategy, NO_SEARCH)
+        if quick is None:
+            continue
         found, all_fit = posed.best(strategy, effort)
         if found is None:
             continue

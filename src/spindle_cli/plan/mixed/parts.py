@@ -18,12 +18,16 @@ from itertools import product
 from math import inf, isinf
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.mixed.baselines import in_turn
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.problem import Node, Point, Problem
+from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.judge import Judged, judge_as_placed, measure_as_they_are
 from spindle_cli.plan.search.passes_apart import apart
 
@@ -50,6 +54,7 @@ class Part:
     bound_s: float = 0.0
 
 
+Mask: TypeAlias = npt.NDArray[np.bool_]
 # Plans for some cluster by itself.
 PlanFor: TypeAlias = Callable[[Cluster], Found | None]
 
@@ -70,27 +75,49 @@ def on_best_part(problem: Problem, bound: MixedBound, whole: Found, plan_for: Pl
         return whole
     plain = _in_turn(problem, Part(problem.cluster, tuple(range(problem.num_devices))))
     gain = 1.0 if plain is None else min(1.0, whole_s / plain.prediction.iteration_s)
-    quick = [(judged, part) for part in parts for judged in (_in_turn(problem, part),) if judged is not None]
-    quick.sort(key=lambda item: item[0].rank())
     best = whole
-    for judged, part in quick[:MOST_SEARCHED]:
+    for judged, part in _fastest_in_turn(problem, parts, enough_s / gain):
         if gain * judged.prediction.iteration_s < enough_s:
             found = _planned(problem, part, plan_for)
             best = best if found is None or best.best.rank() <= found.best.rank() else found
     return best if best.best.prediction.iteration_s < enough_s else whole
 
 
+def _fastest_in_turn(problem: Problem, parts: Sequence[Part], within_s: float) -> list[tuple[Judged, Part]]:
+    """The best parts for one MetaOp after another, as many as are searched for longer, the best first; of
+    those that take `within_s` at most.
+
+    An iteration takes at least as long as its schedule, so what cannot be one of these is not judged.
+    """
+    drafts = [(draft, part) for part in parts if (draft := _draft_in_turn(problem, part)) is not None]
+    found: list[tuple[Judged, Part]] = []
+    for draft, part in sorted(drafts, key=lambda item: item[0].pieces[-1].end_s):
+        if draft.pieces[-1].end_s > within_s:
+            break
+        judged = judge_as_placed(problem, draft)
+        if judged is not None:
+            found.append((judged, part))
+            found = sorted(found, key=lambda item: item[0].rank())[:MOST_SEARCHED]
+            if len(found) == MOST_SEARCHED:
+                within_s = min(within_s, found[-1][0].prediction.iteration_s)
+    return found
+
+
 def _in_turn(problem: Problem, part: Part) -> Judged | None:
     """One MetaOp after another, each on the fastest allocation that the part has; None if that does not fit,
     or one has none.
     """
+    draft = _draft_in_turn(problem, part)
+    return None if draft is None else judge_as_placed(problem, draft)
+
+
+def _draft_in_turn(problem: Problem, part: Part) -> Draft | None:
     room = _room(problem, part)
 
     def fastest(_: Problem, node: Node) -> Point | None:
         return next((point for point in reversed(node.points) if _has_room(point, room)), None)
 
-    draft = in_turn(problem, "spindle", part.devices, fastest)
-    return None if draft is None else judge_as_placed(problem, draft)
+    return in_turn(problem, "spindle", part.devices, fastest)
 
 
 def _room(problem: Problem, part: Part) -> tuple[int, ...]:
@@ -131,10 +158,10 @@ def _part(cluster: Cluster, counts: Sequence[int]) -> Part:
 
 def parts_that_could_be_faster(problem: Problem, bound: MixedBound, than_s: float) -> list[Part]:
     """Parts in which a schedule could end earlier, those first in which it could end first."""
-    by_prices = (bound.prices, _prices_by_speed(problem))
+    costs = [_Costs(problem, prices) for prices in (bound.prices, _prices_by_speed(problem))]
     found = []
     for part in parts_of(problem.cluster):
-        bound_s = max(_bound_s(problem, prices, _room(problem, part)) for prices in by_prices)
+        bound_s = max(each.bound_s(_room(problem, part)) for each in costs)
         if bound_s < than_s:
             found.append(replace(part, bound_s=bound_s))
     return sorted(found, key=lambda part: (part.bound_s, len(part.devices)))
@@ -145,31 +172,39 @@ def _prices_by_speed(problem: Problem) -> tuple[float, ...]:
     nothing where a chain, and not the number of devices, is what keeps it from ending earlier.
     """
     kinds = range(len(problem.cluster.types))
-    alone_s = [_cost(problem, [float(kind == own) for kind in kinds], only=own) for own in kinds]
+    alone_s = [_Costs(problem, [float(kind == own) for kind in kinds]).of_one_type(own) for own in kinds]
     return tuple(0.0 if isinf(seconds) else 1 / seconds for seconds in alone_s)
 
 
-def _bound_s(problem: Problem, prices: Sequence[float], room: Sequence[int]) -> float:
-    worth = sum(price * count for price, count in zip(prices, room, strict=True))
-    return _cost(problem, prices, room) / worth if worth > 0 else 0.0
+class _Costs:
+    """What all ops are worth by some prices, of any number of parts."""
+
+    def __init__(self, problem: Problem, prices: Sequence[float]) -> None:
+        self._prices = prices
+        self._num_ops = [node.num_ops for node in problem.nodes]
+        self._counts = [np.array([point.counts for point in node.points]) for node in problem.nodes]
+        self._worth = [np.array([worth(point, prices) for point in node.points]) for node in problem.nodes]
+
+    def bound_s(self, room: Sequence[int]) -> float:
+        """Seconds before which no schedule with so many devices of each type ends."""
+        of_devices = sum(price * count for price, count in zip(self._prices, room, strict=True))
+        if of_devices <= 0:
+            return 0.0
+        masks = [np.all(counts <= np.array(room), axis=1) for counts in self._counts]
+        return self._least(masks) / of_devices
+
+    def of_one_type(self, kind: int) -> float:
+        """What all ops are worth at least on devices of one type; infinite where an op has no allocation."""
+        return self._least([counts.sum(axis=1) == counts[:, kind] for counts in self._counts])
+
+    def _least(self, has_room: Sequence[Mask]) -> float:
+        each = zip(self._num_ops, self._worth, has_room, strict=True)
+        return sum(ops * float(np.min(costs, where=mask, initial=inf)) for ops, costs, mask in each)
 
 
-def _cost(
-    problem: Problem, prices: Sequence[float], room: Sequence[int] | None = None, only: int | None = None
-) -> float:
-    """What all ops are worth at least by some prices, of the allocations that there is room for, or of those
-    of one type `only`; infinite where an op has none.
-    """
-    total = 0.0
-    for node in problem.nodes:
-        costs = [
-            point.op_s * sum(price * count for price, count in zip(prices, counts, strict=True))
-            for point in node.points
-            for counts in (point.counts or (),)
-            if (room is None or _has_room(point, room)) and (only is None or sum(counts) == counts[only])
-        ]
-        total += node.num_ops * min(costs, default=inf)
-    return total
+def worth(point: Point, prices: Sequence[float]) -> float:
+    """What an op on an allocation takes of its devices, by prices of a second of each type."""
+    return point.op_s * sum(price * count for price, count in zip(prices, point.counts or (), strict=True))
 
 
 def _planned(problem: Problem, part: Part, plan_for: PlanFor) -> Found | None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import inf
 
+from spindle_cli.costs.same import Same
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.mixed.baselines import baseline
-from spindle_cli.plan.mixed.bound import MixedBound, mixed_bound
+from spindle_cli.plan.mixed.bound import MixedBound, bound_under, mixed_bound
 from spindle_cli.plan.mixed.cutting.allocations import on_all_devices
 from spindle_cli.plan.mixed.problem import KnownAllocations, make_mixed_problem
 from spindle_cli.plan.mixed.search import search
@@ -46,6 +47,11 @@ class PosedOnTypes:
     def lower_bound_s(self) -> float:
         return self.bound.lower_bound_s
 
+    def least_s(self, split: MemoryFallback) -> float:
+        if self.fallback.split or self.fallback.recompute:
+            return self.lower_bound_s
+        return bound_under(self.problem, self.bound, split)
+
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
         return BASELINES if strategy == "spindle" else (strategy,)
 
@@ -58,24 +64,28 @@ class PosedOnTypes:
         """Of more effort the schedules of more searches, with NO_SEARCH those of none.
 
         The second says whether memory stood in the way of none: neither of a schedule of the search, nor of a
-        baseline's that ends before the best iteration, which alone could be faster with more memory.
+        baseline's that ends before the best iteration. No other could be faster, so none other is placed.
 
         Raises:
             NoPlanError: the strategy has no plan on these types.
         """
+        if strategy != "spindle":
+            judged = judge(self.problem, baseline(self.problem, strategy))
+            return judged, judged is not None and not judged.is_apart
         found: list[Judged | None] = []
-        drafts = self._baseline_drafts() if strategy == "spindle" else [baseline(self.problem, strategy)]
-        plain = [(judge(self.problem, draft), max(piece.end_s for piece in draft.pieces)) for draft in drafts]
-        if strategy == "spindle":
-            efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
-            for level, jobs_tried in enumerate(efforts or [0]):
-                schedules = search(self.problem, self.bound, jobs_tried, seed=level)
-                drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
-                found += best_of(self.problem, drafts, with_care=effort != NO_SEARCH)
-        fitting = [judged for judged in (*(judged for judged, _ in plain), *found) if judged is not None]
-        best = min(fitting, key=Judged.rank, default=None)
-        iteration_s = inf if best is None else best.prediction.iteration_s
-        found += [judged for judged, end_s in plain if end_s < iteration_s]
+        efforts = [BASE_EFFORT * 4**level for level in range(effort + 1)]
+        for level, jobs_tried in enumerate(efforts or [0]):
+            schedules = search(self.problem, self.bound, jobs_tried, seed=level)
+            drafts = [Draft("spindle", to_pieces(self.problem, timed)) for timed in schedules]
+            found += best_of(self.problem, drafts, with_care=effort != NO_SEARCH)
+        plain: list[tuple[Judged | None, float]] = []
+        best = _best_of(found)
+        for draft in sorted(self._baseline_drafts(), key=_end_s):
+            if _end_s(draft) >= _iteration_s(best):
+                break
+            plain.append((judge(self.problem, draft), _end_s(draft)))
+            best = _best_of([*(judged for judged, _ in plain), *found])
+        found += [judged for judged, end_s in plain if end_s < _iteration_s(best)]
         return best, all(judged is not None and not judged.is_apart for judged in found)
 
     def _baseline_drafts(self) -> list[Draft]:
@@ -90,11 +100,25 @@ class PosedOnTypes:
             return None
 
 
+def _best_of(found: Iterable[Judged | None]) -> Judged | None:
+    return min((each for each in found if each is not None), key=Judged.rank, default=None)
+
+
+def _iteration_s(judged: Judged | None) -> float:
+    return inf if judged is None else judged.prediction.iteration_s
+
+
+def _end_s(draft: Draft) -> float:
+    """Before which no iteration with a draft's schedule ends."""
+    return max(piece.end_s for piece in draft.pieces)
+
+
 class SeveralTypes:
     """Devices of several types, of one cluster."""
 
     def __init__(self) -> None:
         self._known = KnownAllocations()
+        self._posed: dict[object, PosedOnTypes] = {}
 
     def problem(self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None) -> Problem:
         return make_mixed_problem(profile, cluster, fallback, self._known)
@@ -103,7 +127,13 @@ class SeveralTypes:
         self, profile: Profile, cluster: Cluster, fallback: MemoryFallback | None = None
     ) -> PosedOnTypes:
         fallback = fallback or MemoryFallback()
-        return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+        if fallback.recompute:
+            return PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+        # What recomputes nothing is asked for again, by one way after another to give up something.
+        key = Same(profile), Same(cluster), fallback.least_tp, fallback.split
+        if key not in self._posed:
+            self._posed[key] = PosedOnTypes(self.problem(profile, cluster, fallback), fallback)
+        return self._posed[key]
 
     def on_all(self, metaops: Sequence[MetaOpProfile], cluster: Cluster) -> Sequence[Mapping[str, Point]]:
         return on_all_devices(metaops, cluster)

@@ -13,12 +13,16 @@ the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property, lru_cache
 from math import inf
 from typing import NamedTuple
 
 import numpy as np
 
 from spindle_cli.plan.mixed.cutting.shares import Seconds, ShareTimes
+
+# Of so many MetaOps, degrees and clusters what was worked out is kept.
+_MOST_KEPT = 1024
 
 
 class Column(NamedTuple):
@@ -31,6 +35,12 @@ class Column(NamedTuple):
         """What an op costs by these prices, in seconds of the iteration."""
         per_second = sum(price * count for price, count in zip(prices, self.counts, strict=True))
         return self.op_s * (per_second + flow)
+
+
+@lru_cache(_MOST_KEPT)
+def pricing_of(times: ShareTimes, groups: tuple[int, ...]) -> Pricing:
+    """The same object for the same times and groups."""
+    return Pricing(times, groups)
 
 
 class Pricing:
@@ -63,14 +73,21 @@ class Pricing:
 
     def _exact(self, prices: Seconds) -> Seconds:
         """Of two types, every number of the first with the fewest of the second."""
+        first, second = np.arange(self._groups[0] + 1)[:, None], self._second
+        cost = np.where(second <= self._groups[1], prices[0] * first + prices[1] * second, np.inf)
+        best = np.argmin(cost, axis=0)
+        return np.array([best, second[best, np.arange(second.shape[1])]], float)
+
+    @cached_property
+    def _second(self) -> Seconds:
+        """By number of groups of the first of two types, and by time: the fewest of the second that do the
+        rest; one more than there are where these are too few.
+        """
         first = np.arange(self._groups[0] + 1)[:, None]
         left = np.maximum(0.0, self._batch_size - first * self._samples[0])
         with np.errstate(divide="ignore", invalid="ignore"):
             second = np.where(left > 0, np.ceil(left / self._samples[1]), 0.0)
-        second = np.minimum(second, self._groups[1] + 1)
-        cost = np.where(second <= self._groups[1], prices[0] * first + prices[1] * second, np.inf)
-        best = np.argmin(cost, axis=0)
-        return np.array([best, second[best, np.arange(second.shape[1])]], float)
+        return np.minimum(second, self._groups[1] + 1)
 
     def _relaxed(self, prices: Seconds) -> Seconds:
         """The type whose samples cost least first, as far as it goes; of one type alone whole numbers."""

@@ -8,7 +8,7 @@ Splits are tried by their lower bounds, the fastest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -46,10 +46,30 @@ class TightProblem:
         return self.posed.problem
 
 
-def splits(profile: Profile, cluster: Cluster, posing: Posing) -> list[TightProblem]:
-    """Every split that there is, also none, by their lower bounds; nothing is recomputed yet."""
+def splits_in_turn(
+    profile: Profile, cluster: Cluster, posing: Posing, within_s: Callable[[], float]
+) -> Iterator[TightProblem]:
+    """Every split that there is, also none, by their lower bounds; nothing is recomputed yet.
+
+    Args:
+        within_s: seconds that what no schedule is shorter than may be left out from, once the first has been
+            planned.
+    """
+    if not cluster.is_mixed:
+        yield from splits(profile, cluster, posing)
+        return
+    none, *others = every_split(profile)
+    whole = posing.posed(profile, cluster, none)
+    yield TightProblem(none, whole, posing)
+    yield from splits(profile, cluster, posing, [each for each in others if whole.least_s(each) < within_s()])
+
+
+def splits(
+    profile: Profile, cluster: Cluster, posing: Posing, some: Iterable[MemoryFallback] | None = None
+) -> list[TightProblem]:
+    """Every split that there is, also none, or some, by their lower bounds; nothing is recomputed yet."""
     found: list[TightProblem] = []
-    for fallback in _splits(profile):
+    for fallback in every_split(profile) if some is None else some:
         try:
             posed = posing.posed(profile, cluster, fallback)
         except NoPlanError:  # an allocation of this degree needs more devices than there are
@@ -58,7 +78,8 @@ def splits(profile: Profile, cluster: Cluster, posing: Posing) -> list[TightProb
     return sorted(found, key=lambda tight: tight.posed.lower_bound_s)
 
 
-def _splits(profile: Profile) -> Iterator[MemoryFallback]:
+def every_split(profile: Profile) -> Iterator[MemoryFallback]:
+    """Every split that there is, none first."""
     yield MemoryFallback()
     parameters = {metaop.name: metaop.num_ops * metaop.param_bytes_per_op for metaop in profile.metaops}
     for degree in sorted({point.tp for metaop in profile.metaops for point in metaop.curve} - {1}):

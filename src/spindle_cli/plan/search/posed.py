@@ -24,6 +24,12 @@ class Posed(Protocol):
         """Seconds that no schedule of it is shorter than."""
         ...
 
+    def least_s(self, split: MemoryFallback) -> float:
+        """Seconds that no schedule of the same problem under a split is shorter than, found without its
+        program. Where this problem is split itself, or recomputes: of all schedules.
+        """
+        ...
+
     def baselines(self, strategy: StrategyName) -> tuple[StrategyName, ...]:
         """Of the strategies that search nothing, those whose plans a strategy considers."""
         ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
-from spindle_cli.account.device_memory import device_memory
+from spindle_cli.account.device_memory import DeviceMemory, device_memory
 from spindle_cli.account.traffic import communicator_bytes
 from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import MAX_MEMORY_GIB, Cluster
@@ -28,6 +28,9 @@ from spindle_cli.profile.types import Profile
 ShardBy = Literal["even", "memory", "speed"] | Mapping[str, int]
 # Most plans with weights: where they are asked for, and where they are one thing to try of several.
 _MOST_ASKED, _MOST_TRIED = 4, 2
+# Of the iteration, what weights have to promise: of what memory costs, as large a part as the optimizer
+# state of a device is of the bytes that it lacks.
+_WORTH = 0.01
 # Plans a profile, with its weights, for a cluster.
 Make = Callable[[Profile, Cluster], Plan]
 
@@ -88,6 +91,10 @@ def with_best_weights(
     if shard_by is None and isinstance(evenly, Plan) and has_room:
         return evenly
     start = evenly if has_room else _tried(make, profile, _ample(cluster))
+    if shard_by is None and isinstance(evenly, Plan) and isinstance(start, Plan):
+        saved_s = evenly.predicted.iteration_s - start.predicted.iteration_s
+        if saved_s * _share_freed(start, cluster) < _WORTH * evenly.predicted.iteration_s:
+            return evenly
     most = _MOST_ASKED if shard_by == "memory" else _MOST_TRIED
     found = _by_memory(profile, cluster, start, make, most)
     if shard_by == "memory" and found:
@@ -133,16 +140,26 @@ def _by_memory(
     return found
 
 
+def _share_freed(ample: Plan, cluster: Cluster) -> float:
+    """Of the bytes that a plan with ample memory lacks on the devices of a cluster, the share that they have
+    of optimizer state, on the device with least: with none of it that much is free.
+    """
+    needs = zip(cluster.memory_bytes, _needs(ample, cluster), strict=True)
+    lacking = [(need.total_bytes - capacity, need.optimizer_bytes) for capacity, need in needs]
+    return min((min(1.0, state / lacks) for lacks, state in lacking if lacks > 0), default=1.0)
+
+
 def _free_bytes(plan: Plan, cluster: Cluster) -> list[int]:
     """Of each device of a cluster, what a plan would leave free at its fullest moment beside the optimizer
     state; below 0 where it has less than it needs.
     """
-    communicators = communicator_bytes(plan)
-    needs = device_memory(plan.metaops, plan.slices, cluster, plan, communicators, plan.turn)
-    return [
-        capacity - need.total_bytes + need.optimizer_bytes
-        for capacity, need in zip(cluster.memory_bytes, needs, strict=True)
-    ]
+    needs = zip(cluster.memory_bytes, _needs(plan, cluster), strict=True)
+    return [capacity - need.total_bytes + need.optimizer_bytes for capacity, need in needs]
+
+
+def _needs(plan: Plan, cluster: Cluster) -> tuple[DeviceMemory, ...]:
+    """What each device of a cluster needs under a plan that may be of another one with as many."""
+    return device_memory(plan.metaops, plan.slices, cluster, plan, communicator_bytes(plan), plan.turn)
 
 
 def by_free_memory(free: Sequence[int], cluster: Cluster) -> ShardWeights:

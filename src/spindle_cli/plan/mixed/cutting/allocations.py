@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
+
+import numpy as np
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.mixed.cutting.cuts import Cutter, offsets
+from spindle_cli.plan.mixed.cutting.cuts import cutter_of, offsets
 from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
 from spindle_cli.plan.problem import SHORTEST_S, Point
 from spindle_cli.profile.types import MetaOpProfile
@@ -18,6 +21,8 @@ from spindle_cli.profile.types import MetaOpProfile
 FINE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 512, 1024)
 COARSE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 MOST_FINE_TYPES = 2
+# Of so many MetaOps and clusters allocations are kept.
+_MOST_KEPT = 1024
 
 
 def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[Point, ...]:
@@ -29,25 +34,36 @@ def allocations(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> t
     Raises:
         NoPlanError: there is none.
     """
-    found: list[Point] = []
-    for times in share_times(metaop, cluster, degrees=degrees_of(metaop, cluster, least_tp)):
-        cutter = Cutter(times)
-        for counts in _counts(metaop, cluster, times.tp):
-            samples = cutter.cut(counts)
-            point = None if samples is None else point_of_cut(times, counts, samples)
-            found += [] if point is None else [point]
+    of_degrees = share_times(metaop, cluster, degrees=degrees_of(metaop, cluster, least_tp))
+    groups = tuple(
+        tuple(groups_of_type(cluster, kind, times.tp) for kind in cluster.types) for times in of_degrees
+    )
+    found = _unbeaten(of_degrees, groups)
     if not found:
         raise NoPlanError(
             f"{metaop.name}: it has no allocation on the types of device of {cluster.name!r}: "
             f"{', '.join(cluster.types)}",
             hint="Profile it there for as many devices as there are, or for fewer.",
         )
+    return found
+
+
+@lru_cache(_MOST_KEPT)
+def _unbeaten(of_degrees: tuple[ShareTimes, ...], groups: tuple[tuple[int, ...], ...]) -> tuple[Point, ...]:
+    """The same, of so many groups of devices of each type for each degree; the same object for the same
+    times.
+    """
+    found: list[Point] = []
+    for times, room in zip(of_degrees, groups, strict=True):
+        cutter = cutter_of(times)
+        for counts in _counts(times.batch_size, room):
+            samples = cutter.cut(counts)
+            point = None if samples is None else point_of_cut(times, counts, samples)
+            found += [] if point is None else [point]
     found.sort(key=lambda point: (point.op_s, point.num_devices))
-    kept: list[Point] = []
-    for point in found:
-        if not any(_is_within(other.counts or (), point.counts or ()) for other in kept):
-            kept.append(point)
-    return tuple(reversed(kept))
+    taken = np.array([point.counts for point in found])
+    beaten = (bool((taken[:place] <= own).all(axis=1).any()) for place, own in enumerate(taken))
+    return tuple(reversed([point for point, is_beaten in zip(found, beaten, strict=True) if not is_beaten]))
 
 
 def degrees_of(metaop: MetaOpProfile, cluster: Cluster, least_tp: int = 1) -> tuple[int, ...]:
@@ -73,7 +89,7 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
         points: dict[str, Point] = {}
         for metaop in metaops:
             (times,) = share_times(metaop, cluster, degrees=(tp,))
-            samples = Cutter(times).cut(counts)
+            samples = cutter_of(times).cut(counts)
             point = None if samples is None else point_of_cut(times, counts, samples)
             points |= {} if point is None else {metaop.name: point}
         if len(points) == len(metaops):
@@ -81,16 +97,11 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
     return found
 
 
-def _is_within(counts: Sequence[int], others: Sequence[int]) -> bool:
-    return all(own <= other for own, other in zip(counts, others, strict=True))
-
-
-def _counts(metaop: MetaOpProfile, cluster: Cluster, tp: int) -> Iterator[tuple[int, ...]]:
-    """Numbers of shares of each type that are tried."""
-    sizes = FINE if len(cluster.types) <= MOST_FINE_TYPES else COARSE
-    room = [groups_of_type(cluster, kind, tp) for kind in cluster.types]
-    each = [sorted({0, most, *(size for size in sizes if size < most)}) for most in room]
-    return (counts for counts in product(*each) if 0 < sum(counts) <= metaop.batch_size)
+def _counts(batch_size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Numbers of shares of each type that are tried, with so many groups of devices of each."""
+    sizes = FINE if len(groups) <= MOST_FINE_TYPES else COARSE
+    each = [sorted({0, most, *(size for size in sizes if size < most)}) for most in groups]
+    return (counts for counts in product(*each) if 0 < sum(counts) <= batch_size)
 
 
 def groups_of_type(cluster: Cluster, kind: str, tp: int) -> int:

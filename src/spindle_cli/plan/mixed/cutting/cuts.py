@@ -13,11 +13,21 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
 
 from spindle_cli.plan.mixed.cutting.shares import ShareTimes
+
+# Of so many MetaOps and degrees what was worked out is kept.
+_MOST_KEPT = 2048
+
+
+@lru_cache(_MOST_KEPT)
+def cutter_of(times: ShareTimes) -> Cutter:
+    """The same object for the same times."""
+    return Cutter(times)
 
 
 class Cutter:
@@ -81,7 +91,7 @@ class Cutter:
     def _is_known(self, counts: Sequence[int], cut: Sequence[int]) -> bool:
         kinds = [number for number, count in enumerate(counts) for _ in range(count)]
         return all(
-            np.isfinite(self._times.of_types[kind].op_s[samples])
+            self._times.of_types[kind].of_samples[samples] is not None
             for kind, samples in set(zip(kinds, cut, strict=True))
         )
 

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from spindle_cli.costs.share_times import OpSeconds, shares_on_type
+from spindle_cli.costs.share_times import KnownShares, OpSeconds, shares_on_type
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.profile.types import MetaOpProfile
 
 Seconds: TypeAlias = npt.NDArray[np.float64]
+# Of so many MetaOps, types and degrees what was worked out is kept.
+_MOST_KEPT = 4096
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class TypeTimes:
-    """On one type of device, by samples from 0 to the whole batch; infinite where nothing is known.
+    """On one type of device, by samples from 0 to the whole batch; infinite where nothing is known. Equal to
+    itself alone.
 
     Attributes:
         of_samples: each pass of an op, as it is known.
@@ -54,7 +58,8 @@ def share_times(
     recompute: bool = False,
     degrees: Collection[int] | None = None,
 ) -> tuple[ShareTimes, ...]:
-    """Of some degrees, or of each that shares or curve have, ascending.
+    """Of some degrees, or of each that shares or curve have, ascending; of the same curve and shares the same
+    objects.
 
     Args:
         recompute: with the forward pass once more, in the backward pass.
@@ -65,15 +70,18 @@ def share_times(
         ShareTimes(
             tp,
             metaop.batch_size,
-            tuple(_of_type(metaop, kind, tp, 2 if recompute else 1) for kind in cluster.types),
+            tuple(
+                _of_type(shares_on_type(metaop, kind, tp), metaop.batch_size, 2 if recompute else 1)
+                for kind in cluster.types
+            ),
         )
         for tp in sorted(degrees)
     )
 
 
-def _of_type(metaop: MetaOpProfile, kind: str, tp: int, forwards: int) -> TypeTimes:
-    shares = shares_on_type(metaop, kind, tp)
-    of_samples = (None, *(shares.seconds(samples) for samples in range(1, metaop.batch_size + 1)))
+@lru_cache(_MOST_KEPT)
+def _of_type(shares: KnownShares, batch_size: int, forwards: int) -> TypeTimes:
+    of_samples = (None, *(shares.seconds(samples) for samples in range(1, batch_size + 1)))
     op_s = np.array(
         [np.inf if each is None else forwards * each.forward_s + each.backward_s for each in of_samples]
     )
@@ -82,5 +90,5 @@ def _of_type(metaop: MetaOpProfile, kind: str, tp: int, forwards: int) -> TypeTi
     at_most_s[np.isinf(op_s)] = np.inf
     at_least_s = np.minimum.accumulate(op_s[::-1])[::-1]
     found = np.flatnonzero(np.isfinite(op_s))
-    fewest = int(found[0]) if found.size else metaop.batch_size + 1
+    fewest = int(found[0]) if found.size else batch_size + 1
     return TypeTimes(of_samples, op_s, at_most_s, at_least_s, fewest)
