@@ -2,7 +2,7 @@
 and shows the place.
 
 The program is `two_towers` with shared optimizer state and clipped gradients. Device 2 runs:
-0 F 1, 1 RECV, 2 SEND, 3 F 2, 4 SEND, 5 LOSSES, 6-7 RECV_GRAD, 8 B 2, 9 SUM 0, 10 SEND_GRAD, 11 FLAGS,
+0 F 1, 1 SEND, 2 RECV, 3 F 2, 4 SEND, 5 LOSSES, 6-7 RECV_GRAD, 8 B 2, 9 SUM 0, 10 SEND_GRAD, 11 FLAGS,
 12 B 1, 13-15 SUM 1, 2 and 4 (of ops 2, 1, 0), 16 FLAGS, 17 NORM, 18 STEP, 19-21 GATHER 4, 2 and 1,
 22 GATHER 0.
 """
@@ -273,10 +273,10 @@ def test_an_activation_or_a_gradient_that_nobody_moves_is_missed() -> None:
 
 def test_the_grid_shows_four_steps_on_either_side_and_says_where_there_are_more(program: Program) -> None:
     assert format_grid(program, [(2, 0), (2, 4), (2, 5), (2, 18), (2, 22)]).splitlines() == [
-        "  device 2, from step 0: >>F 1<<  RECV#1<1  SEND#3>0  F 2  SEND#6>0 ...",
-        "  device 2, from step 0: F 1  RECV#1<1  SEND#3>0  F 2  >>SEND#6>0<<  LOSSES  RECV_GRAD#9<0"
+        "  device 2, from step 0: >>F 1<<  SEND#0>0  RECV#3<1  F 2  SEND#6>0 ...",
+        "  device 2, from step 0: F 1  SEND#0>0  RECV#3<1  F 2  >>SEND#6>0<<  LOSSES  RECV_GRAD#9<0"
         "  RECV_GRAD#11<0  B 2 ...",
-        "  device 2, from step 1: ... RECV#1<1  SEND#3>0  F 2  SEND#6>0  >>LOSSES<<  RECV_GRAD#9<0"
+        "  device 2, from step 1: ... SEND#0>0  RECV#3<1  F 2  SEND#6>0  >>LOSSES<<  RECV_GRAD#9<0"
         "  RECV_GRAD#11<0  B 2  SUM 0 ...",
         "  device 2, from step 14: ... SUM 2  SUM 4  FLAGS  NORM  >>STEP<<  GATHER 4  GATHER 2"
         "  GATHER 1  GATHER 0",
