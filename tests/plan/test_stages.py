@@ -194,7 +194,7 @@ def judged(iteration_s: float) -> Judged:
 def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
     monkeypatch: pytest.MonkeyPatch, gains: list[float | None], asked: list[float], count: int
 ) -> None:
-    """Each has to beat what the best so far takes with what of its messages is counted, not its prediction."""
+    """Each has to beat what the best so far takes with the part of its messages, not its prediction."""
     to_beat: list[float] = []
     profile, cluster = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)})), apart(4)
 

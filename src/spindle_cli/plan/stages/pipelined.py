@@ -29,8 +29,8 @@ WORTH = 0.01
 # By which part of what messages take a pipeline is taken to last longer than predicted: they share links with
 # sums and with each other, and are posted in an order that no delay changes. By the simulator, three of four
 # pipelines of bert-base and ViT on 4 x 1 and 4 x 8 A800s with 1.25 and 3 GB/s between nodes lasted less long,
-# and none that beat the plan of whole batches with it was slower than that. Over gloo two devices' messages go
-# one after another both ways: there all of what they take is counted.
+# and none that beat the plan of whole batches with it was slower than that. Over gloo two devices' messages
+# go one after another both ways: there all of what they take is counted.
 UNHIDDEN = {"nccl": 0.15, "gloo": 1.0}
 
 
