@@ -38,10 +38,10 @@ def test_each_device_pays_for_the_communicators_that_it_is_in() -> None:
     plan = from_one_to_three()
     everyone, three = (0, 1, 2, 3), (1, 2, 3)
     assert traffic_of(plan).communicators == (
-        (everyone, Purpose.EVERYONE),
-        (everyone, Purpose.ACTIVATIONS),
-        (everyone, Purpose.GRADIENTS),
-        (three, Purpose.SUMS),
+        (everyone, Purpose.EVERYONE, ()),
+        (everyone, Purpose.MESSAGES, (0,)),
+        (everyone, Purpose.MESSAGES, three),
+        (three, Purpose.SUMS, ()),
     )
     # Device 0 talks to one of its node and two outside, both ways; 1 to one inside, 2 and 3 to one outside.
     messages = [2 * (112 + 512), 2 * 112, 2 * 512, 2 * 512]
@@ -66,14 +66,16 @@ def test_on_gloo_communicators_take_nothing_of_a_devices_memory() -> None:
 def test_a_rank_shows_its_communicators_with_their_memory() -> None:
     program = link(from_one_to_three())
     assert "communicators of device 0: 3, about 1.89 GiB of its memory\n" in format_rank(program, 0)
-    assert "  on 1  activations  devices 0-3, 624 MiB\n" in format_rank(program, 0)
+    assert "  on 1  messages  devices 0-3, sent by 0, 624 MiB\n" in format_rank(program, 0)
+    assert "  on 2  messages  devices 0-3, sent by 1-3, 624 MiB\n" in format_rank(program, 0)
     shown = RankReport.of(program, 1).communicators
     assert [(each.index, each.purpose, each.memory_bytes // MIB) for each in shown] == [
         (0, "everyone", 688),
-        (1, "activations", 112),
-        (2, "gradients", 112),
+        (1, "messages", 112),
+        (2, "messages", 112),
         (3, "sums", 688),
     ]
+    assert [each.senders for each in shown] == [(), (0,), (1, 2, 3), ()]
     assert shown[3].devices == (1, 2, 3)
 
 
@@ -100,7 +102,7 @@ def test_a_plan_that_leaves_no_room_for_communicators_is_not_valid() -> None:
 @given(plans())
 def test_the_account_of_a_plan_and_its_programs_agree(plan: Plan) -> None:
     program = link(plan)
-    said = [(each.ranks, each.purpose) for each in program.communicators]
+    said = [(each.ranks, each.purpose, each.senders) for each in program.communicators]
     assert said == list(traffic_of(plan).communicators)
     of_programs = [sum(communicator_memory(program, device).values()) for device in program.actions]
     assert communicator_bytes(plan) == tuple(of_programs)

@@ -8,14 +8,17 @@ from helpers.cut import cuttable
 from helpers.plans import cluster_of, profile_of
 from spindle_cli.check.run import check_plan
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.pipelines.cuts import Piece
 from spindle_cli.plan.pipelines.lanes import Lanes
 from spindle_cli.plan.pipelines.timetable import PieceSeconds, messages_s, timetable
 from spindle_cli.plan.placing.predict import Prediction
+from spindle_cli.plan.search.judge import Judged
+from spindle_cli.plan.stages import pipelined
 from spindle_cli.plan.stages.pipelined import may_gain
-from spindle_cli.profile.types import MetaOpProfile
+from spindle_cli.profile.types import MetaOpProfile, Profile
 from spindle_cli.simulate.run import simulate
 from spindle_cli.units import MIB
 
@@ -144,9 +147,64 @@ def test_where_messages_are_as_slow_as_sums_batches_stay_whole() -> None:
     assert make_plan(profile_of(net), apart(4)).micro_batches == {}
 
 
-def test_messages_that_would_take_too_long_if_nothing_hid_them_leave_batches_whole() -> None:
+def handing_on(mib: int) -> Profile:
+    """The chain, with so much between its layers."""
+    return profile_of(
+        chain().model_copy(update=dict.fromkeys(("inner_output_bytes", "output_bytes"), mib * MIB))
+    )
+
+
+def test_over_gloo_messages_that_would_take_too_long_if_nothing_hid_them_leave_batches_whole() -> None:
     """Of 140 MiB two lanes move 5.9 s in all, there and back: with a pipeline's 4 s more than the 6.4 s of
     one device, though less where they hide behind passes.
     """
-    net = chain().model_copy(update={"inner_output_bytes": 140 * MIB, "output_bytes": 140 * MIB})
-    assert make_plan(profile_of(net), apart(4)).micro_batches == {}
+    assert make_plan(handing_on(140), apart(4)).micro_batches == {}
+
+
+def on_gpus(cluster: Cluster) -> Cluster:
+    nodes = tuple(group.model_copy(update={"device": "a800-80gb"}) for group in cluster.nodes)
+    return cluster.model_copy(update={"nodes": nodes})
+
+
+@pytest.mark.parametrize(("mib", "micro_batches"), [(200, {"t": 16}), (240, {})])
+def test_over_nccl_messages_hide_behind_passes_but_for_a_part(
+    mib: int, micro_batches: dict[str, int]
+) -> None:
+    """Of two lanes, 200 MiB take 4.2 s each way, beside 3.2 s of passes: 4.9 s, and 5.0 s of 240 MiB add up
+    to more than the 6.4 s of one device with 0.15 x 10 s.
+    """
+    plan = make_plan(handing_on(mib), on_gpus(apart(4)))
+    assert plan.micro_batches == micro_batches
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.03)
+
+
+def judged(iteration_s: float) -> Judged:
+    return Judged("spindle", (), (), Prediction(iteration_s, iteration_s / 2, 0.0, 0.0, iteration_s / 2, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("gains", "asked", "count"),
+    [
+        ([3.9, None, 3.0, None], [4.0, 3.9, 3.9, 3.0], 16),
+        ([None, 3.5, None, None], [4.0, 4.0, 3.5, 3.5], 8),
+        ([3.9, None, None, 1.0], [4.0, 3.9, 3.9], 4),
+        ([None, None, 1.0, 1.0], [4.0, 4.0], 1),
+    ],
+)
+def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
+    monkeypatch: pytest.MonkeyPatch, gains: list[float | None], asked: list[float], count: int
+) -> None:
+    """Each has to beat what the best so far takes with the part of its messages, not its prediction."""
+    to_beat: list[float] = []
+    profile, cluster = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)})), apart(4)
+
+    def best_of(_: object, best_s: float) -> tuple[Judged, float] | None:
+        to_beat.append(best_s)
+        gain = gains[len(to_beat) - 1]
+        return None if gain is None else (judged(gain - 0.5), gain)
+
+    monkeypatch.setattr(pipelined, "_best_of", best_of)
+    found = pipelined.in_pipelines(profile, cluster, Found(judged(4.0), is_short=False))
+    assert found is not None
+    assert to_beat == asked
+    assert (found.cut.counts["t"] if found.cut else 1) == count

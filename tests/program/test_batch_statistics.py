@@ -42,9 +42,8 @@ def test_every_set_of_shares_has_a_communicator_and_its_passes_name_it() -> None
     program = link(plan())
     inside = [each for each in program.communicators if each.purpose is Purpose.STATISTICS]
     assert [each.ranks for each in inside] == [(0, 1, 3), (0, 2)]
-    assert [(each.ranks, each.purpose) for each in program.communicators] == list(
-        traffic_of(plan()).communicators
-    )
+    said = [(each.ranks, each.purpose, each.senders) for each in program.communicators]
+    assert said == list(traffic_of(plan()).communicators)
     over = {(0, 1, 3): inside[0].index, (0, 2): inside[1].index}
     expected = {0: over[0, 2], 1: over[0, 1, 3], 2: None, 3: None}
     for actions in program.actions.values():

@@ -5,22 +5,45 @@ from __future__ import annotations
 import pytest
 
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
-from spindle_cli.account.edges import pass_order, slice_edges
+from spindle_cli.account.edges import pass_order, slice_edges, slice_layouts
 from spindle_cli.plan.types import Plan
 from spindle_cli.profile.types import CurvePoint
 from spindle_cli.program.clock import PassClock
+from spindle_cli.program.transfers import find_transfers, on_their_way_s
 from spindle_cli.program.types import Kind
 
 
 def clock_of(plan: Plan) -> PassClock:
     edges = slice_edges(plan)
-    return PassClock.of(plan, pass_order(plan, edges), edges)
+    return PassClock.of(plan, pass_order(plan, edges), edges, {})
 
 
 def pass_s(clock: PassClock, kind: Kind, piece: int) -> float:
     """Seconds of a pass, to the nanosecond; both slices' passes are four."""
     start, end = clock.when[kind, piece]
     return round((end - start) / len(clock.when) / 1e9, 9)
+
+
+def test_a_pass_starts_when_what_it_takes_has_come() -> None:
+    """Forward 0.1 and 0.3 s, backward 0.1 and 0.2 s, a second forward and a quarter back between them."""
+    plan = two_slices(0.3, 0.1)
+    edges = slice_edges(plan)
+    maker, taker = ((kind, piece) for piece in (0, 1) for kind in (Kind.FORWARD,))
+    back = (Kind.BACKWARD, 1), (Kind.BACKWARD, 0)
+    clock = PassClock.of(plan, pass_order(plan, edges), edges, {(maker, taker): 1.0, back: 0.25})
+    starts = [clock.start(each) / len(clock.when) / 1e9 for each in (maker, taker, *back)]
+    assert starts == pytest.approx([0.0, 1.1, 1.7, 2.15], abs=1e-8)
+
+
+def test_what_goes_in_several_chunks_has_come_with_the_longest() -> None:
+    """A maker on device 0 of node 0, takers on 1 (the same node) and 2: 5 GB/s and 10 us, 1 and 20."""
+    maker, taker = metaop_of("a/m", 1, {1: 0.3}), metaop_of("a/t", 1, {2: 1.0}, inputs=("a/m",))
+    maker = maker.model_copy(update={"output_bytes": 8_000_000})
+    waves = [[slice_of(maker, (0, 1), (0,), 0.0)], [slice_of(taker, (0, 1), (1, 2), 0.3)]]
+    plan = plan_of(profile_of(maker, taker), cluster_of(4, devices_per_node=2), waves)
+    found = on_their_way_s(plan, find_transfers(plan, slice_layouts(plan), slice_edges(plan)))
+    there, back = ((Kind.FORWARD, 0), (Kind.FORWARD, 1)), ((Kind.BACKWARD, 1), (Kind.BACKWARD, 0))
+    assert found == {there: pytest.approx(0.00402), back: pytest.approx(0.00402)}
 
 
 def two_slices(

@@ -2,7 +2,7 @@
 and shows the place.
 
 The program is `two_towers` with shared optimizer state and clipped gradients. Device 2 runs:
-0 F 1, 1 RECV, 2 SEND, 3 F 2, 4 SEND, 5 LOSSES, 6-7 RECV_GRAD, 8 B 2, 9 SUM 0, 10 SEND_GRAD, 11 FLAGS,
+0 F 1, 1 SEND, 2 RECV, 3 F 2, 4 SEND, 5 LOSSES, 6-7 RECV_GRAD, 8 B 2, 9 SUM 0, 10 SEND_GRAD, 11 FLAGS,
 12 B 1, 13-15 SUM 1, 2 and 4 (of ops 2, 1, 0), 16 FLAGS, 17 NORM, 18 STEP, 19-21 GATHER 4, 2 and 1,
 22 GATHER 0.
 """
@@ -19,10 +19,11 @@ import pytest
 from helpers.cut import cuttable
 from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of, two_towers
 from helpers.uneven import uneven_plan
+from spindle_cli.account.types import Purpose
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError, format_grid
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.types import Action, Kind, Program, StepSettings
+from spindle_cli.program.types import Action, Communicator, Kind, Program, StepSettings
 
 DEVICE = 2
 Change = Callable[[list[Action]], object]
@@ -83,7 +84,7 @@ FAULTS: dict[str, tuple[Change, str, str]] = {
     "a gradient before its pass": (move(10, 8), "needs B 2 before this", ">>SEND_GRAD#"),
     "a communicator lost": (turn(5, communicator=None), "has no communicator for this", ">>LOSSES<<"),
     "one that is not there": (turn(5, communicator=5), "there is no communicator 5 for this", ">>LOSSES<<"),
-    "one for the other phase": (turn(10, communicator=1), "1, activations, is not for this", ">>SEND_GRAD#"),
+    "one of the other half": (turn(10, communicator=1), "1, messages, is not for this", ">>SEND_GRAD#"),
     "one of fewer devices": (turn(9, communicator=4), "4, sums, is not for this", ">>SUM 0<<"),
     "one of more devices": (turn(13, communicator=0), "0, everyone, is not for this", ">>SUM 1<<"),
     "a step with a communicator": (turn(18, communicator=0), "no communicator 0 for this", ">>STEP<<"),
@@ -128,6 +129,62 @@ def test_communicators_that_devices_would_make_differently_are_refused(
 ) -> None:
     with pytest.raises(ProgramError, match="communicator 1 is numbered"):
         prove(renumbered(program, **values))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"senders": ()}, "communicator 1, messages, is of senders ()"),
+        ({"purpose": Purpose.SUMS}, "communicator 1, sums, is of senders (0,)"),
+        ({"senders": (0, 1)}, "device 1 does not send over one communicator that it is in"),
+        ({"ranks": (1, 2, 3)}, "device 0 does not send over one communicator that it is in"),
+        ({"senders": (3,)}, "device 3 does not send over one communicator that it is in"),
+        ({"senders": (4,), "ranks": (0, 1, 2, 3, 4)}, "communicator 1, messages, is not for this"),
+    ],
+)
+def test_senders_that_send_over_none_or_several_communicators_are_refused(
+    values: dict[str, Any], message: str, program: Program
+) -> None:
+    with pytest.raises(ProgramError, match=re.escape(message)):
+        prove(renumbered(program, **values))
+
+
+def test_a_third_communicator_of_messages_is_refused(program: Program) -> None:
+    third = Communicator(5, (2, 3), Purpose.MESSAGES, (4,))
+    with pytest.raises(ProgramError, match="communicator 1, messages, is of senders"):
+        prove(replace(program, communicators=(*program.communicators, third)))
+
+
+def handed_on(num_devices: int, *, around: bool) -> Program:
+    """Ops of a net on devices in a row, the last ones on the first device again if `around`."""
+    net = metaop_of("task/net", num_devices + around, {1: 1.0})
+    waves = [
+        [slice_of(net, (number, number + 1), (number % num_devices,), float(number))]
+        for number in range(net.num_ops)
+    ]
+    return link(plan_of(profile_of(net), cluster_of(num_devices), waves))
+
+
+def all_in_one_half(program: Program) -> Program:
+    """Every device sends over communicator 1."""
+    everyone = tuple(sorted(program.actions))
+    first = Communicator(1, everyone, Purpose.MESSAGES, everyone)
+    actions = {
+        device: tuple(each if each.transfer is None else replace(each, communicator=1) for each in own)
+        for device, own in program.actions.items()
+    }
+    return replace(program, communicators=(program.communicators[0], first), actions=actions)
+
+
+def test_devices_that_exchange_messages_are_in_different_halves_wherever_that_can_be() -> None:
+    for program in (handed_on(3, around=False), handed_on(4, around=True)):
+        prove(program)
+        with pytest.raises(ProgramError, match=r"devices \d and 0 both send over communicator 1") as raised:
+            prove(all_in_one_half(program))
+        assert ">>RECV" in str(raised.value)
+    odd = handed_on(3, around=True)
+    prove(odd)
+    prove(all_in_one_half(odd))
 
 
 def transferred(program: Program, step: int, **values: Any) -> Program:
@@ -216,10 +273,10 @@ def test_an_activation_or_a_gradient_that_nobody_moves_is_missed() -> None:
 
 def test_the_grid_shows_four_steps_on_either_side_and_says_where_there_are_more(program: Program) -> None:
     assert format_grid(program, [(2, 0), (2, 4), (2, 5), (2, 18), (2, 22)]).splitlines() == [
-        "  device 2, from step 0: >>F 1<<  RECV#1<1  SEND#3>0  F 2  SEND#6>0 ...",
-        "  device 2, from step 0: F 1  RECV#1<1  SEND#3>0  F 2  >>SEND#6>0<<  LOSSES  RECV_GRAD#9<0"
+        "  device 2, from step 0: >>F 1<<  SEND#0>0  RECV#3<1  F 2  SEND#6>0 ...",
+        "  device 2, from step 0: F 1  SEND#0>0  RECV#3<1  F 2  >>SEND#6>0<<  LOSSES  RECV_GRAD#9<0"
         "  RECV_GRAD#11<0  B 2 ...",
-        "  device 2, from step 1: ... RECV#1<1  SEND#3>0  F 2  SEND#6>0  >>LOSSES<<  RECV_GRAD#9<0"
+        "  device 2, from step 1: ... SEND#0>0  RECV#3<1  F 2  SEND#6>0  >>LOSSES<<  RECV_GRAD#9<0"
         "  RECV_GRAD#11<0  B 2  SUM 0 ...",
         "  device 2, from step 14: ... SUM 2  SUM 4  FLAGS  NORM  >>STEP<<  GATHER 4  GATHER 2"
         "  GATHER 1  GATHER 0",

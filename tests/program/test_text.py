@@ -34,7 +34,7 @@ def test_a_rank_is_explained_action_by_action() -> None:
     assert "pairs/vision[0:3] forward, samples 0:4" in text
     assert "gradient of pairs/text[0:3], for pairs/loss[0:1]" in text
     assert "wait for everything, then the optimizer" in text
-    assert "communicators of device 0: 4\n  on 0  everyone     devices 0-3\n" in text
+    assert "communicators of device 0: 4\n  on 0  everyone  devices 0-3\n" in text
 
 
 def test_a_rank_s_page_as_a_whole() -> None:

@@ -20,8 +20,8 @@ from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
 # neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
-# came and went.
-MEMORY_FORMULA = 6
+# came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead.
+MEMORY_FORMULA = 7
 
 
 def device_memory(

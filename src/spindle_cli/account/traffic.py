@@ -18,11 +18,12 @@ from typing import NamedTuple
 from spindle_cli.account.edges import backward_order, edge_bytes, pass_order, slice_edges, slice_layouts
 from spindle_cli.account.groups import ParameterUses, parameter_groups, planned_parameters
 from spindle_cli.account.joint import groups_of_member, joint_groups, plans_in_turn
+from spindle_cli.account.meetings.find import find_meetings
 from spindle_cli.account.rows import Layout, crossing
 from spindle_cli.account.sums.collectives import collectives_of_step
 from spindle_cli.account.sums.gathered import GatheredMatrix, gathered_matrices
 from spindle_cli.account.sums.weighted import with_weights
-from spindle_cli.account.types import Edge, ParameterGroup, PlacedPlan, Purpose, Together
+from spindle_cli.account.types import Edge, Meeting, ParameterGroup, PlacedPlan, Purpose, Together
 from spindle_cli.costs.communicators import collectives_bytes, messages_bytes
 from spindle_cli.files.cluster import Cluster
 
@@ -82,10 +83,14 @@ class Traffic:
         )
 
     @cached_property
-    def communicators(self) -> tuple[tuple[tuple[int, ...], Purpose], ...]:
-        """The devices of every communicator and what it is for, in the order in which all make them."""
-        pairs = ((source, destination) for source, destination, _ in self.messages())
-        return find_meetings(self.plan.cluster.num_devices, pairs, self.groups, self.layouts)
+    def communicators(self) -> tuple[Meeting, ...]:
+        """All of them, in the order in which all devices make them."""
+        return find_meetings(self.plan.cluster.num_devices, self.pairs, self.groups, self.layouts)
+
+    @property
+    def pairs(self) -> Iterator[tuple[int, int]]:
+        """(source, destination) of each message of a batch."""
+        return ((source, destination) for source, destination, _ in self.messages())
 
     def messages(self) -> Iterator[Message]:
         """Of one batch, forward and back."""
@@ -99,43 +104,6 @@ class Traffic:
         return total
 
 
-def find_meetings(
-    num_devices: int,
-    pairs: Iterable[tuple[int, int]],
-    groups: Iterable[ParameterGroup],
-    layouts: Iterable[Layout],
-) -> tuple[tuple[tuple[int, ...], Purpose], ...]:
-    """The devices of every communicator, ascending, and what it is for.
-
-    Args:
-        num_devices: of the cluster.
-        pairs: (source, destination) of all messages.
-        groups: parameters that are summed together.
-        layouts: of all slices.
-    """
-    everyone = tuple(range(num_devices))
-    ends = {device for pair in pairs for device in pair}
-    exchanging = [tuple(sorted(ends))] if ends else []
-    groups = tuple(groups)
-    summing = {group.devices for group in groups if len(group.devices) > 1 and group.is_trained} - {everyone}
-    sharing = {group.devices for group in groups if group.sharding.is_by_pass}
-    inside = {
-        (tuple(sorted(partners)), Purpose.STATISTICS if layout.sums_shares else Purpose.TENSOR)
-        for layout in layouts
-        for share in range(1 if layout.sums_shares else layout.dp)
-        if (partners := layout.partners(share))
-    }
-    return (
-        (everyone, Purpose.EVERYONE),
-        *((ranks, Purpose.ACTIVATIONS) for ranks in exchanging),
-        *((ranks, Purpose.GRADIENTS) for ranks in exchanging),
-        *((ranks, Purpose.SUMS) for ranks in sorted(summing)),
-        *((ranks, Purpose.SHARDS) for ranks in sorted(sharing)),
-        *sorted(each for each in inside if each[1] is Purpose.TENSOR),
-        *sorted(each for each in inside if each[1] is Purpose.STATISTICS),
-    )
-
-
 def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tuple[int, ...]:
     """What its communicators take of each device's memory, of a plan that passes `check`, and those of the
     plans that it runs in turn with; `traffic`: its account, where it is known and there are no others.
@@ -146,19 +114,36 @@ def communicator_bytes(plan: PlacedPlan, traffic: Traffic | None = None) -> tupl
         return tuple(taken)
     known = [traffic] if traffic is not None and plan.joint is None else []
     found = known or [traffic_of(each) for each in plans_in_turn(plan)]
-    for ranks, purpose in dict.fromkeys(each for one in found for each in one.communicators):
-        if purpose not in (Purpose.ACTIVATIONS, Purpose.GRADIENTS):
+    meetings = found[0].communicators if len(found) == 1 else _meetings_of_all(found)
+    pairs = {pair for one in found for pair in one.pairs}
+    for ranks, purpose, senders in meetings:
+        if purpose is Purpose.MESSAGES:
+            for device, peers in _peers(pairs, frozenset(senders)).items():
+                taken[device] += peers_bytes(device, peers, cluster)
+        else:
             for device in ranks:
                 taken[device] += collectives_bytes(len(ranks))
-    for all_exchanges in ([one.activations for one in found], [one.gradients for one in found]):
-        peers: dict[int, set[int]] = {}
-        for exchange in (exchange for exchanges in all_exchanges for exchange in exchanges):
-            for source, destination, _ in exchange.messages:
-                peers.setdefault(source, set()).add(destination)
-                peers.setdefault(destination, set()).add(source)
-        for device, others in peers.items():
-            taken[device] += peers_bytes(device, others, cluster)
     return tuple(taken)
+
+
+def _meetings_of_all(found: Sequence[Traffic]) -> tuple[Meeting, ...]:
+    """The communicators of plans that run in turn, and share them."""
+    return find_meetings(
+        found[0].plan.cluster.num_devices,
+        (pair for one in found for pair in one.pairs),
+        (group for one in found for group in one.groups),
+        (layout for one in found for layout in one.layouts),
+    )
+
+
+def _peers(pairs: Iterable[tuple[int, int]], senders: Collection[int]) -> dict[int, set[int]]:
+    """With whom each device exchanges messages over the communicator of these senders."""
+    peers: dict[int, set[int]] = {}
+    for source, destination in pairs:
+        if source in senders:
+            peers.setdefault(source, set()).add(destination)
+            peers.setdefault(destination, set()).add(source)
+    return peers
 
 
 def peers_bytes(device: int, peers: Collection[int], cluster: Cluster) -> int:

@@ -75,12 +75,19 @@ class Purpose(StrEnum):
     """What a communicator is for."""
 
     EVERYONE = "everyone"  # losses, norm, and the sums of groups that are on all devices
-    ACTIVATIONS = "activations"
-    GRADIENTS = "gradients"
+    MESSAGES = "messages"  # activations and gradients, of half of the devices that send any
     SUMS = "sums"  # of gradients, with their flags and gathers
     SHARDS = "shards"  # of parameters and gradients: gathers and sums inside of passes
     TENSOR = "tensor parallelism"
     STATISTICS = "batch statistics"  # what the shares of an op sum or gather: batch norms, contrastive losses
+
+
+class Meeting(NamedTuple):
+    """The devices of a communicator, ascending, and what it is for; of messages, also whose go over it."""
+
+    ranks: tuple[int, ...]
+    purpose: Purpose
+    senders: tuple[int, ...] = ()
 
 
 class Pass(NamedTuple):

@@ -1,4 +1,5 @@
-"""When each pass would run if devices did nothing but compute: the clock that orders what they communicate.
+"""When each pass would run if every message were sent at once, and had its way for itself: the clock that
+orders what devices communicate.
 
 Every rank derives the same times from the plan, in whole ticks, so that all put every message and collective
 in one order without asking each other. Nothing waits for these times: a device that is early or late posts in
@@ -24,16 +25,24 @@ Interval = tuple[int, int]  # start and end in ticks; a plan with n passes has n
 class PassClock:
     """`when`: start and end of every pass, each at least 1 ns long, no two with the same end.
 
-    A device's passes are disjoint, in the order in which it runs them; a pass starts no earlier than those
-    that it takes from have ended. `forward_ended`: when the last forward pass of all has.
+    A device's passes are disjoint, in the order in which it runs them; a pass starts no earlier than what it
+    takes from those that have ended has come. `forward_ended`: when the last forward pass of all has.
     """
 
     when: Mapping[Compute, Interval]
     forward_ended: int
 
     @classmethod
-    def of(cls, plan: Plan, order: Sequence[Pass], edges: Iterable[Edge]) -> PassClock:
-        """`order`: of all passes."""
+    def of(
+        cls,
+        plan: Plan,
+        order: Sequence[Pass],
+        edges: Iterable[Edge],
+        on_their_way_s: Mapping[tuple[Compute, Compute], float],
+    ) -> PassClock:
+        """`order`: of all passes. `on_their_way_s`: of two passes between devices, the seconds that what the
+        first hands to the second is on its way.
+        """
         producers: dict[int, list[int]] = {}
         consumers: dict[int, list[int]] = {}
         for edge in edges:
@@ -45,11 +54,15 @@ class PassClock:
         for number, (index, is_backward) in enumerate(order):
             kind, before = (Kind.BACKWARD, consumers) if is_backward else (Kind.FORWARD, producers)
             devices = plan.slices[index].devices
-            ready = max((when[kind, other][1] for other in before.get(index, ())), default=0)
+            this = kind, index
+            ready = 0
+            for other in before.get(index, ()):
+                moved_s = on_their_way_s.get(((kind, other), this), 0.0)
+                ready = max(ready, when[kind, other][1] + round(moved_s * 1e9) * len(order))
             start = max(ready, *(free[device] for device in devices))
             length = durations[index][is_backward] * len(order)
             end = start + length + (number - start) % len(order)
-            when[kind, index] = start, end
+            when[this] = start, end
             for device in devices:
                 free[device] = end
         forward_ended = max(end for (kind, _), (_, end) in when.items() if kind is Kind.FORWARD)

@@ -1,9 +1,11 @@
 """Which communicators a program needs: as few as keep what may not share one apart.
 
 * One of everyone, for what all devices sum.
-* One for activations and one for gradients, of the devices that send or receive any: their messages go one
-  after another, so that one that waits for its receiver holds up those behind it. A gradient is not held up
-  by an activation whose receiver is still busy.
+* Two for messages, activations and gradients alike: the devices that send any are told in two halves, and
+  each sends over that of its own half. Messages of one communicator go one after another, so that one that
+  waits for its other end holds up those behind it. As far as no two of one half exchange any, a device's
+  sends are not held up by what it waits to receive. They take no more memory than any other two that all
+  messages go over.
 * One for each set of devices that sums gradients; none beside that of everyone for the set of all.
 * One for each set of devices that gathers parameters, or sums gradients, inside of passes: beside that for
   the sums of whole gradients, which start between them.
@@ -16,8 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from spindle_cli.account.meetings.find import find_meetings
 from spindle_cli.account.rows import Layout
-from spindle_cli.account.traffic import find_meetings, peers_bytes
+from spindle_cli.account.traffic import peers_bytes
 from spindle_cli.account.types import ParameterGroup, Purpose
 from spindle_cli.costs.communicators import collectives_bytes
 from spindle_cli.program.types import Communicator, Program, Transfer
@@ -32,7 +35,7 @@ def find_communicators(
     """All communicators, in the order in which every device makes them."""
     pairs = ((transfer.source, transfer.destination) for transfer in transfers)
     found = find_meetings(num_devices, pairs, groups, layouts)
-    return tuple(Communicator(index, ranks, purpose) for index, (ranks, purpose) in enumerate(found))
+    return tuple(Communicator(index, *each) for index, each in enumerate(found))
 
 
 def communicator_memory(program: Program, device: int) -> dict[int, int]:
@@ -48,7 +51,7 @@ def communicator_memory(program: Program, device: int) -> dict[int, int]:
         return {each.index: 0 for each in own}
     return {
         each.index: peers_bytes(device, peers.get(each.index, ()), cluster)
-        if each.purpose in (Purpose.ACTIVATIONS, Purpose.GRADIENTS)
+        if each.purpose is Purpose.MESSAGES
         else collectives_bytes(len(each.ranks))
         for each in own
     }
@@ -59,18 +62,22 @@ class Directory:
 
     def __init__(self, communicators: Iterable[Communicator]) -> None:
         self._of: dict[tuple[Purpose, tuple[int, ...]], int] = {}
-        self._first: dict[Purpose, int] = {}
+        self._sent_by: dict[int, int] = {}
+        self._everyone = 0
         for each in communicators:
-            self._of[each.purpose, each.ranks] = each.index
-            self._first.setdefault(each.purpose, each.index)
+            if each.purpose is not Purpose.MESSAGES:
+                self._of[each.purpose, each.ranks] = each.index
+            if each.purpose is Purpose.EVERYONE:
+                self._everyone = each.index
+            self._sent_by |= dict.fromkeys(each.senders, each.index)
 
     def of_all(self) -> int:
         """What everyone takes part in."""
-        return self._first[Purpose.EVERYONE]
+        return self._everyone
 
     def of_transfer(self, transfer: Transfer) -> int:
         """What a transfer goes over."""
-        return self._first[Purpose.GRADIENTS if transfer.is_gradient else Purpose.ACTIVATIONS]
+        return self._sent_by[transfer.source]
 
     def of_sum(self, devices: tuple[int, ...]) -> int:
         """What these devices, ascending, sum gradients over."""

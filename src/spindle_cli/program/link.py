@@ -1,8 +1,8 @@
 """Derive every device's program from a plan.
 
 1. edges: which slice takes whose output; one order of all passes           (account/edges.py)
-2. clock: when each pass would run                                           (clock.py)
-3. transfers: the chunks that cross devices, forward and back, in one order  (transfers.py)
+2. clock: when each pass would run, with the chunks that cross devices       (clock.py)
+3. transfers: these chunks, forward and back, in one order                   (transfers.py)
 4. groups: parameters summed together, in the order they are complete        (account/groups.py)
 5. communicators: what all of it goes over                                   (communicators.py)
 6. actions: each device's own passes, with its posts between them            (device_draft.py)
@@ -34,7 +34,7 @@ from spindle_cli.program.device_draft import DeviceDraft
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
 from spindle_cli.program.sum_times import Completion, latest_time, sum_time
-from spindle_cli.program.transfers import TimedTransfer, plan_transfers
+from spindle_cli.program.transfers import TimedTransfer, find_transfers, in_order, on_their_way_s
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings
 
 
@@ -124,10 +124,11 @@ class _Moving:
     def of(cls, plan: Plan) -> _Moving:
         layouts, edges = slice_layouts(plan), slice_edges(plan)
         order = pass_order(plan, edges)
-        clock = PassClock.of(plan, order, edges)
+        transfers = find_transfers(plan, layouts, edges)
+        clock = PassClock.of(plan, order, edges, on_their_way_s(plan, transfers))
         computes = _computes(plan, order)
-        transfers = plan_transfers(plan, layouts, edges, clock, computes)
-        return cls(plan, layouts, edges, order, clock, computes, transfers)
+        timed = in_order(transfers, clock, computes)
+        return cls(plan, layouts, edges, order, clock, computes, timed)
 
     def program(
         self,

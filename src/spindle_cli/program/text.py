@@ -126,8 +126,10 @@ def _communicator_lines(program: Program, rank: int) -> list[str]:
     width = max((len(each.purpose) for each in own), default=0)
     for each in own:
         devices = ", ".join(map(str, format_devices(each.ranks)))
+        senders = ", ".join(map(str, format_devices(each.senders)))
+        sent_by = f", sent by {senders}" if senders else ""
         size = f", {format_bytes(taken[each.index])}" if taken[each.index] else ""
-        lines.append(f"  on {each.index}  {each.purpose:<{width}}  devices {devices}{size}")
+        lines.append(f"  on {each.index}  {each.purpose:<{width}}  devices {devices}{sent_by}{size}")
     return lines
 
 

@@ -1,18 +1,19 @@
 """Every chunk that one device sends to another in an iteration, in the one order that all devices follow.
 
-A transfer has a time: when its data is made, but no earlier than one pass before the one that takes it on its
-receiver, so that few buffers are held; small ones may come as early as they are made. Times order them.
+A transfer has a time: when its data is made, but no earlier than two passes before the one that takes it on
+its receiver, so that few buffers are held; small ones may come as early as they are made. Times order them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spindle_cli.account.device.iteration import EARLY_BYTES
+from spindle_cli.account.device.iteration import EARLY_BYTES, PASSES_AHEAD
 from spindle_cli.account.edges import edge_bytes
 from spindle_cli.account.rows import Layout, route
 from spindle_cli.account.types import Edge
+from spindle_cli.costs.links import transfer_s
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.types import Kind, Transfer
@@ -26,28 +27,42 @@ class TimedTransfer:
     transfer: Transfer
 
 
-def plan_transfers(
-    plan: Plan,
-    layouts: tuple[Layout, ...],
-    edges: tuple[Edge, ...],
-    clock: PassClock,
-    computes: Mapping[int, Sequence[Compute]],
-) -> tuple[TimedTransfer, ...]:
-    """All transfers of an iteration in the order of their times, `key` ascending.
+def find_transfers(plan: Plan, layouts: tuple[Layout, ...], edges: tuple[Edge, ...]) -> list[Transfer]:
+    """All transfers of an iteration, without their keys.
 
     Args:
         plan: what is planned.
         layouts: of the plan's slices.
         edges: between them.
-        clock: of their passes.
-        computes: by device, in the order in which it runs them.
     """
-    found = [
+    return [
         transfer
         for is_gradient in (False, True)
         for edge in edges
         for transfer in _of_edge(plan, layouts, edge, is_gradient=is_gradient)
     ]
+
+
+def on_their_way_s(plan: Plan, transfers: Iterable[Transfer]) -> dict[tuple[Compute, Compute], float]:
+    """By the passes that make and take them, the seconds of the longest of some transfers, each alone."""
+    found: dict[tuple[Compute, Compute], float] = {}
+    for transfer in transfers:
+        ends = maker_of(transfer), taker_of(transfer)
+        link = plan.cluster.link(transfer.source, transfer.destination)
+        found[ends] = max(found.get(ends, 0.0), transfer_s(transfer.num_bytes, link))
+    return found
+
+
+def in_order(
+    found: Sequence[Transfer], clock: PassClock, computes: Mapping[int, Sequence[Compute]]
+) -> tuple[TimedTransfer, ...]:
+    """All transfers of an iteration in the order of their times, `key` ascending.
+
+    Args:
+        found: all of them.
+        clock: of the passes.
+        computes: by device, in the order in which it runs them.
+    """
     times = _receive_times(found, clock, computes)
     timed = sorted(
         zip(times, found, strict=True),
@@ -114,14 +129,14 @@ def _receive_times(
 def _opening_times(
     computes: Sequence[Compute], taken: Mapping[Compute, int], clock: PassClock
 ) -> dict[Compute, int]:
-    """From when on a device may hold buffers for what each of its passes takes: from the start of the pass
-    before it, or of an earlier one while all that is taken after that one is small.
+    """From when on a device may hold buffers for what each of its passes takes: from the start of the pass so
+    many before it, or of an earlier one while all that is taken after that one is small.
     """
     opening: dict[Compute, int] = {}
     first, ahead = 0, 0  # what passes first + 1 to place take
     for place, compute in enumerate(computes):
         ahead += taken.get(compute, 0) if place else 0
-        while first < place - 1 and ahead > EARLY_BYTES:
+        while first < place - PASSES_AHEAD and ahead > EARLY_BYTES:
             first += 1
             ahead -= taken.get(computes[first], 0)
         if compute in taken:

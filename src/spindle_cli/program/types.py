@@ -48,12 +48,14 @@ class Communicator:
     """Devices that exchange messages, or take part in collectives, one after another in the order in which
     they post them.
 
-    `index`: position in `Program.communicators`, in which order they are made. `ranks`: ascending.
+    `index`: position in `Program.communicators`, in which order they are made. `ranks`: ascending. `senders`:
+    of messages, whose go over it, ascending.
     """
 
     index: int
     ranks: tuple[int, ...]
     purpose: Purpose
+    senders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

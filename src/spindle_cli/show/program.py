@@ -13,12 +13,15 @@ from spindle_cli.program.types import Program
 
 
 class CommunicatorView(Model):
-    """A communicator of a rank: what actions name as `on INDEX`. `memory_bytes`: of the rank's device."""
+    """A communicator of a rank: what actions name as `on INDEX`. `memory_bytes`: of the rank's device.
+    `senders`: of messages, whose go over it.
+    """
 
     index: int
     purpose: str
     devices: tuple[int, ...]
     memory_bytes: int
+    senders: tuple[int, ...] = ()
 
 
 class RankReport(Artifact):
@@ -41,6 +44,7 @@ class RankReport(Artifact):
                 purpose=str(program.communicators[index].purpose),
                 devices=program.communicators[index].ranks,
                 memory_bytes=num_bytes,
+                senders=program.communicators[index].senders,
             )
             for index, num_bytes in taken.items()
         )

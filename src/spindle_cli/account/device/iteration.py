@@ -23,10 +23,12 @@ SUM_BUFFER_BYTES = 32 * MIB
 # Number of a part, which of its `tp` shards, and bytes received for it: inputs, gradients of outputs.
 Role = tuple[int, int, float, float]
 
-# Receives up to this many bytes together are posted as early as their data is made, others while the pass
-# before theirs runs (program/transfers.py): they cost next to no memory, and what is posted before its sender
-# sends arrives in one message where gloo would else need three.
+# Receives up to this many bytes together are posted as early as their data is made (program/transfers.py):
+# they cost next to no memory, and what is posted before its sender sends arrives in one message where gloo
+# would else need three. Others are posted so many passes before theirs: one that takes longer than a pass is
+# then through in time.
 EARLY_BYTES = 64 * KIB
+PASSES_AHEAD = 2
 
 
 class Fullest:
@@ -158,18 +160,18 @@ class Iteration:
         return passes
 
     def _in_order(self, order: Sequence[Pass]) -> list[PassBytes]:
-        """The passes in an order of their own. What one receives has its place while the one before it runs;
-        what is small, from the start.
+        """The passes in an order of their own. What one receives has its place from `PASSES_AHEAD` before it
+        on; what is small, from the start.
         """
         passes: list[PassBytes] = []
         role_of = {self._setting.parts[role[0]].piece: role for role in self._roles}
         taken = [role_of[piece][3 if is_backward else 2] for piece, is_backward in order]
         self._received = sum(size for size in taken if size <= EARLY_BYTES)
-        waiting = [size if size > EARLY_BYTES else 0.0 for size in (*taken, 0.0)]
-        self._received += waiting[0]
+        waiting = [size if size > EARLY_BYTES else 0.0 for size in (*taken, *[0.0] * PASSES_AHEAD)]
+        self._received += sum(waiting[:PASSES_AHEAD])
         self._sum_of_others()
         for number, (piece, is_backward) in enumerate(order):
-            self._received += waiting[number + 1]
+            self._received += waiting[number + PASSES_AHEAD]
             if is_backward:
                 self._backward(role_of[piece])
             else:

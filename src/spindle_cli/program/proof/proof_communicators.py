@@ -16,14 +16,12 @@ from spindle_cli.program.proof.faults import Place, fault
 from spindle_cli.program.proof.proof_moves import Moves, early_ops
 from spindle_cli.program.proof.proof_ranges import check_ranges
 from spindle_cli.program.proof.proof_shards import check_shards, last_passes
-from spindle_cli.program.types import Action, Kind, Program, Transfer
+from spindle_cli.program.proof.proof_sides import check_sides
+from spindle_cli.program.types import TRANSFERS, Action, Kind, Program, Transfer
 
 _Posts = list[tuple[int, Action]]  # (step, action)
 _PURPOSES = {
-    Kind.SEND: (Purpose.ACTIVATIONS,),
-    Kind.RECV: (Purpose.ACTIVATIONS,),
-    Kind.SEND_GRAD: (Purpose.GRADIENTS,),
-    Kind.RECV_GRAD: (Purpose.GRADIENTS,),
+    **dict.fromkeys(TRANSFERS, (Purpose.MESSAGES,)),
     Kind.LOSSES: (Purpose.EVERYONE,),
     Kind.NORM: (Purpose.EVERYONE,),
     Kind.SUM: (Purpose.SUMS, Purpose.EVERYONE),
@@ -44,6 +42,7 @@ def check_communicators(program: Program) -> None:
     for index, each in enumerate(program.communicators):
         if each.index != index or list(each.ranks) != sorted(set(each.ranks)):
             raise fault(program, f"communicator {index} is numbered {each.index}, of {each.ranks}")
+    check_sides(program)
     check_ranges(program)
     check_shards(program)
     for device, actions in program.actions.items():
@@ -52,7 +51,7 @@ def check_communicators(program: Program) -> None:
         _check_once_a_step(program, device)
     posts = _posts(program)
     for communicator in program.communicators:
-        if communicator.purpose in (Purpose.ACTIVATIONS, Purpose.GRADIENTS):
+        if communicator.purpose is Purpose.MESSAGES:
             _check_messages(program, posts[communicator.index])
         else:  # all devices take part in the same collectives, in one order
             ends = posts[communicator.index]
@@ -71,7 +70,10 @@ def _check_action(program: Program, device: int, step: int, action: Action) -> N
             program, f"device {device}: there is no communicator {action.communicator} for this", place
         )
     communicator = program.communicators[action.communicator]
-    fits = communicator.ranks == ranks if action.transfer is None else set(ranks) <= set(communicator.ranks)
+    if action.transfer is None:
+        fits = communicator.ranks == ranks
+    else:
+        fits = action.transfer.source in communicator.senders and set(ranks) <= set(communicator.ranks)
     if communicator.purpose not in _PURPOSES[action.kind] or not fits:
         message = f"communicator {communicator.index}, {communicator.purpose}, is not for this"
         raise fault(program, f"device {device}: {message}", place)

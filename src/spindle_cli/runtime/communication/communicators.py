@@ -89,6 +89,6 @@ def _exchange(
         else dist.P2POp(dist.irecv, torch.empty(1, device=device), source, group)
         for source, destination in pairs
     ]
-    # A rank may send activations and yet neither send nor receive a gradient.
+    # A rank may take part in what other programs of these communicators send, and in nothing of this one's.
     for work in dist.batch_isend_irecv(messages) if messages else ():
         work.wait()

@@ -1,0 +1,1 @@
+"""Which devices meet over which communicator."""
