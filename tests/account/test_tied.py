@@ -164,11 +164,13 @@ def test_a_slice_in_parts_joins_what_it_uses_whole_for_each_of_its_devices() -> 
     assert sorted(sums) == [(0, 1, 2), (0, 1, 3)]
 
 
-def test_a_slice_that_uses_parts_of_it_and_all_of_it_holds_all() -> None:
+@pytest.mark.parametrize("whole", [0, 1])
+def test_a_slice_that_uses_parts_of_it_and_all_of_it_holds_all(whole: int) -> None:
     """Both devices hold the 4 MiB, of whose state each then keeps a half."""
     both = (NOTHING, NOTHING.model_copy(update={"tp": 2}))
-    own = tied(0, is_split_by_any=True), tied(1, is_split=True, is_split_by_any=True)
-    a = made("a/net", 2, *own, split_extra_param_bytes={1: 4 * MIB}, memory=both)
+    split = {"is_split": True, "is_split_by_any": True}
+    own = tied(whole, is_split_by_any=True), tied(1 - whole, **split)
+    a = made("a/net", 2, *own, split_extra_param_bytes={1 - whole: 4 * MIB}, memory=both)
     piece = slice_of(a, (0, 2), (0, 1), 0.0).model_copy(update={"dp": 1, "tp": 2})
     found = lasting(shared(a, optimizer_state_per_param=2.0), piece)
     assert found[:2] == [pytest.approx((5, 2 * (1 + 4 / 2)))] * 2

@@ -95,9 +95,11 @@ def find_needs(
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
     uses = [
-        (index, kinds.block[kind], use.is_whole)
+        (index, kinds.block[kind], is_whole)
         for index in range(len(parts))
-        for kind, use in {kind: use for run in kinds.runs[index] for kind, use in run.uses}.items()
+        for kind, is_whole in dict.fromkeys(
+            (kind, use.is_whole) for run in kinds.runs[index] for kind, use in run.uses
+        )
     ]
     roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
     due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}

@@ -212,10 +212,15 @@ class Kinds:
     def _runs(self, part: Part, *, op_by_op: bool) -> Iterator[Run]:
         segments = list(zip(part.segments(), part.keeping, strict=True))
         kinds = [tuple(self.kind_of[use.block] for use in uses) for uses in part.uses]
+        whole = [tuple(use.is_whole for use in uses) for uses in part.uses]
         seen: set[Block] = set()
         first = 0
         for end in range(1, len(kinds) + 1):
-            is_alike = end < len(kinds) and (kinds[end], segments[end]) == (kinds[first], segments[first])
+            is_alike = end < len(kinds) and (kinds[end], whole[end], segments[end]) == (
+                kinds[first],
+                whole[first],
+                segments[first],
+            )
             # Of a kind that several ops use there is one block.
             if is_alike and not op_by_op and (not kinds[end] or part.uses[end] != part.uses[end - 1]):
                 continue
