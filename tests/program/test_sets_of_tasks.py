@@ -13,6 +13,9 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from helpers.random_plans import plans_with_sets
 from spindle_cli.account.groups import ParameterBlock, planned_parameters
 from spindle_cli.account.joint import joint_of
+from spindle_cli.account.traffic import communicator_bytes, peers_bytes
+from spindle_cli.account.types import Purpose
+from spindle_cli.costs.communicators import collectives_bytes
 from spindle_cli.plan.types import Plan, PlannedSet
 from spindle_cli.program.link import link, link_sets
 from spindle_cli.program.proof.proof import prove
@@ -126,6 +129,26 @@ def test_programs_of_all_sets_finish_and_share_buckets(plan: Plan, sharded: bool
             holders = {d for index in group.slices for d in program.slices[index].devices}
             if group.fragment == (0, 1):
                 assert holders <= set(group.devices)
+
+
+@examples(60)
+@given(plans_with_sets())
+def test_the_account_of_the_communicators_is_that_of_all_programs(plan: Plan) -> None:
+    programs = link_sets(plan)
+    taken = [0] * plan.cluster.num_devices
+    for each in programs.whole.communicators:
+        for device in each.ranks:
+            if each.purpose is Purpose.MESSAGES:
+                peers = {
+                    action.transfer.source + action.transfer.destination - device
+                    for program in programs.all
+                    for action in program.actions[device]
+                    if action.transfer is not None and action.communicator == each.index
+                }
+                taken[device] += peers_bytes(device, peers, plan.cluster)
+            else:
+                taken[device] += collectives_bytes(len(each.ranks))
+    assert communicator_bytes(plan) == tuple(taken)
 
 
 def _blocks_of(plan: Plan, tasks: tuple[str, ...]) -> list[ParameterBlock]:
