@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -12,7 +12,7 @@ from spindle_cli.account.crossing import Crossings
 from spindle_cli.account.device.iteration import Iteration, Role, Setting
 from spindle_cli.account.device.need import ALLOCATOR_SHARE, Need
 from spindle_cli.account.device.own_order import passes_by_device
-from spindle_cli.account.device.parts import KnownUses, Part
+from spindle_cli.account.device.parts import Kinds, KnownUses, Part
 from spindle_cli.account.gather_buffers import Lot, Span, places_of
 from spindle_cli.account.holdings import Held, Holders
 from spindle_cli.account.joint import beside
@@ -94,13 +94,6 @@ def find_needs(
     takes_buffers = optimizer.optimizer_state_sharded and (cluster.talks_by == "gloo" or bool(weights))
     shares_out = bool(optimizer.sharding)
     kinds = known.kinds(parts, [*in_order, *others], op_by_op=takes_buffers, ends_apart=shares_out)
-    uses = [
-        (index, kinds.block[kind], is_whole)
-        for index in range(len(parts))
-        for kind, is_whole in dict.fromkeys(
-            (kind, use.is_whole) for run in kinds.runs[index] for kind, use in run.uses
-        )
-    ]
     roles = _roles(in_order, cluster.num_devices, crossings, parts, by_name, known)
     due = {kind for runs in kinds.runs[: len(in_order)] for run in runs for kind in run.kinds}
     # Most devices do the same as others; each of these sets of roles is added up once.
@@ -117,7 +110,7 @@ def find_needs(
     setting = Setting(
         parts=parts,
         kinds=kinds,
-        holders=Holders([*in_order, *others], uses, weights),
+        holders=Holders([*in_order, *others], _uses(kinds), weights),
         sums_take_buffers=takes_buffers,
         buffers_are_small=cluster.talks_by != "gloo",
         gradient_width=optimizer.gradient_bytes_per_param,
@@ -127,6 +120,15 @@ def find_needs(
     return _each_once(
         Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices), of_device, has_room
     )
+
+
+def _uses(kinds: Kinds) -> Iterator[tuple[int, Block, bool]]:
+    """Of each part, the blocks that it uses, one of each kind, and whether all of it although others split
+    it; a part that does both says both.
+    """
+    for index, runs in enumerate(kinds.runs):
+        for kind, is_whole in dict.fromkeys((kind, use.is_whole) for run in runs for kind, use in run.uses):
+            yield index, kinds.block[kind], is_whole
 
 
 def _held_only(others: Sequence[SliceShape], first: int, num_devices: int) -> list[list[Role]]:
