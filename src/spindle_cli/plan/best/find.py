@@ -21,7 +21,7 @@ from spindle_cli.plan.best.micro_batches import (
 )
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import on_all_devices
-from spindle_cli.plan.best.tight import least_fallback, with_fallback
+from spindle_cli.plan.best.tight import NEAR, least_fallback, with_fallback
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
@@ -35,9 +35,7 @@ KEPT_LESS = (1.5, 2, 3, 4, 6, 8, 12, 16, 32, 64)
 # How many micro-batches all tasks have alike; and after how many of these in a row that gain nothing to stop.
 ALIKE = (2, 3, 4, 6, 8, 12, 16)
 PATIENCE = 2
-# A quick plan of micro-batches that takes more than this many times as long as that of whole batches is left.
-NEAR = 1.05
-# One that takes more than this many times as long as the best of another kind gains nothing.
+# A quick plan that takes more than this many times as long as the best of another kind gains nothing.
 FAR = 1.15
 # Shares that are not equal are tried where the lower bound with them is lower by at least this.
 WORTH = 0.02

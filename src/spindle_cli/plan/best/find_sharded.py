@@ -13,7 +13,7 @@ from itertools import tee
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
-from spindle_cli.plan.best.find import KEPT_LESS, NEAR, Found
+from spindle_cli.plan.best.find import KEPT_LESS, Found
 from spindle_cli.plan.best.micro_batches import (
     MicroBatched,
     cuts_of_parts,
@@ -22,6 +22,7 @@ from spindle_cli.plan.best.micro_batches import (
 )
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import describe, on_all_devices, shardings_to_try
+from spindle_cli.plan.best.tight import NEAR
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, least_bytes, recomputing
