@@ -240,3 +240,24 @@ def test_the_devices_that_have_gathered_least_go_first() -> None:
     draft = draft_of(problem, (0, 0, 2, 2, 0.0), (1, 0, 8, 1, 0.0), (2, 0, 2, 1, 6.0))
     prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 24.0)
     assert prediction.gradient_sum_s == pytest.approx(0.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(("length", "gathers_s"), [(1, 5.0), (6, 4.0)])
+def test_over_nccl_gathers_of_a_device_follow_each_other_as_they_are_needed(
+    length: int, gathers_s: float
+) -> None:
+    """Devices 0 and 1 gather for five ops, devices 1 and 2 for the last op of b, which c uses at 5 s, 1.5 s
+    each. Where b has one op, which is needed at once, it comes second, and the fifth of the others is there
+    at 9 s; where it has six it comes last, and that one is there at 7.5 s. The last sum takes 1.5 s.
+    """
+    size = {"param_bytes_per_op": round(1.5 * 5e9 * 2)}
+    blocks = {"parameters": "q", "parameter_blocks": tuple(range(6 - length, 6))}
+    profile = profile_of(
+        metaop_of("a/m", 5, {2: 3.0}, **size),
+        metaop_of("b/m", length, {1: 3.0}, **blocks, **size),
+        metaop_of("c/m", 1, {1: 3.0}, parameters="q", parameter_blocks=(5,), **size),
+    ).model_copy(update={"optimizer_state_sharded": True})
+    problem = make_problem(profile, cluster_of(3).model_copy(update={"backend": "nccl"}))
+    draft = draft_of(problem, (0, 0, 5, 2, 0.0), (1, 0, length, 1, 0.0), (2, 0, 1, 1, 15.0))
+    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 18.0)
+    assert prediction.gradient_sum_s == pytest.approx(gathers_s + 1.5, abs=1e-3)

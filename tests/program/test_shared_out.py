@@ -189,8 +189,8 @@ def test_passes_gather_and_sum_what_is_shared_out(program: Program) -> None:
     own = texts(program, 1)
     assert [text for text in own if text.startswith(("SUM", "GATHER"))] == [
         f"SUM 3 op 0 on {second}",
-        f"GATHER 3 on {second}",
         f"GATHER 0 on {first}",
+        f"GATHER 3 on {second}",
     ]
     assert [text for text in own if text.startswith(("F ", "B "))][-2:] == ["F 2", "B 2"]
 

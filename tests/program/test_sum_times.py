@@ -17,7 +17,7 @@ from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane, LanePass, lane_passes, other_posts
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.proof import prove
-from spindle_cli.program.sum_times import latest_time, sum_time
+from spindle_cli.program.sum_times import latest_time, needed_at, sum_time
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import COMPUTES, Kind, StepSettings, Transfer
 
@@ -129,6 +129,36 @@ def test_devices_post_the_losses_and_their_messages_at_both_ends() -> None:
     transfer = Transfer(0, 0, 1, source=1, destination=2, first=0, last=4, is_gradient=False, num_bytes=1)
     posts = other_posts(PassClock({}, forward_ended=5), [TimedTransfer(7, transfer)], 4)
     assert posts == [{5}, {5, 7}, {5, 7}, {5}]
+
+
+@pytest.mark.parametrize(
+    ("first_ops", "tick"), [((0, 4), 0), ((1, 4), 1), ((2, 5), 3), ((1, 6), 2), ((3, 6), 5)]
+)
+def test_parameters_are_needed_when_the_first_device_comes_to_an_op_that_uses_them(
+    first_ops: tuple[int, int], tick: int
+) -> None:
+    """Ops 0 to 3 run forward from 0, 2, 4 and 6 on, ops 4 to 6 of the other slice from 1, 3 and 5 on."""
+    net = metaop_of("a/net", 7, {1: 1.0})
+    slices = (slice_of(net, (0, 4), (0,), 0.0), slice_of(net, (4, 7), (1,), 0.0))
+    clock = PassClock({(Kind.FORWARD, 0): (0, 8), (Kind.FORWARD, 1): (1, 7)}, forward_ended=8)
+    assert needed_at(group(first_ops), clock, slices) == tick
+
+
+def test_what_is_needed_first_is_gathered_first() -> None:
+    """Devices 0 and 1 run a net forward from 0 on; then device 0 what device 2 has run from 0 on: it is
+    summed before all of the net, and needed before the net's second op.
+    """
+    size = {"param_bytes_per_op": 2**26}
+    late, early = (metaop_of(f"{task}/net", 1, {1: 15.0}, parameters="q", **size) for task in "ab")
+    nets = [metaop_of(f"{task}/net", 3, {1: 3.0}, parameters="p", **size) for task in "cd"]
+    pieces = [slice_of(net, (0, 3), (device,), 0.0) for device, net in enumerate(nets)]
+    waves = [[*pieces, slice_of(early, (0, 1), (2,), 0.0)], [slice_of(late, (0, 1), (0,), 9.0)]]
+    plan = plan_of(profile_of(late, early, *nets), cluster_of(4), waves)
+    program = link(plan, settings=StepSettings(sharded=True))
+    prove(program)
+    keys = {group.index: group.blocks for group in program.groups}
+    gathered = [keys[action.group or 0] for action in program.actions[0] if action.kind is Kind.GATHER]
+    assert gathered == [(("p", 0),), (("q", 0),), (("p", 1),), (("p", 2),)]
 
 
 def test_what_follows_the_last_sum_over_some_devices_holds_up_no_sum_over_others() -> None:

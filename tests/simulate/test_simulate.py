@@ -152,6 +152,28 @@ def test_a_forward_pass_stops_at_the_op_whose_parameters_are_still_on_their_way(
     assert gathered_s > 0.1
 
 
+@pytest.mark.parametrize(("backend", "starts_s"), [("gloo", [0.0, 0.0, 3.0]), ("nccl", [0.0, 1.5, 3.0])])
+def test_over_nccl_a_device_gathers_for_one_op_after_another_whatever_the_communicator(
+    backend: str, starts_s: list[float]
+) -> None:
+    """Device 1 gathers for two ops with device 0, and for one that comes later with device 2, 1.5 s each:
+    over gloo the first and the last share its link, 3 s, and the second comes behind them.
+    """
+    size = {"param_bytes_per_op": 15 * 10**9}
+    soon, later = metaop_of("a/net", 2, {2: 3.0}, **size), metaop_of("b/net", 1, {2: 3.0}, **size)
+    cluster = cluster_of(3)
+    profile = profile_of(soon, later).model_copy(update={"optimizer_state_sharded": True})
+    waves = [[slice_of(soon, (0, 2), (0, 1), 0.0)], [slice_of(later, (0, 1), (1, 2), 6.0)]]
+    plan = plan_of(profile, cluster, waves)
+    links = cluster.model_copy(update={"backend": backend})
+    simulation = simulate(plan.model_copy(update={"cluster": links}))
+    gathers = [done for done in simulation.collected if done.kind is Collective.GATHER]
+    assert sorted(done.start_s for done in gathers) == pytest.approx(starts_s, abs=1e-3)
+    assert [done.devices for done in sorted(gathers, key=lambda done: done.end_s)][-1] == (
+        (1, 2) if backend == "nccl" else (0, 1)
+    )
+
+
 def test_recomputing_runs_forward_twice() -> None:
     net = metaop_of("task/net", 1, {1: 3.0})
     piece = slice_of(net, (0, 1), (0,), 0.0).model_copy(update={"recompute": True})

@@ -15,7 +15,7 @@ from spindle_cli.plan.types import Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane
-from spindle_cli.program.sum_times import Completion, run_back
+from spindle_cli.program.sum_times import Completion, needed_at, run_back
 from spindle_cli.program.transfers import TimedTransfer
 from spindle_cli.program.types import Action, Kind, StepSettings
 
@@ -191,11 +191,16 @@ class DeviceDraft:
         return [Action(Kind.FLAGS, communicator=communicator) for communicator in sorted(shared)]
 
     def _gathers(self) -> list[Action]:
-        """Hand on what was updated, but what is gathered for each pass; first the parameters of the first
-        slices, whose sums were the last.
+        """Hand on what was updated, but what is gathered for each pass, in the order in which any device
+        comes to need it; of what is needed at once, first that whose sum was the last.
         """
+        handed_on = [
+            group
+            for group in self.groups
+            if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
+        ]
+        handed_on.sort(key=lambda group: (needed_at(group, self.clock, self.slices), -group.index))
         return [
             Action(Kind.GATHER, group=group.index, communicator=self.directory.of_sum(group.devices))
-            for group in reversed(self.groups)
-            if group.sharding is not Sharding.NONE and not group.sharding.is_fetched
+            for group in handed_on
         ]

@@ -1,4 +1,4 @@
-"""When each gradient sum has its place in the order of all that devices post.
+"""When each gradient sum has its place in the order of all that devices post, and when parameters are needed.
 
 A sum may start when the last op that adds to it has run, by the clock; until then it has no place in the
 order. A device whose pass is under way at that time and adds to the sum itself posts it behind that pass, or
@@ -74,3 +74,20 @@ def run_back(clock: PassClock, slices: Sequence[Slice], piece: int, op: int | Fr
     first_op, last_op = slices[piece].ops
     length = clock.end(backward) - clock.start(backward)
     return clock.start(backward) + length * Fraction(last_op - op) / (last_op - first_op)
+
+
+def needed_at(group: ParameterGroup, clock: PassClock, slices: Sequence[Slice]) -> Fraction:
+    """When the first of all devices comes to an op that uses a group's parameters, if all ops of a slice take
+    equally long forward, in ticks.
+    """
+    return min(
+        run_forward(clock, slices, piece, op) for piece, op in zip(group.slices, group.first_ops, strict=True)
+    )
+
+
+def run_forward(clock: PassClock, slices: Sequence[Slice], piece: int, op: int) -> Fraction:
+    """When a slice comes to an op forward, if all of its ops take equally long, in ticks."""
+    forward = Kind.FORWARD, piece
+    first_op, last_op = slices[piece].ops
+    length = clock.end(forward) - clock.start(forward)
+    return clock.start(forward) + length * Fraction(op - first_op, last_op - first_op)

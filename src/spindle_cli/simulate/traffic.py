@@ -2,8 +2,9 @@
 
 Over gloo a pair of devices carries its transfers one after another, in the order in which both ends post
 them. Over NCCL a device carries all that it has on a communicator one after another, whatever its peers, but
-for neighbours that start together. A communicator carries its collectives one after another. All others go
-side by side and share the network.
+for neighbours that start together. A communicator carries its collectives one after another; and over NCCL a
+device all gathers of parameters, whatever their communicators. All others go side by side and share the
+network.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from spindle_cli.account.types import Together
+from spindle_cli.account.types import Collective, Together
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.program.types import Transfer
 from spindle_cli.simulate.clock import Clock
@@ -95,6 +96,7 @@ class Traffic:
         self._posted: dict[_Message, _Posted] = {}
         self._times: dict[tuple[int, int], int] = {}  # by device and key, how often it was posted
         self._communicators: dict[int, _Communicator] = {}
+        self._gathers: dict[int, deque[Together]] = {}  # of each device over NCCL, those not through
         self._ending: dict[Stream, Callable[[], None]] = {}
 
     def post(self, device: int, transfer: Transfer, communicator: int, together: object) -> None:
@@ -122,6 +124,8 @@ class Traffic:
     def join(self, device: int, together: Together, communicator: int) -> None:
         """A device takes part in a collective, which starts when all of its devices do."""
         lane = self._communicators.setdefault(communicator, _Communicator())
+        if self._in_order and together.kind is Collective.GATHER:
+            self._gathers.setdefault(device, deque()).append(together)
         count = lane.joined.get(together, 0) + 1
         lane.joined[together] = count
         if count < len(together.devices):
@@ -170,7 +174,7 @@ class Traffic:
                 self._begin_if_first(other)
 
     def _begin_next(self, lane: _Communicator) -> None:
-        if lane.busy or not lane.complete:
+        if lane.busy or not lane.complete or not self._is_their_turn(lane.complete[0][0]):
             return
         together, joined_s, last_device = lane.complete.popleft()
         lane.busy = True
@@ -193,8 +197,25 @@ class Traffic:
             self.collected.append(done)
             self._ended(together, done, last_device)
             self._begin_next(lane)
+            self._end_turn(together)
 
         self._begin(stream, end)
+
+    def _is_their_turn(self, together: Together) -> bool:
+        """Whether none of a collective's devices has gathers ahead of it."""
+        queues = (self._gathers.get(device) for device in together.devices)
+        return together.kind is not Collective.GATHER or all(
+            not queue or queue[0] is together for queue in queues
+        )
+
+    def _end_turn(self, together: Together) -> None:
+        """Let the gathers begin that have waited for one that is through."""
+        if not self._in_order or together.kind is not Collective.GATHER:
+            return
+        for device in together.devices:
+            self._gathers[device].popleft()
+        for lane in self._communicators.values():
+            self._begin_next(lane)
 
     def _begin(self, stream: Stream, end: Callable[[], None]) -> None:
         self._ending[stream] = end

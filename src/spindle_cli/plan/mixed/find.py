@@ -177,10 +177,6 @@ def _recomputing_alike(
         known_s = than_s if best is None else min(than_s, best[0].prediction.iteration_s)
         if not may_be_faster(posed, known_s):
             break
-        # A long search finds nothing that fits where a quick one does not.
-        quick, _ = posed.best(strategy, NO_SEARCH)
-        if quick is None:
-            continue
         found, all_fit = posed.best(strategy, effort)
         if found is None:
             continue

@@ -37,8 +37,9 @@ class Times:
 
 @dataclass(frozen=True)
 class BothPasses:
-    """`forward_ended_s`: when the last forward pass has ended."""
+    """`forward_starts_s`: of each slice's forward pass. `forward_ended_s`: when the last one has ended."""
 
+    forward_starts_s: list[float]
     forward_ended_s: float
     backward: Times
 
@@ -140,7 +141,8 @@ class Passes:
                 free_s[device] = end_s[this]
             for number in self._sent_by[this]:
                 heapq.heappush(waiting, (end_s[this], number))
-        return BothPasses(forward_ended_s, Times(start_s[count:], end_s[count:], free_s))
+        backward = Times(start_s[count:], end_s[count:], free_s)
+        return BothPasses(start_s[:count], forward_ended_s, backward)
 
 
 def _stalls(problem: Problem, piece: Slice, point: Point) -> Stalls:

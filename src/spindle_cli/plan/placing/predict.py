@@ -209,8 +209,7 @@ class _Collectives:
                 heappop(first)
 
     def gathered_s(self, plain: BothPasses, forward_s: Sequence[float]) -> dict[int, float]:
-        """When each slice may start forward so that what it uses has been gathered when it comes to it; of
-        the same devices the last group to be summed is gathered first.
+        """When each slice may start forward so that what it uses has been gathered when it comes to it.
 
         Args:
             plain: a batch's passes.
@@ -218,16 +217,38 @@ class _Collectives:
         """
         free_s = [0.0] * self._num_kinds
         not_before_s: dict[int, float] = {}
-        gathers = self._in_order(plain.backward, self._of_kind[Collective.GATHER][::-1])
-        at_once = ((0.0, each) for _, each in reversed(gathers))
-        for each, end_s in self._side_by_side(at_once, free_s):
-            assert each.group is not None, "a gather is of a group"
-            group = self._groups[each.group]
-            for index, op in zip(group.slices, group.first_ops, strict=True):
-                piece = self._slices[index]
-                before_s = forward_s[index] * (op - piece.ops[0]) / piece.num_ops
+        for each, end_s in self._gathers(self._by_need(plain, forward_s), free_s):
+            for index, before_s in self._uses(each, forward_s):
                 not_before_s[index] = max(not_before_s.get(index, 0.0), end_s - before_s)
         return not_before_s
+
+    def _gathers(self, by_need: Sequence[Together], free_s: list[float]) -> Iterator[tuple[Together, float]]:
+        """Gathers with when they end: over NCCL one after another on a device, in their order; over gloo
+        those of the same devices, the others side by side.
+        """
+        if self._cluster.talks_by == "nccl":
+            return ((each, self._take(each, 0.0, free_s)) for each in by_need)
+        return self._side_by_side(((0.0, each) for each in by_need), free_s)
+
+    def _by_need(self, plain: BothPasses, forward_s: Sequence[float]) -> list[Together]:
+        """The gathers in the order in which any device comes to need them; of what is needed at once, first
+        that whose sum was the last.
+        """
+        gathers = self._in_order(plain.backward, self._of_kind[Collective.GATHER][::-1])
+
+        def needed_s(each: Together) -> float:
+            starts_s = plain.forward_starts_s
+            return min(starts_s[index] + before_s for index, before_s in self._uses(each, forward_s))
+
+        return sorted((each for _, each in reversed(gathers)), key=needed_s)
+
+    def _uses(self, each: Together, forward_s: Sequence[float]) -> Iterator[tuple[int, float]]:
+        """Of each slice that uses a group, how long after its start it comes to it forward."""
+        assert each.group is not None, "a gather is of a group"
+        group = self._groups[each.group]
+        for index, op in zip(group.slices, group.first_ops, strict=True):
+            piece = self._slices[index]
+            yield index, forward_s[index] * (op - piece.ops[0]) / piece.num_ops
 
     def _in_order(self, backward: Times, of_groups: Sequence[Together]) -> list[tuple[float, Together]]:
         """Collectives of groups by when these are complete, with that, in the order of the program

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import (
     Members,
     Scatter,
@@ -207,9 +208,9 @@ class ShardedBucket:
         for parameter, view in zip(self.parameters, self._views, strict=True):
             parameter.grad = view
 
-    def start_gather(self) -> dist.Work:
+    def start_gather(self, turns: GatherTurns | None = None) -> dist.Work:
         """Start handing on this rank's range of the parameters, and taking the others'."""
-        self._gather = start_gather(self._values, self._members)
+        self._gather = start_gather(self._values, self._members, turns)
         return self._gather
 
     @property

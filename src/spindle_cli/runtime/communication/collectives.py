@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.transfers import wait_for
 
 if TYPE_CHECKING:
@@ -133,10 +135,17 @@ def scatter_buffer_bytes(flat: Tensor, members: Members) -> int:
     return members.count * members.range_in(flat).nbytes if is_gloo else 0
 
 
-def start_gather(flat: Tensor, members: Members) -> dist.Work:
-    """Start giving every rank the ranges of all the others."""
+def start_gather(flat: Tensor, members: Members, turns: GatherTurns | None = None) -> dist.Work:
+    """Start giving every rank the ranges of all the others; where `turns` are taken, behind what has taken
+    the last one.
+    """
     if members.cuts and members.pads_gather:
-        return _PaddedGather(flat, members)
+        return _PaddedGather(flat, members, turns)
+    start = partial(_start_gather, flat, members)
+    return start() if turns is None else turns.take(start)
+
+
+def _start_gather(flat: Tensor, members: Members) -> dist.Work:
     if dist.get_backend(members.communicator) == "gloo":
         return _FromEach(flat, members)
     if members.cuts:  # of tensors of unequal sizes NCCL makes a broadcast each, in one call
@@ -254,13 +263,13 @@ class _PaddedSum:
 class _PaddedGather(dist.Work):
     """A gather into a tensor in which each rank's range is as long as the largest, and a copy out of it."""
 
-    def __init__(self, flat: Tensor, members: Members) -> None:
+    def __init__(self, flat: Tensor, members: Members, turns: GatherTurns | None) -> None:
         super().__init__()
         self._parts = members.ranges_in(flat)
         self._padded = flat.new_zeros(members.count, members.largest)
         own = self._parts[members.position]
         self._padded[members.position, : own.numel()].copy_(own)
-        self._work = start_gather(self._padded.view(-1), members.evenly)
+        self._work = start_gather(self._padded.view(-1), members.evenly, turns)
 
     def is_completed(self) -> bool:
         done: bool = self._work.is_completed()

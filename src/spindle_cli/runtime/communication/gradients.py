@@ -18,6 +18,7 @@ from torch import nn
 
 from spindle_cli.account.device.iteration import SUM_BUFFER_BYTES
 from spindle_cli.account.types import ParameterGroup
+from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.bucket_maker import (
     AnyBucket,
     BucketMaker,
@@ -90,6 +91,7 @@ class GradientPool:
         self._parts = [_Part(part, made_of) for part in ([groups] if parts is None else parts)]
         self._part = self._parts[0]
         self._watch: Callable[[Passing, int, dist.Work], None] | None = None
+        self._turns = GatherTurns(next((each.device for each in parameters.values()), torch.device("cpu")))
         self._waiting: deque[SummedBucket | Flags] = deque()
         self._under_way: deque[SummedBucket] = deque()
 
@@ -145,7 +147,7 @@ class GradientPool:
         """Start exchanging the parameters of a group that the optimizers have stepped in ranges."""
         for bucket in reversed(self._part.buckets[group]):
             if isinstance(bucket, RangedBucket):
-                self._note(Passing.GATHER, bucket, bucket.start_gather())
+                self._note(Passing.GATHER, bucket, bucket.start_gather(self._turns))
 
     def hand_on_parameters(self) -> None:
         """Exchange all parameters that are stepped in ranges, outside of a step, and wait. Collective."""

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.runtime.backends.gather_turns import GatherTurns
 from spindle_cli.runtime.communication.collectives import Members, Scatter, start_gather, start_scatter
 from spindle_cli.runtime.communication.flat_bucket import FlatBucket
 from spindle_cli.runtime.communication.transfers import wait_for
@@ -97,10 +98,10 @@ class PassBucket(FlatBucket):
             parameter.grad = None
         give_up_memory(self._gradients)
 
-    def start_gather(self) -> dist.Work:
+    def start_gather(self, turns: GatherTurns | None = None) -> dist.Work:
         """Start handing on this rank's range of parameters that stay whole, and taking the others'."""
         assert not self.is_fetched, "what is fetched is gathered for each pass"
-        self._work = start_gather(self._values, self._between_steps)
+        self._work = start_gather(self._values, self._between_steps, turns)
         return self._work
 
     @property
