@@ -145,7 +145,7 @@ def test_where_no_gradients_come_nothing_is_fetched_backward_nor_kept_for_it() -
     a = Noted("a", events, is_trained=False, is_kept=True)
     uses = Uses([Use(a, 0, 1, is_reached=False)], (0, 2))
     ForwardWalk(uses, keeps=True).through()
-    assert events == ["start_fetch a", "finish_fetch a", "give_up a"]
+    assert events == ["start_keeping a", "finish_fetch a", "end_keeping a"]
     back = BackwardWalk(uses)
     back.begin()
     back.reach(0)
@@ -157,11 +157,11 @@ def test_in_an_evaluation_nothing_is_kept() -> None:
     uses, events = kept()
     ForwardWalk(uses).through()
     assert events == [
-        "start_fetch a",
+        "start_keeping a",
         "finish_fetch a",
         "start_fetch b",
         "finish_fetch b",
-        "give_up a",
+        "end_keeping a",
         "give_up b",
     ]
 
@@ -325,6 +325,21 @@ def test_what_several_slices_keep_is_gathered_once_and_goes_with_the_last(world:
     bucket.start_keeping()
     bucket.finish_fetch()
     assert weight.tolist() == [[10.0, 20.0], [30.0, 40.0]]
+
+
+def test_what_one_slice_keeps_another_that_needs_no_gradients_leaves_there(world: None) -> None:
+    """A frozen tower of two tasks, of which one trains something before it, and runs backward later."""
+    bucket, weight, _ = bucket_of(Sharding.KEPT)
+    keeping = Uses([Use(bucket, 0, 0)], (0, 1))
+    passing = Uses([Use(bucket, 0, 0, is_reached=False)], (0, 1))
+    for _ in range(2):
+        ForwardWalk(keeping, keeps=True).through()
+        ForwardWalk(passing, keeps=True).through()
+        assert weight.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+        bucket.end_keeping()
+        assert weight.untyped_storage().nbytes() == 0
+        ForwardWalk(passing, keeps=True).through()
+        assert weight.untyped_storage().nbytes() == 0
 
 
 def test_what_nobody_fetches_or_keeps_is_not_waited_for(world: None) -> None:
