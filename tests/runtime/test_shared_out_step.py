@@ -327,21 +327,6 @@ def test_what_several_slices_keep_is_gathered_once_and_goes_with_the_last(world:
     assert weight.tolist() == [[10.0, 20.0], [30.0, 40.0]]
 
 
-def test_what_one_slice_keeps_another_that_needs_no_gradients_leaves_there(world: None) -> None:
-    """A frozen tower of two tasks, of which one trains something before it, and runs backward later."""
-    bucket, weight, _ = bucket_of(Sharding.KEPT)
-    keeping = Uses([Use(bucket, 0, 0)], (0, 1))
-    passing = Uses([Use(bucket, 0, 0, is_reached=False)], (0, 1))
-    for _ in range(2):
-        ForwardWalk(keeping, keeps=True).through()
-        ForwardWalk(passing, keeps=True).through()
-        assert weight.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-        bucket.end_keeping()
-        assert weight.untyped_storage().nbytes() == 0
-        ForwardWalk(passing, keeps=True).through()
-        assert weight.untyped_storage().nbytes() == 0
-
-
 def test_what_nobody_fetches_or_keeps_is_not_waited_for(world: None) -> None:
     bucket, *_ = bucket_of(Sharding.KEPT)
     with pytest.raises(AssertionError, match="a fetch was started"):
