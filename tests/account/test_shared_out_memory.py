@@ -297,6 +297,43 @@ def test_what_several_slices_keep_is_there_once_and_what_runs_apart_not_at_once(
     assert behind == pytest.approx([2.0, 0.0, 3.0, 0.0], abs=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "blocks", "at_most"),
+    [
+        ((1, 4, 2), (), 6.0),  # the middle one with the last
+        ((3, 4, 1), (), 7.0),
+        ((1, 4, 1), (7, 8, 7), 5.0),
+        ((4, 4, 4), (7, 7, 7), 4.0),
+        ((1, 1, 1, 1, 1), (), 2.0),  # in one go
+    ],
+)
+def test_what_no_gradients_come_to_is_kept_by_nobody(
+    sizes: tuple[int, ...], blocks: tuple[int, ...], at_most: float
+) -> None:
+    """A frozen tower, of ops of so many MiB, below a head of 3 MiB, which is kept. Nothing is set apart."""
+    more: dict[str, Any] = {"parameter_blocks": blocks} if blocks else {}
+    extra = {op: (size - 1) * MIB for op, size in enumerate(sizes) if size > 1}
+    tower = net_of("a/tower", len(sizes), trainable_fraction=0.0, extra_param_bytes=extra, **more)
+    head = net_of("a/head", 3, inputs=("a/tower",))
+    profile = sharded(KEPT, tower, head)
+    slices = [on(tower, 2), on(head, 2, 1.0)]
+    assert gathered(profile, slices, nccl(2)) == 0
+    assert passes(profile, slices, nccl(2)) == [(at_most, 0.0), (3.0, 3.0), (5.0, 0.0), (0.0, 0.0)]
+
+
+def test_what_another_slice_keeps_is_there_for_one_that_no_gradients_come_to() -> None:
+    """A frozen tower of 2 MiB, which one task uses behind 1 MiB that are trained, the other on its own."""
+    below = net_of("a/below", 1)
+    tower = net_of("a/tower", 2, parameters="tower", trainable_fraction=0.0, inputs=("a/below",))
+    alone = tower.model_copy(update={"name": "b/tower", "task": "b", "inputs": ()})
+    profile = sharded(KEPT, below, tower, alone)
+    slices = [on(below, 2), on(tower, 2, 1.0), on(alone, 2, 2.0)]
+    found = passes(profile, slices, nccl(2))
+    assert found[:3] == [(1.0, 1.0), (3.0, 3.0), (3.0, 3.0)]
+    # backward the other one first, which has nothing to do; then the trained block's gradients
+    assert found[3:] == [(3.0, 3.0), (3.0, 1.0), (2.0, 0.0)]
+
+
 def test_slices_one_after_the_other_gather_by_themselves() -> None:
     """Two tasks' slices of one component: a gather ahead ends with its slice."""
     one = net_of("a/m", 2, parameters="shared")

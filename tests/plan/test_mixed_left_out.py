@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from spindle_cli.plan.best import tight
 from spindle_cli.plan.best.tight import ABOVE_BOUND, NEAR, least_fallback, may_be_faster, with_fallback
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import posed as posed_module
-from spindle_cli.plan.mixed.bound import bound_under
+from spindle_cli.plan.mixed.bound import bound_under, mixed_bound
 from spindle_cli.plan.mixed.find import rounds_of
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
@@ -89,6 +90,14 @@ def test_prices_of_whole_layers_bound_those_that_are_split() -> None:
         assert posed.least_s(both) == posed.lower_bound_s
 
 
+def test_prices_that_break_their_own_constraints_bound_by_so_much_less() -> None:
+    problem = SeveralTypes().posed(chain(), ONE_EACH).problem
+    sound = replace(mixed_bound(problem), broken=0.0)
+    broken = replace(sound, broken=0.25)
+    lost_s = bound_under(problem, sound, MemoryFallback()) - bound_under(problem, broken, MemoryFallback())
+    assert lost_s == pytest.approx(0.25 * problem.serial_s)
+
+
 def test_splits_are_posed_where_their_bound_by_prices_leaves_them_a_chance() -> None:
     net = split_by_two(metaop_on_types("t/net", 4, TIMES, batch_size=6), 1.5)
     profile, posing = profile_on_types(net), SeveralTypes()
@@ -155,6 +164,16 @@ def test_state_frees_at_most_what_there_is_of_it(lacks_gib: float, share: float)
     _, short = with_state(1000.0, need - lacks_gib)
     # the reserve, which the needs have, is of the cluster that the plan is for
     assert choose._share_freed(ample, short) == pytest.approx(share, abs=1e-6)
+
+
+def test_state_frees_what_it_does_on_the_device_with_least_of_it() -> None:
+    """Of 2.5 GiB that the one lacks 0.8, of 4 GiB that the other lacks half."""
+    profile, cluster = with_state(1000.0, 1000.0)
+    ample = make_plan(profile, cluster, "sequential")
+    fast, slow = (need.total_bytes / GIB for need in choose._needs(ample, cluster))
+    for lacks_gib in ((2.5, 4.0), (4.0, 2.5)):
+        _, short = with_state(fast - lacks_gib[0], slow - lacks_gib[1])
+        assert choose._share_freed(ample, short) == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize(("promised", "is_tried"), [(0.0099, False), (0.0101, True)])

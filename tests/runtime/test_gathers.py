@@ -16,6 +16,7 @@ from spindle_cli.files.sharding import Sharding
 from spindle_cli.runtime.communication.bucket_maker import lay_out
 from spindle_cli.runtime.communication.collectives import Members, start_gather
 from spindle_cli.runtime.communication.pass_bucket import PassBucket
+from spindle_cli.runtime.step.sharded import ForwardWalk, Use, Uses
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,23 @@ def test_what_two_ops_in_a_row_use_lies_apart_and_what_is_kept_elsewhere() -> No
 def test_nothing_is_set_apart_where_nothing_is_gathered() -> None:
     group = used_by(0, 0, Sharding.GRADIENTS)
     assert lay_out([group], {0: (bucket_of(4, Sharding.GRADIENTS),)}) is None
+
+
+def test_what_one_slice_keeps_another_that_needs_no_gradients_leaves_there() -> None:
+    """A frozen tower of two tasks, of which one trains something before it, and runs backward later."""
+    bucket = bucket_of(4, Sharding.KEPT)
+    (weight,) = bucket.parameters
+    keeping, passing = (
+        Uses([Use(bucket, 0, 0, is_reached=is_reached)], (0, 1)) for is_reached in (True, False)
+    )
+    for _ in range(2):
+        ForwardWalk(keeping, keeps=True).through()
+        ForwardWalk(passing, keeps=True).through()
+        assert weight.tolist() == [0.0, 1.0, 2.0, 3.0]
+        bucket.end_keeping()
+        assert weight.untyped_storage().nbytes() == 0
+        ForwardWalk(passing, keeps=True).through()
+        assert weight.untyped_storage().nbytes() == 0
 
 
 class Slow:

@@ -145,7 +145,7 @@ def test_where_no_gradients_come_nothing_is_fetched_backward_nor_kept_for_it() -
     a = Noted("a", events, is_trained=False, is_kept=True)
     uses = Uses([Use(a, 0, 1, is_reached=False)], (0, 2))
     ForwardWalk(uses, keeps=True).through()
-    assert events == ["start_fetch a", "finish_fetch a", "give_up a"]
+    assert events == ["start_keeping a", "finish_fetch a", "end_keeping a"]
     back = BackwardWalk(uses)
     back.begin()
     back.reach(0)
@@ -157,11 +157,11 @@ def test_in_an_evaluation_nothing_is_kept() -> None:
     uses, events = kept()
     ForwardWalk(uses).through()
     assert events == [
-        "start_fetch a",
+        "start_keeping a",
         "finish_fetch a",
         "start_fetch b",
         "finish_fetch b",
-        "give_up a",
+        "end_keeping a",
         "give_up b",
     ]
 

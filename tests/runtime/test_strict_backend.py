@@ -11,10 +11,11 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from case_runs import STEPS, dtype_of, run_cases
-from plain_loop import train_plainly
+from case_runs import run_cases
+from shard_cases import SHARED_OUT
 from split_cases import EXACT as EXACT_SPLIT
-from test_split_layers import check_split_against
+from test_split_layers import check_split_against, plain_run
+from test_training_is_exact import check_against
 
 from helpers.hanging_programs import (
     chain,
@@ -32,8 +33,10 @@ from spindle_cli.program.types import Program, StepSettings
 from spindle_cli.runtime.backends.strict_backend import SERIAL, STRICT, OperationQueue
 
 SHORT_S = 0.5
-# All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes.
+# All that a step can communicate: transfers, losses, sums, flags, norm, gathers, split passes; and
+# gatherings and sums of unequal ranges.
 CASE = next(case for case in EXACT_SPLIT if case.name == "accumulated")
+UNEQUAL = next(case for case in SHARED_OUT if case.name == "kept-shared-out")
 PLAN = Path(__file__).parents[2] / "examples" / "ci" / "plan.yaml"
 
 
@@ -67,10 +70,10 @@ def test_workers_train_the_model_of_a_plain_loop_with_room_for_one_operation(
     forker: socket.socket, tmp_path: Path
 ) -> None:
     """A step's programs in full, by workers that each run all that they post one after another."""
-    run_cases(forker, [CASE], 4, tmp_path, fails=False, backend=SERIAL)
+    run_cases(forker, [CASE, UNEQUAL], 4, tmp_path, fails=False, backend=SERIAL)
     folder = tmp_path / CASE.name
-    plain = train_plainly(str(folder / "workload.yaml"), STEPS, dtype_of(CASE))
-    check_split_against(plain, CASE, folder)
+    check_split_against(plain_run(tmp_path, CASE), CASE, folder)
+    check_against(plain_run(tmp_path, UNEQUAL), UNEQUAL, 4, tmp_path / UNEQUAL.name)
 
 
 def test_the_plan_of_the_example_for_ci_is_proved_and_runs_with_room_for_one_operation() -> None:

@@ -108,6 +108,18 @@ def test_the_seed_gives_the_initial_values(folder: Path) -> None:
             "model: models/mine.py:build\ntrain: {learning_rate: 1}\n",
             "unknown key 'learning_rate'; known are",
         ),
+        (
+            "model: a:b\ntrain: {loader: {worker: 2}}\n",
+            "train.loader: unknown key 'worker'; known are workers, prefetch, tasks",
+        ),
+        (
+            "model: a:b\ntrain: {loader: {tasks: {t: {worker: 2}}}}\n",
+            "train.loader.tasks.t: unknown key 'worker'; known are workers, prefetch",
+        ),
+        (
+            "model: a:b\ntrain: {callbacks: [{callback: a:B, arg: {c: 1}}]}\n",
+            "train.callbacks[0]: unknown key 'arg'; known are callback, args",
+        ),
         ("model: models/mine.py:build\ntrain: {lr: -1}\n", "train.lr"),
         ("model: models/mine.py:build\ntrain: {lr: .nan}\n", "train.lr"),
         ("args: {}\n", "model: this key is missing"),

@@ -20,8 +20,9 @@ from spindle_cli.profile.types import MetaOp
 
 # Which account of memory this is, as plans note it. The first added up the most of everything, the second had
 # neither the allocator nor the reserve of GPUs, the third no communicators; by the fourth what is gathered
-# came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead.
-MEMORY_FORMULA = 7
+# came and went, by the sixth messages had a communicator for each direction, and their place one pass ahead;
+# by the seventh slices kept what they had gathered where no gradients come to them, too.
+MEMORY_FORMULA = 8
 
 
 def device_memory(

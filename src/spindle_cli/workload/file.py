@@ -54,6 +54,7 @@ class CallbackSettings(Model):
     @model_validator(mode="before")
     @classmethod
     def _a_name_alone(cls, data: Any) -> Any:
+        require_known_keys(data, cls.model_fields)
         return {"callback": data} if isinstance(data, str) else data
 
 

@@ -6,15 +6,14 @@ next as much comes or goes, so that the first or the last of them is the fullest
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from spindle_cli.account.device.kept import KeptGathered
 from spindle_cli.account.device.parts import Keeping, Kinds, Part, Run, in_blocks
 from spindle_cli.account.holdings import Held, Holders, SharedOut, shared_out
 from spindle_cli.account.types import Pass
 from spindle_cli.costs.memory import OpNeeds
-from spindle_cli.costs.parameters.blocks import Block
 from spindle_cli.units import KIB, MIB
 
 # Under gloo, what gradient sums under way may take in receive buffers where optimizer state is
@@ -73,6 +72,7 @@ class Setting:
         gradient_width: bytes of gradients for each byte of trained parameters.
         shares_out: devices share out any parameters or gradients.
         on_cpu: a device's memory is that of its node.
+        unreached: slices to which no gradients come, of plans that keep any parameters gathered.
     """
 
     parts: Sequence[Part]
@@ -83,6 +83,7 @@ class Setting:
     gradient_width: float
     shares_out: bool
     on_cpu: bool
+    unreached: Set[int] = frozenset()
 
 
 class Iteration:
@@ -121,9 +122,7 @@ class Iteration:
         self._in_host = self.most_in_host = 0.0
         self._whole = 0.0  # gradients that a backward pass makes before they are scattered
         self._shared: dict[object, SharedOut | None] = {}  # by runs of kinds
-        self._keeps = any(there.kept_bytes for there in held.values())
-        self._open: Counter[Block] = Counter()  # by what is kept, slices that have yet to run backward
-        self._gathered = 0.0  # of what is kept
+        self._gathered = KeptGathered(held, setting.kinds, setting.unreached)
         self._summing = 0.0
         self._sums_at_most = 0.0
         if setting.sums_take_buffers:
@@ -207,9 +206,10 @@ class Iteration:
 
     def _forward(self, role: Role) -> None:
         part = self._setting.parts[role[0]]
-        self._gather_kept(part)
+        self._gathered.begin_forward(part)
         casts = 0.0
         for run in self._runs(part):
+            self._gathered.come_to(run)
             needs = part.needs[run.segment][1]
             kept = part.kept_of(needs, run.keeping)
             casts += 0.0 if run.keeping is Keeping.ALL else run.num_ops * needs.cast
@@ -221,6 +221,7 @@ class Iteration:
             self._kept += kept
             if run.keeping.is_offloaded and not self._setting.on_cpu:
                 self._leaving = self._moved_bytes(part, run)
+        self._gathered.end_forward()
         self._kept += sum(
             run.num_ops * self._joined(part, run) for run in self._runs(part) if run.keeping is Keeping.ALL
         )
@@ -266,7 +267,7 @@ class Iteration:
             self._whole = self._width * shared.left
             self._see(0.0, self._buffers() + self._scattering(shared.left))
             self._whole = 0.0
-        self._give_up_kept(part)
+        self._gathered.end_backward(part)
         self._received -= received + returned
 
     def _moved_bytes(self, part: Part, run: Run) -> float:
@@ -298,27 +299,6 @@ class Iteration:
         """What is there of ops between their forward and their backward passes, with the batches' fields."""
         here = self._kept + self._leaving + self._back + self._fields
         return here + self._in_host if self._setting.on_cpu else here
-
-    def _gather_kept(self, part: Part) -> None:
-        """What a slice keeps for its backward pass is taken to be there from the begin of its forward pass to
-        the end of the backward one: it comes op by op, and all of it is there between the two.
-        """
-        for block, num_bytes in self._kept_by(part):
-            self._gathered += 0.0 if self._open[block] else num_bytes
-            self._open[block] += 1
-
-    def _give_up_kept(self, part: Part) -> None:
-        for block, num_bytes in self._kept_by(part):
-            self._open[block] -= 1
-            self._gathered -= 0.0 if self._open[block] else num_bytes
-
-    def _kept_by(self, part: Part) -> Iterator[tuple[Block, float]]:
-        """The blocks that a slice keeps gathered, and their bytes."""
-        if self._keeps:
-            kind_of = self._setting.kinds.kind_of
-            for block in dict.fromkeys(use.block for of_op in part.uses for use in of_op):
-                if num_bytes := self._held[kind_of[block]].kept_bytes:
-                    yield block, num_bytes
 
     def _runs(self, part: Part) -> Sequence[Run]:
         return self._setting.kinds.runs[part.piece]
@@ -379,7 +359,7 @@ class Iteration:
 
     def _buffers(self) -> float:
         """What was received, what is on its way back, what sums under way take, and what is kept gathered."""
-        return self._received + self._retained + self._sums() + self._gathered
+        return self._received + self._retained + self._sums() + self._gathered.num_bytes
 
     def _sums(self) -> float:
         return min(self._summing, self._sums_at_most)

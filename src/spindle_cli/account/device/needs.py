@@ -21,6 +21,7 @@ from spindle_cli.account.types import Joint, Pass
 from spindle_cli.costs.memory import SliceShape
 from spindle_cli.costs.parameters.blocks import Block, BlockUse
 from spindle_cli.costs.share_sizes import cuts_by_share, cuts_like_largest
+from spindle_cli.costs.work import reached_by_gradients
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf, ShardWeights
 from spindle_cli.profile.types import MetaOp
@@ -116,6 +117,7 @@ def find_needs(
         gradient_width=optimizer.gradient_bytes_per_param,
         shares_out=shares_out,
         on_cpu=cluster.is_cpu,
+        unreached=_unreached([*in_order, *others], by_name, optimizer.sharding),
     )
     return _each_once(
         Account(setting, cluster.is_cpu, optimizer, optimizer.sharding, due, matrices), of_device, has_room
@@ -129,6 +131,16 @@ def _uses(kinds: Kinds) -> Iterator[tuple[int, Block, bool]]:
     for index, runs in enumerate(kinds.runs):
         for kind, is_whole in dict.fromkeys((kind, use.is_whole) for run in runs for kind, use in run.uses):
             yield index, kinds.block[kind], is_whole
+
+
+def _unreached(
+    slices: Sequence[SliceShape], by_name: Mapping[str, MetaOp], sharding: ShardingOf
+) -> frozenset[int]:
+    """Slices to which no gradients come; none where nothing is kept, as nothing asks for it then."""
+    if Sharding.KEPT not in sharding.values():
+        return frozenset()
+    reached = reached_by_gradients(by_name.values())
+    return frozenset(index for index, piece in enumerate(slices) if not reached[piece.metaop])
 
 
 def _held_only(others: Sequence[SliceShape], first: int, num_devices: int) -> list[list[Role]]:

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from spindle_cli.runtime.backends import unequal
+
 STRICT = "strict"
 SERIAL = "strict-serial"
 STRICT_BACKENDS = (STRICT, SERIAL)
@@ -27,10 +29,8 @@ STRICT_BACKENDS = (STRICT, SERIAL)
 _COLLECTIVES = {
     **{
         name: name
-        for name in ("allreduce", "allgather", "alltoall", "barrier", "broadcast", "gather", "reduce")
+        for name in ("allreduce", "alltoall", "barrier", "broadcast", "gather", "reduce", "scatter")
     },
-    "scatter": "scatter",
-    "reduce_scatter": "reduce_scatter",
     "all_gather_single": "_allgather_base",
     "reduce_scatter_single": "_reduce_scatter_base",
     "all_to_all_single": "alltoall_base",
@@ -145,13 +145,19 @@ class StrictGroup(dist.ProcessGroup):
         """Nothing is left to do: who ends a run has waited for its operations."""
 
 
-def _queued(name: str) -> Callable[..., dist.Work]:
+def _of_gloo(name: str) -> Callable[..., object]:
+    return lambda gloo, *args, **options: getattr(gloo, name)(*args, **options).wait()
+
+
+def _queued(operation: Callable[..., object]) -> Callable[..., dist.Work]:
     def collective(self: StrictGroup, *args: Any, **options: Any) -> dist.Work:
-        operation = getattr(self._gloo, name)
-        return self._queue.post(lambda: operation(*args, **options).wait())
+        return self._queue.post(partial(operation, self._gloo, *args, **options))
 
     return collective
 
 
 for _name, _gloo_name in _COLLECTIVES.items():
-    setattr(StrictGroup, _name, _queued(_gloo_name))
+    setattr(StrictGroup, _name, _queued(_of_gloo(_gloo_name)))
+# Groups of broadcasts or reductions over NCCL, where sizes differ: one operation here too.
+for _name, _operation in (("allgather", unequal.gather), ("reduce_scatter", unequal.reduce_scatter)):
+    setattr(StrictGroup, _name, _queued(_operation))

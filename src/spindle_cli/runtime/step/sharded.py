@@ -84,7 +84,7 @@ class ForwardWalk:
     """A slice's ops from the first to the last."""
 
     def __init__(self, uses: Uses, *, keeps: bool = False) -> None:
-        """`keeps`: a backward pass will follow, for which what is to be kept stays there."""
+        """`keeps`: a backward pass will follow, for which what is to be kept stays there, if it uses it."""
         self._uses = uses
         self._keeps = keeps and uses.is_reached
 
@@ -97,14 +97,16 @@ class ForwardWalk:
         self._start_all(op + 1)
 
     def leave(self, op: int) -> None:
-        """Give up what no later op uses."""
+        """Give up what no later op uses; but not what another slice keeps for its own backward pass."""
         for bucket in _fetched(self._uses.until_op(op)):
-            if not (self._keeps and bucket.is_kept):
+            if not bucket.is_kept:
                 bucket.give_up()
+            elif not self._keeps:
+                bucket.end_keeping()
 
     def _start_all(self, op: int) -> None:
         for bucket in _fetched(self._uses.from_op(op)):
-            if self._keeps and bucket.is_kept:
+            if bucket.is_kept:
                 bucket.start_keeping()
             else:
                 bucket.start_fetch()

@@ -4,26 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from spindle_cli.errors import InputError
-from spindle_cli.files.artifact import A_NUMBER, Model
+from spindle_cli.files.artifact import A_NUMBER, Model, require_known_keys
 from spindle_cli.files.parsing import shown
 
 Workers = Annotated[int, Field(ge=0, le=1024), A_NUMBER]
 Prefetch = Annotated[int, Field(ge=1, le=1024), A_NUMBER]
 
 
-class TaskLoader(Model):
+class _OnlyKnown(Model):
+    """A mapping below `train`, where a key that is passed over would be a setting that is lost."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_known_keys(cls, data: Any) -> Any:
+        require_known_keys(data, cls.model_fields)
+        return data
+
+
+class TaskLoader(_OnlyKnown):
     """What one task has otherwise than all others; None: the same."""
 
     workers: Workers | None = None
     prefetch: Prefetch | None = None
 
 
-class LoaderSettings(Model):
+class LoaderSettings(_OnlyKnown):
     """How samples are loaded, on each node.
 
     `workers`: processes that load a task's batches; with 0 each device's own process loads what it needs of a
