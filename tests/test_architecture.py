@@ -28,8 +28,8 @@ MAY_IMPORT = {
     "account": {"costs"},
     "checkpoint": {"workload"},  # what a workload takes over from one
     "profile": {"workload", "operators", "costs", "process"},
-    "plan": {"profile", "costs", "account"},
-    "program": {"plan", "costs", "account"},
+    "plan": {"profile", "costs", "account", "simulate"},  # a second opinion of whole plans
+    "program": {"costs", "account"},
     "check": {"costs", "account"},
     "show": {"program"},
     "runtime": {  # it keeps to the buffers and channels that memory counts

@@ -12,10 +12,12 @@ from spindle_cli.plan.problem import Problem, make_problem
 from spindle_cli.plan.search.dispatch import Dispatcher, Guide
 from spindle_cli.plan.search.judge import judge
 from spindle_cli.plan.search.listing import time_jobs, to_pieces, turned_round
+from spindle_cli.plan.strategies.all_on_all import all_on_all
 from spindle_cli.plan.strategies.component_lanes import component_lanes
 from spindle_cli.plan.strategies.distmm import distmm
 from spindle_cli.plan.strategies.optimus import optimus
 from spindle_cli.plan.strategies.sequential import sequential
+from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import MetaOpProfile
 
 LINEAR = {1: 8.0, 2: 4.0, 4: 2.0}
@@ -190,3 +192,28 @@ def test_a_plan_is_no_worse_than_any_draft_that_keeps_shared_parameters_together
     judged = [judge(problem, draft) for draft in component_lanes(problem)]
     best_s = min(found.prediction.iteration_s for found in judged if found is not None)
     assert make_plan(problem.profile, problem.cluster).predicted.iteration_s <= best_s
+
+
+@pytest.mark.parametrize("strategy", ["sequential", "spindle"])
+@pytest.mark.parametrize(("megabytes", "num_devices"), [(500, 2), (50, 1)])
+def test_what_would_hand_on_much_runs_on_all_devices_though_fewer_are_as_fast(
+    strategy: StrategyName, megabytes: int, num_devices: int
+) -> None:
+    """The first takes 1 s on one device as on two; the second 2 s on two, in two nodes, 1 GB/s apart. Half of
+    what is handed on goes there and back: 0.5 s, or 0.05 s, 1.6 % of the iteration.
+    """
+    first = metaop_of("a/first", 1, {1: 1.0, 2: 1.0}, param_bytes_per_op=1).model_copy(
+        update={"output_bytes": megabytes * 10**6}
+    )
+    second = metaop_of("a/second", 1, {2: 2.0}, inputs=("a/first",), param_bytes_per_op=1)
+    plan = make_plan(profile_of(first, second), cluster_of(2, devices_per_node=1), strategy)
+    assert [len(piece.devices) for piece in plan.slices] == [num_devices, 2]
+    assert plan.predicted.iteration_s == pytest.approx(3.0 if num_devices == 2 else 3.05, rel=1e-3)
+
+
+def test_what_does_not_run_on_all_devices_keeps_its_own() -> None:
+    first = metaop_of("a/first", 1, {1: 1.0}).model_copy(update={"output_bytes": 5 * 10**8})
+    second = metaop_of("a/second", 1, {2: 2.0}, inputs=("a/first",))
+    profile = profile_of(first, second)
+    assert all_on_all(profile, cluster_of(2, devices_per_node=1)) is None
+    assert len(make_plan(profile, cluster_of(2, devices_per_node=1)).slices[0].devices) == 1

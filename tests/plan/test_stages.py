@@ -182,6 +182,10 @@ def judged(iteration_s: float) -> Judged:
     return Judged("spindle", (), (), Prediction(iteration_s, iteration_s / 2, 0.0, 0.0, iteration_s / 2, 0.0))
 
 
+def predicted_s(found: Found) -> float:
+    return found.best.prediction.iteration_s
+
+
 @pytest.mark.parametrize(
     ("gains", "asked", "count"),
     [
@@ -204,7 +208,26 @@ def test_more_micro_batches_are_tried_until_two_counts_in_a_row_gain_nothing(
         return None if gain is None else (judged(gain - 0.5), gain)
 
     monkeypatch.setattr(pipelined, "_best_of", best_of)
-    found = pipelined.in_pipelines(profile, cluster, Found(judged(4.0), is_short=False))
+    found = pipelined.in_pipelines(profile, cluster, Found(judged(4.0), is_short=False), predicted_s)
     assert found is not None
     assert to_beat == asked
+    assert (found.cut.counts["t"] if found.cut else 1) == count
+
+
+@pytest.mark.parametrize(
+    ("simulated", "count"), [((4.0, 3.95), 4), ((4.0, 3.96), 1), ((3.0, 3.5), 1), ((5.0, 4.5), 4)]
+)
+def test_a_pipeline_has_to_be_shorter_by_simulation_too(
+    monkeypatch: pytest.MonkeyPatch, simulated: tuple[float, float], count: int
+) -> None:
+    """By a hundredth at least of what the best other plan takes, which need not be what is predicted."""
+    tried = iter([(judged(3.0), 3.0)])
+    monkeypatch.setattr(pipelined, "_best_of", lambda *_: next(tried, None))
+    profile = profile_of(cuttable("t/net", 4, {n: 0.1 * n for n in (1, 2, 4, 8, 16, 32)}))
+
+    def simulated_s(found: Found) -> float:
+        return simulated[found.cut is not None]
+
+    found = pipelined.in_pipelines(profile, apart(4), Found(judged(4.0), is_short=False), simulated_s)
+    assert found is not None
     assert (found.cut.counts["t"] if found.cut else 1) == count

@@ -24,6 +24,7 @@ from spindle_cli.errors import NoPlanError, UsageError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.files.sharding import Sharding, ShardingOf
 from spindle_cli.plan.best.asked import DEFAULT_EFFORT, Asked
+from spindle_cli.plan.best.find import Found
 from spindle_cli.plan.best.find_asked import find_asked
 from spindle_cli.plan.best.sharding import require_sound
 from spindle_cli.plan.best.written import Bounds, plan_of
@@ -46,6 +47,7 @@ from spindle_cli.plan.weights.choose import ShardBy, require_types, with_best_we
 from spindle_cli.profile.machine.devices import require_precision
 from spindle_cli.profile.mixed.seen import seen_on
 from spindle_cli.profile.types import Profile
+from spindle_cli.simulate.run import simulate
 
 
 def make_plan(
@@ -172,12 +174,16 @@ def _plan_of_all_tasks(profile: Profile, cluster: Cluster, asked: Asked) -> Plan
             hint="Take sequential, which is the same on devices of one type.",
         )
     bound = lower_bound(make_problem(profile, cluster))
+    bounds = Bounds(bound.lower_bound_s, lower_bound_any_s(profile, cluster.num_devices))
+
+    def simulated_s(found: Found) -> float:
+        return simulate(plan_of(profile, cluster, asked.strategy, found, bounds)).iteration_s
+
     found = find_asked(profile, cluster, asked)
     if _may_pipeline(profile, asked):
-        found = in_pipelines(profile, cluster, found)
+        found = in_pipelines(profile, cluster, found, simulated_s)
     if found is None:
         raise no_plan_as_asked(profile, cluster, asked)
-    bounds = Bounds(bound.lower_bound_s, lower_bound_any_s(profile, cluster.num_devices))
     return plan_of(profile, cluster, asked.strategy, found, bounds)
 
 

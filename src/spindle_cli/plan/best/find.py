@@ -26,6 +26,7 @@ from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
+from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
@@ -101,6 +102,10 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
             best, problem, note = shared_out
     if best is None:
         return None
+    if strategy in ("sequential", "spindle") and hands_on_much(best):
+        alike = all_on_all(profile, cluster)
+        if alike is not None and alike[0].rank() < best.rank():
+            (best, problem), note = alike, None
     require_above(bound.lower_bound_s, best)
     best = with_passes_apart(problem, best)
     if profile.sharding and not best.is_apart:
