@@ -9,7 +9,6 @@ import pytest
 
 from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.plan.best.drafts import ONE_TYPE, OneType
-from spindle_cli.plan.best.tight import least_fallback
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.problem import MemoryFallback, Problem, make_problem
 from spindle_cli.plan.search.judge import Judged
@@ -21,6 +20,7 @@ from spindle_cli.plan.search.memory_fallback import (
     least_bytes,
     splits,
 )
+from spindle_cli.plan.tight.given_up import least_fallback
 from spindle_cli.profile.types import CurvePoint, MetaOpProfile, Profile, TaskShare
 
 MIB = 2**20

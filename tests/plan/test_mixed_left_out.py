@@ -11,8 +11,6 @@ import pytest
 from helpers.several_types import cluster_of_types, metaop_on_types, profile_on_types
 from plan.test_mixed_memory import split_by_two
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.best import tight
-from spindle_cli.plan.best.tight import ABOVE_BOUND, NEAR, least_fallback, may_be_faster, with_fallback
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.mixed import posed as posed_module
 from spindle_cli.plan.mixed.bound import bound_under, mixed_bound
@@ -21,6 +19,8 @@ from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.schedule import Draft
 from spindle_cli.plan.search.memory_fallback import every_split, splits_in_turn
+from spindle_cli.plan.tight import given_up
+from spindle_cli.plan.tight.given_up import ABOVE_BOUND, NEAR, least_fallback, may_be_faster, with_fallback
 from spindle_cli.plan.weights import choose
 from spindle_cli.profile.types import Profile
 from spindle_cli.units import GIB
@@ -66,7 +66,7 @@ def test_a_quick_plan_is_searched_for_longer_where_it_comes_near(
     posing = SeveralTypes()
     quick = least_fallback(chain(), ONE_EACH, "spindle", posing)
     assert quick is not None
-    monkeypatch.setattr(tight, "least_fallback", lambda *_, **__: quick)
+    monkeypatch.setattr(given_up, "least_fallback", lambda *_, **__: quick)
     than_s = quick.judged.prediction.iteration_s / (NEAR * times)
     found = with_fallback(chain(), ONE_EACH, "spindle", 0, posing, than_s)
     assert (found is not None) is is_searched

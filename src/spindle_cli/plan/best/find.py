@@ -21,13 +21,13 @@ from spindle_cli.plan.best.micro_batches import (
 )
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import on_all_devices
-from spindle_cli.plan.best.tight import NEAR, least_fallback, with_fallback
 from spindle_cli.plan.bound.bound import lower_bound
 from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.all_on_all import all_on_all, hands_on_much
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.tight.given_up import NEAR, least_fallback, with_fallback
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -94,8 +94,8 @@ def find(profile: Profile, cluster: Cluster, strategy: StrategyName, effort: int
     note = None
     if best is None or not all_fit:
         tight = with_fallback(profile, cluster, strategy, effort, ONE_TYPE)
-        if tight is not None and (best is None or tight[0].rank() < best.rank()):
-            best, problem, note = tight
+        if tight is not None and (best is None or tight.judged.rank() < best.rank()):
+            best, problem, note = tight.judged, tight.tight.problem, tight.note
     if strategy == "spindle" and any(metaop.num_experts for metaop in profile.metaops):
         shared_out = with_experts(profile, cluster, effort, best)
         if shared_out is not None:

@@ -22,7 +22,6 @@ from spindle_cli.plan.best.micro_batches import (
 )
 from spindle_cli.plan.best.rounds import in_rounds
 from spindle_cli.plan.best.sharding import describe, on_all_devices, shardings_to_try
-from spindle_cli.plan.best.tight import NEAR
 from spindle_cli.plan.problem import MemoryFallback
 from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, least_bytes, recomputing
@@ -30,6 +29,7 @@ from spindle_cli.plan.search.memory_fallback import describe as describe_fallbac
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.search.posed import Posing
 from spindle_cli.plan.search.room import Fitted, all_within
+from spindle_cli.plan.tight.given_up import NEAR
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 

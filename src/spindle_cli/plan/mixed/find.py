@@ -15,15 +15,15 @@ from spindle_cli.plan.best.asked import Asked
 from spindle_cli.plan.best.find import Found, find, find_in, require_above
 from spindle_cli.plan.best.find_asked import with_less
 from spindle_cli.plan.best.micro_batches import MicroBatched, in_micro_batches
-from spindle_cli.plan.best.tight import least_fallback, may_be_faster, with_fallback
 from spindle_cli.plan.mixed.bound import MixedBound
 from spindle_cli.plan.mixed.parts import on_best_part, worth
 from spindle_cli.plan.mixed.posed import SeveralTypes
 from spindle_cli.plan.problem import MemoryFallback, Problem
 from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import describe
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
 from spindle_cli.plan.search.passes_apart import apart, with_passes_apart
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.tight.given_up import least_fallback, may_be_faster, with_fallback, with_more_kept
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.plan.weights.on_part import weights_on
 from spindle_cli.profile.mixed.seen import seen_on
@@ -121,11 +121,11 @@ def find_in_memory(
     best, all_fit = posed.best(strategy, effort)
     problem, note = posed.problem, None
     if best is None or not all_fit:
-        for give_up in (_recomputing_alike, with_fallback):
-            known_s = inf if best is None else best.prediction.iteration_s
-            each = give_up(profile, cluster, strategy, effort, posing, known_s)
-            if each is not None and (best is None or each[0].rank() < best.rank()):
-                best, problem, note = each
+        tight = _tight(
+            profile, cluster, strategy, effort, posing, inf if best is None else best.prediction.iteration_s
+        )
+        if tight is not None and (best is None or tight.judged.rank() < best.rank()):
+            best, problem, note = tight.judged, tight.tight.problem, tight.note
     if best is None:
         return None
     require_above(posed.lower_bound_s, best)
@@ -152,6 +152,28 @@ def rounds_of(problem: Problem, bound: MixedBound, counts: Mapping[str, int]) ->
     return sum(count * seconds for count, seconds in worth_s) / of_one_s if of_one_s else 1.0
 
 
+def _tight(
+    profile: Profile,
+    cluster: Cluster,
+    strategy: StrategyName,
+    effort: int,
+    posing: SeveralTypes,
+    than_s: float,
+) -> TightPlan | None:
+    """The best plan of those that give up speed for memory; None if none fits.
+
+    Args:
+        than_s: what is not faster may be left out.
+    """
+    best: TightPlan | None = None
+    for give_up in (_recomputing_alike, with_fallback):
+        known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
+        each = give_up(profile, cluster, strategy, effort, posing, known_s)
+        if each is not None and (best is None or each.judged.rank() < best.judged.rank()):
+            best = each
+    return None if best is None else with_more_kept(best, strategy, effort)
+
+
 def _recomputing_alike(
     profile: Profile,
     cluster: Cluster,
@@ -159,9 +181,9 @@ def _recomputing_alike(
     effort: int,
     posing: SeveralTypes,
     than_s: float,
-) -> tuple[Judged, Problem, str | None] | None:
+) -> TightPlan | None:
     """The best plan of those that recompute the same share of each MetaOp's ops, ever more of them as long as
-    that gains; with what it says of that. None if none fits.
+    that gains; None if none fits.
 
     What costs least by itself leaves some devices with less to recompute than others; what all do alike keeps
     them even.
@@ -169,20 +191,22 @@ def _recomputing_alike(
     Args:
         than_s: what is not faster may be left out.
     """
-    best: tuple[Judged, Problem, str | None] | None = None
+    best: TightPlan | None = None
     for quarters in range(1, 5):
         counts = {each.name: -(-each.num_ops * quarters // 4) for each in profile.metaops}
         fallback = MemoryFallback(recompute=counts)
-        posed = posing.posed(profile, cluster, fallback)
-        known_s = than_s if best is None else min(than_s, best[0].prediction.iteration_s)
-        if not may_be_faster(posed, known_s):
+        tight = TightProblem(fallback, posing.posed(profile, cluster, fallback), posing)
+        known_s = than_s if best is None else min(than_s, best.judged.prediction.iteration_s)
+        if not may_be_faster(tight.posed, known_s):
             break
-        found, all_fit = posed.best(strategy, effort)
+        judged, all_fit = tight.posed.best(strategy, effort)
+        quick, _ = tight.posed.best(strategy, NO_SEARCH)
+        found = min((each for each in (judged, quick) if each is not None), key=Judged.rank, default=None)
         if found is None:
             continue
-        if best is not None and best[0].rank() <= found.rank():
+        if best is not None and best.judged.rank() <= found.rank():
             break
-        best = found, posed.problem, describe(fallback, found.slices)
+        best = TightPlan(found, tight)
         if all_fit:
             break
     return best

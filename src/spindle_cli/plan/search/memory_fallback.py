@@ -19,6 +19,7 @@ from spindle_cli.costs.parameters.update import optimizer_bytes
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
 from spindle_cli.plan.problem import MemoryFallback, Problem
+from spindle_cli.plan.search.judge import Judged
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.types import Slice
 from spindle_cli.profile.types import MetaOpProfile, Profile
@@ -44,6 +45,20 @@ class TightProblem:
     def problem(self) -> Problem:
         """As it is posed."""
         return self.posed.problem
+
+
+@dataclass(frozen=True)
+class TightPlan:
+    """A plan under some memory fallback. `step`: of recomputation, where it was measured out in steps."""
+
+    judged: Judged
+    tight: TightProblem
+    step: int = 0
+
+    @property
+    def note(self) -> str | None:
+        """What it says of what it gives up."""
+        return describe(self.tight.fallback, self.judged.slices)
 
 
 def splits_in_turn(

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf
 
 from spindle_cli.files.cluster import Cluster
-from spindle_cli.plan.problem import Problem
-from spindle_cli.plan.search.judge import Judged
-from spindle_cli.plan.search.memory_fallback import STEPS, TightProblem, describe, recomputing, splits_in_turn
+from spindle_cli.plan.search.memory_fallback import (
+    STEPS,
+    TightPlan,
+    TightProblem,
+    recomputing,
+    splits_in_turn,
+)
 from spindle_cli.plan.search.posed import Posed, Posing
 from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.tight.keeping_more import keeping_more
 from spindle_cli.plan.types import StrategyName
 from spindle_cli.profile.types import Profile
 
@@ -30,17 +35,30 @@ def with_fallback(
     effort: int,
     posing: Posing,
     than_s: float = inf,
-) -> tuple[Judged, Problem, str | None] | None:
-    """The best plan of those that give up speed for memory, with what it says of that; None if none fits, or
+) -> TightPlan | None:
+    """The best plan of those that give up speed for memory, split and cheapest first; None if none fits, or
     comes near `than_s`: what is not faster may be left out.
     """
     best = least_fallback(profile, cluster, strategy, posing, than_s=than_s)
     if best is None or best.judged.prediction.iteration_s > NEAR * than_s:
         return None
-    tight = best.tight
-    searched, _ = tight.posed.best(strategy, effort)
-    found = searched or best.judged
-    return found, tight.problem, describe(tight.fallback, found.slices)
+    return better_searched(best, strategy, effort)
+
+
+def better_searched(quick: TightPlan, strategy: StrategyName, effort: int) -> TightPlan:
+    """A quick plan, or a better one of a longer search, whose schedules may have no good place in memory."""
+    searched, _ = quick.tight.posed.best(strategy, effort)
+    if searched is None or quick.judged.rank() <= searched.rank():
+        return quick
+    return replace(quick, judged=searched)
+
+
+def with_more_kept(plan: TightPlan, strategy: StrategyName, effort: int) -> TightPlan:
+    """A plan that recomputes, or a better one that recomputes less (`keeping_more.py`)."""
+    quick = keeping_more(plan.tight, strategy)
+    if quick is None or quick.judged.prediction.iteration_s > NEAR * plan.judged.prediction.iteration_s:
+        return plan
+    return min(plan, better_searched(quick, strategy, effort), key=lambda each: each.judged.rank())
 
 
 def may_be_faster(posed: Posed, than_s: float) -> bool:
@@ -91,15 +109,6 @@ def least_fallback(
     more = [_recomputing(best.tight, best.step + step, strategy, than_s) for step in MORE_STEPS]
     found += [plan for plan in more if plan is not None]
     return min(found, key=lambda plan: plan.judged.rank())
-
-
-@dataclass(frozen=True)
-class TightPlan:
-    """The best plan of a quick search under some memory fallback, at a step of recomputation."""
-
-    judged: Judged
-    tight: TightProblem
-    step: int
 
 
 def _recomputing(

@@ -1,0 +1,1 @@
+"""What plans give up where memory is short, and take back where it is not."""

@@ -1,0 +1,77 @@
+"""Plans that recompute less than what their memory asks for in one stroke.
+
+What saves most for a second is recomputed first, or every MetaOp's ops alike: each leaves some devices with
+memory that nobody uses, beside others that are full. So another way starts from all that can be recomputed:
+MetaOp by MetaOp, those that take longest first, all of it is kept again, or half, where that is faster; what
+is saved goes to whoever has most to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import inf
+
+from spindle_cli.plan.search.memory_fallback import TightPlan, TightProblem
+from spindle_cli.plan.strategies.spindle import NO_SEARCH
+from spindle_cli.plan.types import StrategyName
+from spindle_cli.profile.types import MetaOpProfile
+
+# How often MetaOps are looked at: what was kept of one may leave room for another, or take it.
+ROUNDS = 2
+# Of what recomputing everything takes, what a MetaOp has to take to be recomputed, and to be kept again.
+RECOMPUTED, KEPT = 0.02, 0.05
+
+
+def keeping_more(tight: TightProblem, strategy: StrategyName) -> TightPlan | None:
+    """The fastest quick plan that was found with the same layers split, of those that recompute all but what
+    some MetaOps keep; None if none fits.
+    """
+    metaops = tight.problem.profile.metaops
+    total_s = sum(map(_recomputed_s, metaops))
+    longest = sorted(metaops, key=_recomputed_s, reverse=True)
+    counts = {each.name: each.num_ops for each in longest if _recomputed_s(each) >= RECOMPUTED * total_s}
+    now = _recomputing(tight, counts)
+    best = _quick(now, strategy)
+    for _ in range(ROUNDS):
+        before = now
+        for metaop in longest:
+            for less in _with_less(now, metaop) if _recomputed_s(metaop) >= KEPT * total_s else ():
+                tried = _quick(less, strategy)
+                if _iteration_s(tried) < _iteration_s(best):
+                    best, now = tried, less
+                    break
+        if now is before:
+            break
+    return best
+
+
+def _with_less(tight: TightProblem, metaop: MetaOpProfile) -> Iterator[TightProblem]:
+    """With none of a MetaOp's ops recomputed, and with half of those that are."""
+    counts = tight.fallback.recompute
+    count = counts.get(metaop.name, 0)
+    for less in dict.fromkeys((0, count // 2)) if count else ():
+        yield _recomputing(tight, {**counts, metaop.name: less})
+
+
+def _recomputing(tight: TightProblem, counts: Mapping[str, int]) -> TightProblem:
+    """The same with so many ops of each MetaOp recomputed."""
+    profile, cluster = tight.problem.profile, tight.problem.cluster
+    counts = {name: count for name, count in counts.items() if count}
+    fallback = replace(tight.fallback, recompute=counts, offload={})
+    return TightProblem(fallback, tight.posing.posed(profile, cluster, fallback), tight.posing)
+
+
+def _quick(tight: TightProblem, strategy: StrategyName) -> TightPlan | None:
+    judged, _ = tight.posed.best(strategy, NO_SEARCH)
+    return None if judged is None else TightPlan(judged, tight)
+
+
+def _iteration_s(plan: TightPlan | None) -> float:
+    return inf if plan is None else plan.judged.prediction.iteration_s
+
+
+def _recomputed_s(metaop: MetaOpProfile) -> float:
+    """Seconds of all devices that recomputing all of a MetaOp's ops takes."""
+    narrowest = metaop.curve[0]
+    return metaop.num_ops * narrowest.num_devices * narrowest.forward_s
