@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spindle_cli.account.types import ParameterGroup
+from spindle_cli.account.types import ParameterGroup, StepNumbers
 
 PART_BYTES = 4 * 2**20  # of gradients
 MOST_PARTS = 8
@@ -36,6 +36,16 @@ class UpdatePart:
     def seconds(self, step_s: float) -> float:
         """Of its update, where that of all parts takes `step_s` without products."""
         return step_s * self.share + self.product_s
+
+
+def updates_early(numbers: StepNumbers) -> bool:
+    """Whether devices update some parameters before the sums of others have ended.
+
+    Not where all gradients are judged first; nor where devices share optimizer state, as there the flags
+    behind all sums tell which parameters have gradients.
+    """
+    waits = numbers.clips_gradients or numbers.scales_losses or numbers.optimizer_state_sharded
+    return numbers.updates_by_parts and not waits
 
 
 def update_parts(own_bytes: int, groups: Sequence[ParameterGroup]) -> tuple[UpdatePart, ...]:
@@ -113,8 +123,7 @@ def parts_by_device(
     found: dict[int, tuple[UpdatePart, ...]] = {}
     for device, last in ends.items():
         # What is summed with nobody comes first, so that an end is one more than the groups before it.
-        places = [
-            1 + sum(each is not None and group.index <= each for group in held[device]) for each in last
-        ]
-        found[device] = parts_until((*places, len(held[device]) + 1), own.get(device, 0), held[device])
+        numbers = [group.index for group in held[device]]
+        places = [1 + sum(each is not None and number <= each for number in numbers) for each in last]
+        found[device] = parts_until((*places, len(numbers) + 1), own.get(device, 0), held[device])
     return found

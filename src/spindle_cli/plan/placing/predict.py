@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from spindle_cli.account.sums.update_parts import updates_early
 from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.links import Spread, per_node
@@ -75,7 +76,7 @@ def predict(
     told_s = together.told_s(last)
     sums_s, ready_s = together.ready_to_step_s(last, told_s)
     with_sums_s = max(last_s, *ready_s)
-    if traffic.plan.updates_by_parts:
+    if updates_early(traffic.plan):
         passed_s = [max(told_s, free_s) for free_s in last.backward.free_s]
         with_step_s = max(with_sums_s, *updated_s(traffic.groups, passed_s, sums_s, steps_s, together.kinds))
     else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,7 +21,7 @@ class RankPart:
     """
 
     groups: tuple[int, ...]
-    names: Collection[str] | None
+    names: frozenset[str] | None
 
 
 def rank_parts(parts: Sequence[UpdatePart], pool: GradientPool, part: int) -> tuple[RankPart, ...]:
@@ -37,8 +37,9 @@ def rank_parts(parts: Sequence[UpdatePart], pool: GradientPool, part: int) -> tu
     left = frozenset(owned.name for owned in pool.owned_ranges)
     for number, each in enumerate(parts[:-1]):
         names = pool.names_of(part, each.groups)
-        found.append(RankPart(each.groups, names | pool.own_names if number == 0 else names))
-        left -= found[-1].names or frozenset()
+        names = names | pool.own_names if number == 0 else names
+        found.append(RankPart(each.groups, names))
+        left -= names
     return (*found, RankPart(parts[-1].groups, left))
 
 

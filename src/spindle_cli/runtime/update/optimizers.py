@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -26,8 +26,9 @@ class GroupOptimizer:
     owned_ranges: tuple[OwnedRange, ...]
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler | None
+    _known: dict[frozenset[str], list[nn.Parameter]] = field(default_factory=dict, compare=False)  # by names
 
-    def step(self, names: Collection[str] | None = None) -> None:
+    def step(self, names: frozenset[str] | None = None) -> None:
         """Step what has gradients; with `names`, of these parameters alone, if there are any of them.
 
         torch's own optimizers keep everything of a parameter with it, so that several such steps over
@@ -36,7 +37,9 @@ class GroupOptimizer:
         if names is None:
             self.optimizer.step()
             return
-        numbers, own = self.numbers, [owned.tensor for owned in self.owned_ranges if owned.name in names]
+        if names not in self._known:
+            self._known[names] = [owned.tensor for owned in self.owned_ranges if owned.name in names]
+        numbers, own = self.numbers, self._known[names]
         if not own:
             return
         whole, numbers["params"] = numbers["params"], own
@@ -81,12 +84,12 @@ class Optimizers:
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
         return cls(tuple(made), average)
 
-    def step_part(self, names: Collection[str]) -> None:
+    def step_part(self, names: frozenset[str]) -> None:
         """Update those of these parameters that have gradients; `step` comes behind it."""
         for group in self.groups:
             group.step(names)
 
-    def step(self, skips: Tensor | None = None, names: Collection[str] | None = None) -> None:
+    def step(self, skips: Tensor | None = None, names: frozenset[str] | None = None) -> None:
         """Update the parameters that have gradients and the average of all, then move every learning rate to
         the next step.
 

@@ -42,12 +42,12 @@ class Update:
         """As `Jury.judge`; collective, behind `take_gradients`."""
         return self._jury.judge()
 
-    def take_gradients(self, names: Collection[str] | None = None) -> None:
+    def take_gradients(self, names: frozenset[str] | None = None) -> None:
         """Give masters, where there are any, their gradients; `names`: of these parameters, all if None."""
         if self._masters is not None:
             self._masters.take_gradients(names)
 
-    def step_part(self, losses: Tensor, names: Collection[str]) -> None:
+    def step_part(self, losses: Tensor, names: frozenset[str]) -> None:
         """Step the optimizers for these parameters, of which all ranks' gradients are there, unless a loss is
         not finite. `step` comes behind it, and does what a step does once.
         """
@@ -59,7 +59,7 @@ class Update:
         if self._masters is not None:
             self._masters.hand_back(names)
 
-    def step(self, losses: Tensor, verdict: Verdict, names: Collection[str] | None = None) -> None:
+    def step(self, losses: Tensor, verdict: Verdict, names: frozenset[str] | None = None) -> None:
         """Step the optimizers, unless a loss, or the norm of the gradients, is not finite, or a gradient has
         overflowed. `names`: of the parameters that are not stepped yet; None: of all.
         """
