@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from helpers.plans import cluster_of, metaop_of, profile_of, slice_of
+from spindle_cli.account.device_memory import memory_by_pass
 from spindle_cli.account.sums.update_parts import own_bytes, part_ends, parts_by_device, update_parts
 from spindle_cli.account.types import ParameterGroup
 
@@ -85,3 +87,22 @@ def test_devices_have_parts_of_their_own_groups_alone() -> None:
     assert [(part.groups, part.share) for part in parts[0]] == [((1, 3), 0.5), ((5,), 0.5)]
     assert [(part.groups, part.share) for part in parts[1]] == [((), 1 / 3), ((1,), 1 / 6), ((5,), 0.5)]
     assert [(part.groups, part.share) for part in parts[2]] == [((3,), 1.0)]
+
+
+def test_an_update_by_parts_takes_its_memory_beside_sums_and_returned_gradients() -> None:
+    """Two devices hand 32 MiB from one to the other, whose gradient goes back; the update takes twice the
+    4 MiB that it updates, and is the fullest moment then.
+    """
+    first = metaop_of("a/first", 1, {1: 1.0}, param_bytes_per_op=FOUR, activation_bytes_per_op=0)
+    last = metaop_of("a/last", 1, {1: 1.0}, param_bytes_per_op=FOUR, inputs=("a/first",))
+    first = first.model_copy(update={"output_bytes": 32 * MIB})
+    last = last.model_copy(update={"activation_bytes_per_op": 0})
+    slices = [slice_of(first, (0, 1), (0,), 0.0), slice_of(last, (0, 1), (1,), 1.0)]
+
+    def update_bytes(**training: object) -> int:
+        profile = profile_of(first, last).model_copy(update={"update_bytes_per_param": 2.0, **training})
+        return memory_by_pass([first, last], slices, cluster_of(2), profile)[1].update_bytes
+
+    once, apart = update_bytes(), update_bytes(updates_by_parts=True)
+    assert apart - once == pytest.approx(1.01 * 8 * MIB, rel=1e-6)
+    assert update_bytes(updates_by_parts=True, update_bytes_per_param=0.0) == once

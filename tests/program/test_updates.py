@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -83,6 +84,12 @@ def test_a_plan_says_whether_its_program_updates_parts() -> None:
         "wait for 1 sum, then the optimizer for 25% of what the device updates",
         "wait for everything, then the optimizer for the rest",
     ]
+
+
+def test_the_docs_show_such_a_program() -> None:
+    shown = "\n".join(format_rank(linked(), 1).splitlines()[6:12])
+    assert shown.splitlines()[-1].startswith("11  STEP")
+    assert shown in (Path(__file__).parents[2] / "docs" / "program.md").read_text(encoding="utf-8")
 
 
 def test_text_and_back() -> None:
