@@ -13,6 +13,7 @@ from helpers.small_parts import parts_from
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
 from spindle_cli.program.proof.proof import prove
+from spindle_cli.program.proof.proof_moves import Moves
 from spindle_cli.program.text import format_action, format_rank, parse_action
 from spindle_cli.program.types import Action, Kind, Program, StepSettings
 
@@ -179,3 +180,16 @@ def test_parts_are_those_of_what_is_worth_an_update() -> None:
         prove(program)
     with parts_from(4 * MIB, most=3), pytest.raises(ProgramError, match="too little at once"):
         prove(program)
+
+
+def test_an_update_waits_for_the_losses_and_its_own_sums_alone() -> None:
+    """All over communicator 0: the losses, then a sum for each op."""
+    program = linked()
+    step = len(program.actions[1]) - 1
+    waits = {move.step - step: move.waits_for for move in Moves(program).of(1) if move.posts is None}
+    assert [waits[number] for number in range(-3, 1)] == [
+        ((0, 0),),
+        ((0, 0), (0, 1)),
+        ((0, 0), (0, 1), (0, 2)),
+        ((0, 0), (0, 1), (0, 2), (0, 3)),
+    ]
