@@ -11,6 +11,7 @@ from spindle_cli.costs.links import all_reduce_s
 from spindle_cli.plan.placing.predict import Prediction
 from spindle_cli.plan.placing.updates import Kinds, SumEnd, updated_s
 from spindle_cli.plan.schedule import Placed
+from spindle_cli.profile.points import CurvePoint
 
 MIB = 2**20
 FOUR = 4 * MIB
@@ -89,3 +90,18 @@ def test_the_last_part_alone_is_behind_all_sums() -> None:
 def test_all_is_updated_at_once_where_all_gradients_are_awaited(more: str) -> None:
     """Whatever the plan says of parts."""
     assert prediction_of(**{more: True, "updates_by_parts": True}) == prediction_of(**{more: True})
+
+
+def test_the_first_part_waits_for_the_losses() -> None:
+    """Seven numbers of 8 bytes, twice around; a pass of the other device runs forward until 9 s, and backward
+    for no time.
+    """
+    point = CurvePoint(num_devices=1, dp=1, forward_s=9.0, backward_s=0.0, source="measured")
+    own = metaop_of("a/m", 1, {1: 3.0}, param_bytes_per_op=40 * MIB)
+    late = metaop_of("b/m", 1, {1: 9.0}).model_copy(update={"curve": (point,)})
+    problem = problem_of(cluster_of(2), own, late, updates_by_parts=True)
+    placed = Placed(draft_of(problem, (0, 0, 1, 1, 0.0), (1, 0, 1, 1, 0.0)), ((0,), (1,)))
+    losses_s = all_reduce_s(8 * 7, (0, 1), cluster_of(2))
+    assert predicted(problem, placed, 9.0, step_s=20.0).iteration_s == pytest.approx(
+        29.0 + losses_s, abs=1e-9
+    )

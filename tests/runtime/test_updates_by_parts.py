@@ -93,6 +93,21 @@ def test_parts_are_updated_apart(case: Case, workers: Path) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_sum_is_waited_for_ahead_of_the_first_part(case: Case, workers: Path) -> None:
+    """Nor what was sent: the losses alone are."""
+    timeline = MeasuredTimeline.read(workers / by_parts(case).name / TIMELINE_FILE)
+    for spans in (spans for step in timeline.steps for spans in step.devices):
+        kinds = [(span.kind, span.cause) for span in spans]
+        if ("optimizer", None) not in kinds:
+            continue  # of a batch that ends no step
+        before = kinds[: kinds.index(("optimizer", None))]
+        told = before.index(("wait", "losses"))
+        last = max(place for place, kind in enumerate(before) if kind == ("backward", None))
+        assert ("wait", "sum") not in before[last:told]
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize("case", [CASES[0], CASES[2]], ids=lambda case: case.name)
 def test_it_is_what_a_plain_loop_trains(case: Case, workers: Path) -> None:
     folder = workers / by_parts(case).name
