@@ -124,6 +124,8 @@ def test_it_is_the_step_of_all(name: str | None, arguments: dict[str, Any], dtyp
         step_in_parts(apart)
         apart.assert_like(whole)
         assert not apart.update.is_begun
+        if apart.masters is not None:  # what they take is given up
+            assert all(owned.tensor.grad is None for owned in apart.masters.owned_ranges)
 
 
 def test_a_part_leaves_all_else_as_it_is() -> None:

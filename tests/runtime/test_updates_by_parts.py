@@ -44,6 +44,9 @@ GONE_ON = replace(CASES[0], name="gone-on", goes_on_with=SAVED.name, by_parts=Tr
 # Where an update may not come before all sums, whatever the plan says.
 SHARED = Case("shared", (0, 1), train=ADAMW, by_parts=True)
 CLIPPED = Case("clipped", APART, train={**ADAMW, **WHOLE, "clip_norm": 0.5}, by_parts=True)
+OWN_CLASS = Case(
+    "own-class", (0, 1), train={**ADAMW, **WHOLE, "optimizer": "torch.optim:AdamW"}, by_parts=True
+)
 
 
 def by_parts(case: Case) -> Case:
@@ -54,7 +57,9 @@ def by_parts(case: Case) -> Case:
 def workers(forker: socket.socket, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parts")
     both = [each for case in CASES for each in (case, by_parts(case))]
-    run_cases(forker, [*both, SAVED, GONE_ON, SHARED, CLIPPED], 2, folder, fails=False, fine_sums=True)
+    run_cases(
+        forker, [*both, SAVED, GONE_ON, SHARED, CLIPPED, OWN_CLASS], 2, folder, fails=False, fine_sums=True
+    )
     return folder
 
 
@@ -127,7 +132,7 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(workers: Path) -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", [SHARED, CLIPPED], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [SHARED, CLIPPED, OWN_CLASS], ids=lambda case: case.name)
 def test_there_is_one_update_where_all_gradients_are_awaited(case: Case, workers: Path) -> None:
     once = updates_of(workers / CASES[0].name)[-1]
     assert all(each <= most + 1 for each, most in zip(updates_of(workers / case.name)[-1], once, strict=True))
