@@ -1,6 +1,7 @@
 """One update of all parameters against updates part by part: two hosts with a slow link train the same model.
 
-    python scripts/bench_updates.py [--speeds MBIT ...] [--workloads NAME ...] [--rounds N] [--steps N]
+    python scripts/bench_updates.py [--speeds MBIT ...] [--workloads NAME ...] [--optimizer NAME]
+        [--rounds N] [--steps N]
 
 As root, with iproute2. The hosts are network namespaces with a core each. Both hold all parameters and all of
 their optimizer state (`shard_optimizer: false`), by the `sequential` strategy; the plans differ in
@@ -25,18 +26,18 @@ from runtime_bench.measured_cluster import measured_cluster
 import spindle_cli
 from spindle_cli.profile.types import Profile
 
-WORKLOADS = ("senses-6", "wide-words")
+WORKLOADS = ("senses-6",)
 _CONFIGS = Path(__file__).parent.parent / "configs" / "workloads"
 _WIDE_WORDS = Path(__file__).parent / "runtime_bench" / "wide_words.py"
 _WAYS = {"at once": False, "by parts": True}
 
 
-def write_workload(name: str, num_steps: int, folder: Path) -> Path:
+def write_workload(name: str, optimizer: str, num_steps: int, folder: Path) -> Path:
     """A workload file in the folder, trained with whole optimizer state on each host."""
     content = {"schema": "spindle.workload/1", "model": f"{_WIDE_WORDS}:build"}
     if name != "wide-words":
         content = yaml.safe_load((_CONFIGS / f"{name}.yaml").read_text(encoding="utf-8"))
-    settings = {"optimizer": "AdamW", "lr": 1e-3, "steps": num_steps, "seed": 0, "shard_optimizer": False}
+    settings = {"optimizer": optimizer, "lr": 1e-3, "steps": num_steps, "seed": 0, "shard_optimizer": False}
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({**content, "train": settings}), encoding="utf-8")
     return path
@@ -85,12 +86,14 @@ def compare(
     print(f"{'':12} same losses: {losses['at once'] == losses['by parts']}", flush=True)
 
 
-def run(names: Sequence[str], speeds: Sequence[int], rounds: int, num_steps: int, out: Path) -> None:
+def run(
+    names: Sequence[str], optimizer: str, speeds: Sequence[int], rounds: int, num_steps: int, out: Path
+) -> None:
     """Profile each workload once, and compare at each speed."""
     print(f"{'workload':12} {'Mbit':>5} {'updates':9} {'predicted':>11} {'measured':>11} {'of once':>7}")
     with two_hosts() as hosts:
         for name in names:
-            workload = write_workload(name, num_steps, out)
+            workload = write_workload(name, optimizer, num_steps, out)
             shape(hosts, speeds[0])
             folder = out / f"{name}-link"
             folder.mkdir()
@@ -111,13 +114,14 @@ def main() -> None:
     parser.add_argument(
         "--workloads", nargs="*", default=list(WORKLOADS), metavar="NAME", help="what is trained"
     )
+    parser.add_argument("--optimizer", default="AdamW", metavar="NAME", help="of torch.optim")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each plan")
     parser.add_argument("--steps", type=int, default=12, help="steps of each run")
     asked = parser.parse_args()
     try:
         require_tools()
         with tempfile.TemporaryDirectory() as folder:
-            run(asked.workloads, asked.speeds, asked.rounds, asked.steps, Path(folder))
+            run(asked.workloads, asked.optimizer, asked.speeds, asked.rounds, asked.steps, Path(folder))
     except BenchError as error:
         sys.exit(f"error: {error}")
 
