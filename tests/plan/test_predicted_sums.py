@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from drafts import draft_of, predicted, problem_of
 
-from helpers.plans import cluster_of, metaop_of
+from helpers.plans import cluster_of, metaop_of, profile_of
 from spindle_cli.costs.links import all_reduce_s
+from spindle_cli.plan.problem import make_problem
 from spindle_cli.plan.schedule import Placed
 from spindle_cli.profile.batch_sums import BatchSum
 from spindle_cli.profile.points import CurvePoint
@@ -164,3 +165,78 @@ def test_sums_between_nodes_through_one_card_go_one_after_another(
     prediction = predicted(problem, Placed(draft, devices), 3.0)
     slowest_s = max(all_reduce_s(10**9, each, cluster) for each in devices)
     assert prediction.gradient_sum_s == pytest.approx(times * slowest_s, rel=1e-6)
+
+
+def test_sums_of_some_devices_wait_for_none_of_others_that_is_not_ready() -> None:
+    """As above, from 5.2 s on; the third device's two more ops are summed with a fourth one, which runs them
+    backward until 5.6 s and 8.4 s. 2 s each: the first of three devices, the first of two; then the second
+    of two, as these have taken no more of the device's time, and what is left of three, from 11.2 to 17.2 s.
+    """
+    parameters = {"parameters": "p", "param_bytes_per_op": round(2.0 * 5e9 * 3 / 4)}
+    others = {"parameters": "q", "param_bytes_per_op": 10**10}
+    problem = problem_of(
+        cluster_of(4),
+        metaop_of("a/m", 4, {1: 0.3}, **parameters),
+        metaop_of("b/m", 4, {2: 2.25}, batch_sums=STATISTICS, **parameters),
+        metaop_of("c/m", 2, {1: 3.0}, **others),
+        metaop_of("d/m", 2, {1: 4.2}, **others),
+    )
+    draft = draft_of(problem, (2, 0, 2, 1, 0.0), (3, 0, 2, 1, 0.0), (1, 0, 4, 2, 0.0), (0, 0, 4, 1, 6.0))
+    prediction = predicted(problem, Placed(draft, ((0,), (3,), (1, 2), (0,))), 9.0)
+    assert prediction.gradient_sum_s == pytest.approx(8.2, abs=1e-3)
+
+
+def test_gathers_of_several_sets_of_devices_take_turns() -> None:
+    """Devices 0 and 1 gather what five ops use, one after another from 0 s on, and need it 1 s apart; devices
+    1 and 2 what the last op of b and c use, which they need at 5 s. 1.5 s each, the latter after the first of
+    the former: the fifth is there at 9 s, so that its slice starts at 5 s. Behind 18 s of passes and these
+    5, the last sum takes 1.5 s; all others hide.
+    """
+    size = {"param_bytes_per_op": round(1.5 * 5e9 * 2)}  # of two devices each sums, and gathers, a half
+    profile = profile_of(
+        metaop_of("a/m", 5, {2: 3.0}, **size),
+        metaop_of("b/m", 6, {1: 3.0}, parameters="q", parameter_blocks=(0, 1, 2, 3, 4, 5), **size),
+        metaop_of("c/m", 1, {1: 3.0}, parameters="q", parameter_blocks=(5,), **size),
+    ).model_copy(update={"optimizer_state_sharded": True})
+    problem = make_problem(profile, cluster_of(3))
+    draft = draft_of(problem, (0, 0, 5, 2, 0.0), (1, 0, 6, 1, 0.0), (2, 0, 1, 1, 15.0))
+    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 18.0)
+    assert prediction.gradient_sum_s == pytest.approx(6.5, abs=1e-3)
+
+
+def test_gathers_whose_devices_are_busy_hold_up_no_others() -> None:
+    """Devices 0 and 1 gather for three ops, 1.5 s each, from 0 s on; devices 2 and 3 for 6 s; devices 1 and 2
+    behind that, of whose op nobody has need before. The first op begins at 1.5 s, 3 s before the second; and
+    the last sum takes 1.5 s.
+    """
+    size = {"param_bytes_per_op": round(1.5 * 5e9 * 2)}
+    profile = profile_of(
+        metaop_of("a/m", 3, {2: 9.0}, **size),
+        metaop_of("b/m", 6, {1: 3.0}, parameters="q", parameter_blocks=(0, 1, 2, 3, 4, 5), **size),
+        metaop_of("c/m", 1, {1: 3.0}, parameters="q", parameter_blocks=(5,), **size),
+        metaop_of("d/m", 1, {1: 0.3}, parameters="r", param_bytes_per_op=6 * 10**10),
+        metaop_of("e/m", 1, {1: 0.3}, parameters="r", param_bytes_per_op=6 * 10**10),
+        metaop_of("f/m", 1, {1: 18.0}),
+    ).model_copy(update={"optimizer_state_sharded": True})
+    problem = make_problem(profile, cluster_of(4))
+    jobs = ((0, 3, 2, 0.0), (1, 6, 1, 0.0), (5, 1, 1, 0.0), (3, 1, 1, 18.0), (4, 1, 1, 18.0), (2, 1, 1, 27.0))
+    draft = draft_of(problem, *((node, 0, ops, devices, start_s) for node, ops, devices, start_s in jobs))
+    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (3,), (2,), (3,), (1,))), 30.0)
+    assert prediction.gradient_sum_s == pytest.approx(3.0, abs=1e-3)
+
+
+def test_the_devices_that_have_gathered_least_go_first() -> None:
+    """Devices 0 and 1 gather for two ops, 3 s each, devices 1 and 2 for two, 1.5 s each: these go behind the
+    first of those, and both ahead of the second: they are there at 6 s, and b has need of them at 6 and 7 s.
+    Its 24 s of passes hide all else.
+    """
+    size = {"parameters": "q", "param_bytes_per_op": round(1.5 * 5e9 * 2)}
+    profile = profile_of(
+        metaop_of("a/m", 2, {2: 3.0}, param_bytes_per_op=3 * 10**10),
+        metaop_of("b/m", 8, {1: 3.0}, parameter_blocks=tuple(range(8)), **size),
+        metaop_of("c/m", 2, {1: 3.0}, parameter_blocks=(6, 7), **size),
+    ).model_copy(update={"optimizer_state_sharded": True})
+    problem = make_problem(profile, cluster_of(3))
+    draft = draft_of(problem, (0, 0, 2, 2, 0.0), (1, 0, 8, 1, 0.0), (2, 0, 2, 1, 6.0))
+    prediction = predicted(problem, Placed(draft, ((0, 1), (2,), (1,))), 24.0)
+    assert prediction.gradient_sum_s == pytest.approx(0.0, abs=1e-3)

@@ -200,7 +200,7 @@ def test_a_thousand_devices_link_and_prove_in_seconds() -> None:
 
 
 @pytest.mark.parametrize(("num_makers", "num_others"), [(1, 6), (6, 1)])
-def test_behind_a_pass_its_sum_goes_first_then_what_it_sends_then_the_flags(
+def test_behind_a_pass_its_sum_goes_first_then_what_it_sends_and_the_flags_come_last(
     num_makers: int, num_others: int
 ) -> None:
     """Of the last pass on devices 0 and 1, whose gradients go to device 2; other tasks' sums come before, and
@@ -219,5 +219,6 @@ def test_behind_a_pass_its_sum_goes_first_then_what_it_sends_then_the_flags(
     behind = kinds[kinds.index(Kind.SEND_GRAD) - 2 :]
     # Device 2 has room for what its next two passes take, for more when these are through.
     sent = [Kind.SEND_GRAD] * min(num_makers, 2)
-    assert behind[: 3 + len(sent)] == [Kind.BACKWARD, Kind.SUM, *sent, Kind.FLAGS]
+    assert behind[: 2 + len(sent)] == [Kind.BACKWARD, Kind.SUM, *sent]
+    assert kinds[kinds.index(Kind.STEP) - 2 : kinds.index(Kind.STEP)] == [behind[1 + len(sent)], Kind.FLAGS]
     assert [action.group for action in actions if action.kind is Kind.SUM] == list(range(num_others + 1))

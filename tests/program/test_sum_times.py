@@ -11,6 +11,7 @@ from helpers.plans import cluster_of, metaop_of, plan_of, profile_of, slice_of
 from spindle_cli.account.edges import slice_layouts
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
+from spindle_cli.profile.types import MetaOpProfile
 from spindle_cli.program.clock import PassClock
 from spindle_cli.program.communicators import Directory
 from spindle_cli.program.lanes import Lane, LanePass, lane_passes, other_posts
@@ -124,10 +125,39 @@ def test_passes_have_room_where_they_wait_for_nobody_inside() -> None:
     assert passes == [(0, 5, None, False), (0, 5, 0, True), (10, 15, 1, False)]
 
 
-def test_devices_post_the_losses_their_messages_at_both_ends_and_their_flags() -> None:
+def test_devices_post_the_losses_and_their_messages_at_both_ends() -> None:
     transfer = Transfer(0, 0, 1, source=1, destination=2, first=0, last=4, is_gradient=False, num_bytes=1)
-    posts = other_posts(PassClock({}, forward_ended=5), [TimedTransfer(7, transfer)], {(0, 2): 9}, 4)
-    assert posts == [{5, 9}, {5, 7}, {5, 7, 9}, {5}]
+    posts = other_posts(PassClock({}, forward_ended=5), [TimedTransfer(7, transfer)], 4)
+    assert posts == [{5}, {5, 7}, {5, 7}, {5}]
+
+
+def test_what_follows_the_last_sum_over_some_devices_holds_up_no_sum_over_others() -> None:
+    """Devices 0 and 1 train a net together, backward until about 9 and 13 s; each shares something else with
+    a device that is through in between. Only the end waits for the flags of these: the first sum of the net
+    starts inside the pass of device 0, when device 1 has run its last op backward.
+    """
+
+    def net_of(name: str, key: str, ops: int, op_s: float) -> MetaOpProfile:
+        return metaop_of(name, ops, {1: op_s}, parameters=key, param_bytes_per_op=2**26)
+
+    slow, fast = net_of("a/net", "net", 4, 3.0), net_of("b/net", "net", 4, 2.0)
+    after_slow, beside_slow = net_of("c/net", "second", 1, 1.0), net_of("d/net", "second", 1, 10.0)
+    after_fast, beside_fast = net_of("e/net", "third", 1, 1.0), net_of("f/net", "third", 1, 9.5)
+    waves = [
+        [slice_of(slow, (0, 4), (1,), 3.0)],
+        [slice_of(beside_slow, (0, 1), (2,), 6.0)],
+        [slice_of(beside_fast, (0, 1), (3,), 6.5)],
+        [slice_of(fast, (0, 4), (0,), 7.0)],
+        [slice_of(after_slow, (0, 1), (1,), 15.0), slice_of(after_fast, (0, 1), (0,), 15.0)],
+    ]
+    metaops = slow, fast, after_slow, beside_slow, after_fast, beside_fast
+    program = link(plan_of(profile_of(*metaops), cluster_of(5), waves), settings=StepSettings(sharded=True))
+    prove(program)
+    (first,) = (group.index for group in program.groups if ("net", 3) in group.blocks)
+    ops = {action.op for action in program.actions[0] if action.group == first} - {None}
+    assert ops == {2}
+    ending = [action.kind for action in program.actions[0] if action.kind is not Kind.GATHER][-3:]
+    assert ending == [Kind.FLAGS, Kind.FLAGS, Kind.STEP]
 
 
 def test_sums_are_not_held_up_by_later_passes_of_their_devices() -> None:

@@ -22,7 +22,7 @@ from spindle_cli.program.types import Action, Kind, StepSettings
 
 # Of what has the same time the losses come first, as a sum may be over their communicator; then the sums,
 # which may start while the pass that ends then still runs.
-_LOSSES, _SUMS, _OTHERS, _FLAGS = range(4)
+_LOSSES, _SUMS, _OTHERS = range(3)
 
 
 class Post(NamedTuple):
@@ -89,13 +89,8 @@ class DeviceDraft:
         action = Action(kind, transfer=transfer, communicator=self.directory.of_transfer(transfer))
         self._add(timed.time, _OTHERS, transfer.key + 1, action)
 
-    def add_sums(self, flags: Mapping[tuple[int, ...], int]) -> None:
-        """Register the sums of the groups, but of those that are summed in each pass, and behind the last one
-        over each set of devices its flags, where these have a range each.
-
-        Args:
-            flags: by the devices that take part, the time of their flags.
-        """
+    def add_sums(self) -> None:
+        """Register the sums of the groups, but of those that are summed in each pass."""
         for group in (group for group in self.groups if group.is_trained and not group.sharding.is_by_pass):
             time, communicator = self.times[group.index], self.directory.of_sum(group.devices)
             action = Action(Kind.SUM, group=group.index, communicator=communicator)
@@ -104,10 +99,6 @@ class DeviceDraft:
             completion = Completion.of(group, self.clock)
             if time == completion.time:
                 self.completing[completion.piece, group.index] = -completion.minus_op
-        for devices in (devices for devices in flags if self.device in devices):
-            communicator = self.directory.of_sum(devices)
-            action = Action(Kind.FLAGS, communicator=communicator)
-            self._add(flags[devices], _FLAGS, communicator, action)
 
     def write(self, settings: StepSettings) -> list[Action]:
         """The device's actions: its passes, and its posts in the order of all devices behind as many of these
@@ -124,6 +115,8 @@ class DeviceDraft:
         actions.extend(post.action for post in self.posts[posted:])
         actions = self._with_ops(actions)
         everyone = self.directory.of_all()
+        if settings.sharded:
+            actions.extend(self._flags())
         if settings.judges:
             actions.append(Action(Kind.NORM, communicator=everyone))
         if settings.updates_early:
@@ -198,6 +191,17 @@ class DeviceDraft:
         trained = [group for group in self.groups if group.is_trained]
         parts = update_parts(self.own_bytes, trained)
         return [Action(Kind.UPDATE, group=max(part.groups, default=None)) for part in parts[:-1]]
+
+    def _flags(self) -> list[Action]:
+        """The flags of each communicator over which what is shared out is summed. Only the update takes them:
+        behind all sums, they keep none of another communicator from starting inside a pass.
+        """
+        shared = {
+            self.directory.of_sum(group.devices)
+            for group in self.groups
+            if group.is_trained and group.sharding is not Sharding.NONE
+        }
+        return [Action(Kind.FLAGS, communicator=communicator) for communicator in sorted(shared)]
 
     def _gathers(self) -> list[Action]:
         """Hand on what was updated, but what is gathered for each pass; first the parameters of the first

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -104,22 +104,10 @@ def lane_passes(
     ]
 
 
-def other_posts(
-    clock: PassClock,
-    transfers: Iterable[TimedTransfer],
-    flags: Mapping[tuple[int, ...], int],
-    num_devices: int,
-) -> list[set[int]]:
-    """Of each device, the times of what it posts beside sums: the losses, messages, and flags.
-
-    Args:
-        flags: by the devices that take part, the time of their flags.
-    """
+def other_posts(clock: PassClock, transfers: Iterable[TimedTransfer], num_devices: int) -> list[set[int]]:
+    """Of each device, the times of what it posts between its passes beside sums: the losses, and messages."""
     posts = [{clock.forward_ended} for _ in range(num_devices)]
     for timed in transfers:
         posts[timed.transfer.source].add(timed.time)
         posts[timed.transfer.destination].add(timed.time)
-    for devices, time in flags.items():
-        for device in devices:
-            posts[device].add(time)
     return posts

@@ -27,14 +27,13 @@ from spindle_cli.account.sums.update_parts import own_bytes
 from spindle_cli.account.sums.weighted import with_weights
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
-from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.clock import Compute, PassClock
 from spindle_cli.program.communicators import Directory, find_communicators
 from spindle_cli.program.device_draft import DeviceDraft
 from spindle_cli.program.lanes import Lane, lane_passes, other_posts
 from spindle_cli.program.reached import reached_slices
-from spindle_cli.program.sum_times import Completion, latest_time, sum_time
+from spindle_cli.program.sum_times import Completion, sum_time
 from spindle_cli.program.transfers import TimedTransfer, find_transfers, in_order, on_their_way_s
 from spindle_cli.program.types import Communicator, Kind, Program, StepSettings
 
@@ -142,8 +141,7 @@ class _Moving:
         plan = self.plan
         if plan.joint is not None:
             groups = groups_of_member(plan.joint, groups, plan.member)
-        flags = self._flags(groups) if settings.sharded else {}
-        lanes = self._lanes(groups, directory, flags)
+        lanes = self._lanes(groups, directory)
         groups, times = _in_order(groups, self.clock, plan.slices, lanes)
         reached = reached_slices(len(plan.slices), groups, self.edges)
         own = own_bytes(groups)
@@ -168,7 +166,7 @@ class _Moving:
             drafts[timed.transfer.destination].add_transfer(timed)
         for draft in drafts.values():
             draft.add_losses()
-            draft.add_sums(flags)
+            draft.add_sums()
         return Program(
             plan=plan,
             slices=plan.slices,
@@ -181,20 +179,9 @@ class _Moving:
             actions={device: tuple(draft.write(settings)) for device, draft in drafts.items()},
         )
 
-    def _flags(self, groups: Iterable[ParameterGroup]) -> dict[tuple[int, ...], int]:
-        """By the devices that take part, the time of their flags: no sum over them is later."""
-        found: dict[tuple[int, ...], int] = {}
-        for group in groups:
-            if len(group.devices) > 1 and group.is_trained and group.sharding is not Sharding.NONE:
-                time = latest_time(group, self.clock, self.plan.cluster.num_devices)
-                found[group.devices] = max(time, found.get(group.devices, 0))
-        return found
-
-    def _lanes(
-        self, groups: Sequence[ParameterGroup], directory: Directory, flags: Mapping[tuple[int, ...], int]
-    ) -> list[Lane]:
-        """Of each device. `flags`: by the devices that take part, the time of their flags."""
-        posts = other_posts(self.clock, self.transfers, flags, self.plan.cluster.num_devices)
+    def _lanes(self, groups: Sequence[ParameterGroup], directory: Directory) -> list[Lane]:
+        """Of each device."""
+        posts = other_posts(self.clock, self.transfers, self.plan.cluster.num_devices)
         return [
             Lane.of(lane_passes(device, own, self.clock, self.layouts, directory, groups), posts[device])
             for device, own in sorted(self.computes.items())

@@ -10,9 +10,10 @@ gather at a time, and so does a network card that several devices share. What mo
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heapreplace
 
 from spindle_cli.account.sums.update_parts import updates_early
 from spindle_cli.account.traffic import Traffic, products_s
@@ -183,23 +184,54 @@ class _Collectives:
         return sums_s, ready_s
 
     def _summed_s(self, backward: Times) -> tuple[list[SumEnd], list[float]]:
-        """When each sum ends, and the last one of each device; 0 where it takes part in none.
-
-        They go in the order of the program, each when every slice that uses its group has run its op
-        backward.
+        """When each sum ends, in the order of the program, and the last one of each device; 0 where it takes
+        part in none.
         """
         free_s = [0.0] * self._num_kinds
+        in_order = self._in_order(backward, self._of_kind[Collective.SUM])
+        end_of = {each.group: end_s for each, end_s in self._side_by_side(in_order, free_s)}
         sums_s: list[SumEnd] = []
-        for ready_s, each in self._in_order(backward, self._of_kind[Collective.SUM]):
+        for _, each in in_order:
             assert each.group is not None, "a sum is of a group"
-            sums_s.append(SumEnd(self._groups[each.group], self._take(each, ready_s, free_s)))
+            sums_s.append(SumEnd(self._groups[each.group], end_of[each.group]))
         for flags in self._of_kind[Collective.FLAGS]:
             self._take(flags, 0.0, free_s)
         return sums_s, [free_s[kind] for kind in self.kinds.of_device]
 
+    def _side_by_side(
+        self, in_order: Iterable[tuple[float, Together]], free_s: list[float]
+    ) -> Iterator[tuple[Together, float]]:
+        """Collectives of groups with when they end. Those of the same devices follow each other; those of
+        others do not wait for these but where a device or card is busy: of those that can start at the same
+        time, the devices' that have taken least time so far go first, as if they shared it.
+
+        Args:
+            in_order: in the order of the program, each with when it is ready.
+            free_s: of each kind, when it is free; set anew.
+        """
+        queues: dict[tuple[int, ...], deque[tuple[float, Together]]] = {}
+        for ready_s, each in in_order:
+            queues.setdefault(each.devices, deque()).append((ready_s, each))
+        # A heap. Of each: when its first could start as far as known, no later than it can; the time taken.
+        first = [(0.0, 0.0, number, queue) for number, queue in enumerate(queues.values())]
+        while first:
+            start_s, taken_s, number, queue = first[0]
+            ready_s, each = queue[0]
+            earliest_s = self._start_s(each, ready_s, free_s)
+            if earliest_s > start_s:
+                heapreplace(first, (earliest_s, taken_s, number, queue))
+                continue
+            end_s = self._take(each, ready_s, free_s)
+            queue.popleft()
+            yield each, end_s
+            if queue:
+                heapreplace(first, (end_s, taken_s + end_s - start_s, number, queue))
+            else:
+                heappop(first)
+
     def gathered_s(self, plain: BothPasses, forward_s: Sequence[float]) -> dict[int, float]:
-        """When each slice may start forward so that what it uses has been gathered when it comes to it; the
-        last group to be summed is gathered first.
+        """When each slice may start forward so that what it uses has been gathered when it comes to it; of
+        the same devices the last group to be summed is gathered first.
 
         Args:
             plain: a batch's passes.
@@ -208,8 +240,8 @@ class _Collectives:
         free_s = [0.0] * self._num_kinds
         not_before_s: dict[int, float] = {}
         gathers = self._in_order(plain.backward, self._of_kind[Collective.GATHER][::-1])
-        for _, each in reversed(gathers):
-            end_s = self._take(each, 0.0, free_s)
+        at_once = ((0.0, each) for _, each in reversed(gathers))
+        for each, end_s in self._side_by_side(at_once, free_s):
             assert each.group is not None, "a gather is of a group"
             group = self._groups[each.group]
             for index, op in zip(group.slices, group.first_ops, strict=True):
@@ -280,8 +312,11 @@ class _Collectives:
 
     def _take(self, each: Together, ready_s: float, free_s: list[float]) -> float:
         """Let devices sum or gather as soon as all are free; when that ends."""
-        kinds = self.kinds.taking_part[each.devices]
-        end_s = max(ready_s, max(free_s[kind] for kind in kinds)) + self._seconds(each)
-        for kind in kinds:
+        end_s = self._start_s(each, ready_s, free_s) + self._seconds(each)
+        for kind in self.kinds.taking_part[each.devices]:
             free_s[kind] = end_s
         return end_s
+
+    def _start_s(self, each: Together, ready_s: float, free_s: Sequence[float]) -> float:
+        """When all of some devices are free for a sum or gather."""
+        return max(ready_s, max(free_s[kind] for kind in self.kinds.taking_part[each.devices]))
