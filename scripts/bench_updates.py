@@ -14,6 +14,7 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -68,19 +69,20 @@ def compare(
         )
         for way, by_parts in _WAYS.items()
     }
-    taken: dict[str, list[float]] = {way: [] for way in _WAYS}
+    taken: dict[str, list[list[float]]] = {way: [] for way in _WAYS}
     losses: dict[str, list[dict[str, float]]] = {}
     for _ in range(rounds):
         for way in _WAYS:
             run = planned(paths[way])(Job(hosts, out / f"{name}.yaml", num_steps, folder))
-            taken[way] += run.iterations_s
+            taken[way].append(run.iterations_s)
             losses[way] = run.losses
-    once = median(taken["at once"])
+    once = median(chain(*taken["at once"]))
     for way, plan in plans.items():
-        measured_s = median(taken[way])
+        measured_s = median(chain(*taken[way]))
+        runs = ", ".join(f"{median(each) * 1e3:.0f}" for each in taken[way])
         print(
             f"{name:12} {mbit_per_s:5} {way:9} {plan.predicted.iteration_s * 1e3:8.1f} ms"
-            f" {measured_s * 1e3:8.1f} ms {measured_s / once:7.3f}",
+            f" {measured_s * 1e3:8.1f} ms {measured_s / once:7.3f}  {runs}",
             flush=True,
         )
     print(f"{'':12} same losses: {losses['at once'] == losses['by parts']}", flush=True)
@@ -90,7 +92,9 @@ def run(
     names: Sequence[str], optimizer: str, speeds: Sequence[int], rounds: int, num_steps: int, out: Path
 ) -> None:
     """Profile each workload once, and compare at each speed."""
-    print(f"{'workload':12} {'Mbit':>5} {'updates':9} {'predicted':>11} {'measured':>11} {'of once':>7}")
+    print(
+        f"{'workload':12} {'Mbit':>5} {'updates':9} {'predicted':>11} {'measured':>11} {'of once':>7}  runs"
+    )
     with two_hosts() as hosts:
         for name in names:
             workload = write_workload(name, optimizer, num_steps, out)
