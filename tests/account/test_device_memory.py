@@ -30,6 +30,7 @@ class Optimizer:
     optimizer_state_sharded: bool = False
     update_bytes_per_param: float = 0.0
     gradient_bytes_per_param: float = 1.0
+    updates_by_parts: bool = False
     accumulate: int = 1
     sharding: Mapping[str, Sharding] = field(default_factory=dict)
     shard_weights: tuple[int, ...] = ()

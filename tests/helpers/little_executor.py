@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from spindle_cli.account.rows import Layout
+from spindle_cli.account.sums import update_parts
 from spindle_cli.program.types import ONCE_A_STEP, Action, Kind, Program, Transfer
 
 
@@ -134,6 +135,8 @@ class _Rank:
                     yield from self._compute(step, action)
                 case Kind.SUM | Kind.FLAGS:
                     self._reach(action)
+                case Kind.UPDATE:
+                    yield from self._update(step, action)
                 case Kind.NORM | Kind.STEP:
                     yield from self._finish()
                     if action.kind is Kind.NORM:
@@ -196,6 +199,38 @@ class _Rank:
         holds = self._library.rules is Rules.GLOO_HOLDING_BACK and self.device % 2 == 0
         while self._held_back and not (holds and self._sums and not self._sums[-1].done):
             self._sums.append(self._post(self._held_back.popleft()))
+
+    def _update(self, step: int, action: Action) -> Iterator[_Post]:
+        """Wait for the losses and for the sums up to a group; nothing but updates may be left to do then."""
+        if any(each.kind not in (Kind.UPDATE, Kind.STEP) for each in self._actions[step:]):
+            raise FailsError(f"rank {self.device} updates before it has run and posted everything")
+        last = -1 if action.group is None else action.group
+        while any(each.group is not None and each.group <= last for each in self._held_back):
+            yield self._sums[-1]
+            self._let_go()
+        for post in self._posted:
+            kind, _, group = post.content if isinstance(post.content, tuple) else (None, None, None)
+            if kind is Kind.LOSSES or (kind is Kind.SUM and group <= last):
+                yield post
+
+    def _parts(self) -> list[int]:
+        """The groups behind which a part ends, as docs/program.md says, but for the last one; -1: what is
+        summed with nobody.
+        """
+        settings = self._program.settings
+        if not settings.by_parts or settings.sharded or settings.clips or settings.scales:
+            return []
+        alone = sum(each.num_bytes for each in self._program.groups if each.devices == (self.device,))
+        sizes = [(-1, alone), *((each.index, each.num_bytes) for each in self._groups if each.is_trained)]
+        total = sum(size for _, size in sizes)
+        least = max(update_parts.PART_BYTES, total / update_parts.MOST_PARTS)
+        found, gone, taken = [], 0, 0
+        for index, size in sizes:
+            taken += size
+            if taken >= least and total - gone - taken >= least:
+                found.append(index)
+                gone, taken = gone + taken, 0
+        return found
 
     def _finish(self) -> Iterator[_Post]:
         while self._held_back:
@@ -271,8 +306,13 @@ class _Rank:
                 raise FailsError(f"rank {self.device} leaves something out of a batch")
             return
         settings = self._program.settings
+        updates = [-1 if a.group is None else a.group for a in self._actions if a.kind is Kind.UPDATE]
+        if updates != self._parts():
+            raise FailsError(f"rank {self.device} updates {updates} by themselves, not {self._parts()}")
         done = sorted(
-            (str(a.kind), a.group or 0) for a in self._actions if a.transfer is None and a.piece is None
+            (str(a.kind), a.group or 0)
+            for a in self._actions
+            if a.transfer is None and a.piece is None and a.kind is not Kind.UPDATE
         )
         summing = {group.devices for group in self._groups}
         kinds = [(Kind.LOSSES, 1), (Kind.STEP, 1), (Kind.NORM, int(settings.clips or settings.scales))]

@@ -265,6 +265,7 @@ def trainings(draw: st.DrawFn) -> dict[str, object]:
         "optimizer_state_sharded": draw(st.booleans()),
         "clips_gradients": draw(st.booleans()),
         "scales_losses": draw(st.booleans()),
+        "updates_by_parts": draw(st.booleans()),
         "gradient_bytes_per_param": 2.0 if is_wide else 1.0,
         "update_bytes_per_param": 4.0 if is_wide else 0.0,
         "optimizer_s_per_byte": draw(st.sampled_from([0.0, 1e-9])),

@@ -12,8 +12,8 @@ from spindle_cli.plan.schedule import Draft, Placed, UnplacedSlice, placed_slice
 from spindle_cli.profile.types import MetaOpProfile
 
 
-def problem_of(cluster: Cluster, *metaops: MetaOpProfile) -> Problem:
-    return make_problem(profile_of(*metaops), cluster)
+def problem_of(cluster: Cluster, *metaops: MetaOpProfile, **training: object) -> Problem:
+    return make_problem(profile_of(*metaops).model_copy(update=training), cluster)
 
 
 def draft_of(problem: Problem, *jobs: tuple[int, int, int, int, float]) -> Draft:

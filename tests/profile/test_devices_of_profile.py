@@ -174,3 +174,13 @@ def test_a_merged_profile_can_be_merged_again() -> None:
 def test_profiles_that_do_not_belong_together_are_refused(other: Profile, message: str) -> None:
     with pytest.raises(InputError, match=message):
         merged(of_one(FAST, 1.0), other)
+
+
+@pytest.mark.parametrize("known", [(True, True), (True, False), (False, True)])
+def test_parts_are_updated_early_if_every_profile_says_so(known: tuple[bool, bool]) -> None:
+    """One that was made before profiles said it can be merged with newer ones all the same."""
+    profiles = [
+        of_one(device, 1.0).model_copy(update={"updates_by_parts": says})
+        for device, says in zip((FAST, SLOW), known, strict=True)
+    ]
+    assert merged(*profiles).updates_by_parts is all(known)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from helpers.examples import examples
 from helpers.little_executor import FailsError, Rules, execute
 from helpers.random_plans import plans
+from helpers.small_parts import parts_from
 from spindle_cli.plan.types import Plan
 from spindle_cli.program.link import link
 from spindle_cli.program.proof.faults import ProgramError
@@ -46,10 +47,18 @@ def with_actions(program: Program, device: int, actions: Sequence[Action]) -> Pr
 
 
 @examples(75)
-@given(plans(), st.booleans(), st.booleans(), st.booleans())
-def test_linked_programs_finish(plan: Plan, sharded: bool, clips: bool, scales: bool) -> None:
-    program = link(plan, settings=StepSettings(sharded=sharded, clips=clips, scales=scales))
+@given(plans(), st.booleans(), st.booleans(), st.booleans(), st.booleans())
+def test_linked_programs_finish(plan: Plan, sharded: bool, clips: bool, scales: bool, by_parts: bool) -> None:
+    program = link(plan, settings=StepSettings(sharded, clips, scales, by_parts))
     assert refusal(program) == failure(program) == ""
+
+
+@examples(75)
+@given(plans(), st.sampled_from([1, 2**20, 3 * 2**20]), st.integers(2, 9))
+def test_linked_programs_that_update_parts_finish(plan: Plan, least: int, most: int) -> None:
+    with parts_from(least, most):
+        program = link(plan, settings=StepSettings(by_parts=True))
+        assert refusal(program) == failure(program) == ""
 
 
 @examples(25)
@@ -68,7 +77,7 @@ def in_form(program: Program, device: int) -> bool:
     """Whether a device's program has what the runtime takes for granted: its passes as they were, sums in the
     order of their groups, NORM, STEP and GATHERs at the end.
     """
-    actions = program.actions[device]
+    actions = [action for action in program.actions[device] if action.kind is not Kind.UPDATE]
     sums = [action.group for action in actions if action.kind is Kind.SUM and action.group is not None]
     ends = [action.kind in (Kind.NORM, Kind.STEP, Kind.GATHER) for action in actions]
     steps = [action.kind for action in actions if action.kind in (Kind.NORM, Kind.STEP)]
@@ -94,7 +103,13 @@ def with_possible_op(program: Program, actions: Sequence[Action], moved: Action)
 def disturbed_programs(draw: st.DrawFn) -> Program:
     """A program of a random plan of which one device has two posts swapped, one moved, or one left out."""
     sharded, clips = draw(st.booleans()), draw(st.booleans())
-    program = link(draw(plans()), settings=StepSettings(sharded=sharded, clips=clips))
+    return draw(disturbed(StepSettings(sharded=sharded, clips=clips)))
+
+
+@st.composite
+def disturbed(draw: st.DrawFn, settings: StepSettings) -> Program:
+    """The same, of these settings."""
+    program = link(draw(plans()), settings=settings)
     device = draw(st.sampled_from(sorted(program.actions)))
     actions = list(program.actions[device])
     posts = [step for step, action in enumerate(actions) if action.kind not in (*COMPUTES, Kind.STEP)]
@@ -122,3 +137,12 @@ def disturbed_programs(draw: st.DrawFn) -> Program:
 def test_the_proof_accepts_what_finishes_and_nothing_else(program: Program) -> None:
     refused, failed = refusal(program), failure(program)
     assert bool(refused) == bool(failed), refused or failed
+
+
+@examples(200)
+@given(st.data())
+def test_nor_does_it_accept_other_updates_of_parts(data: st.DataObject) -> None:
+    with parts_from(1):
+        program = data.draw(disturbed(StepSettings(by_parts=True)))
+        refused, failed = refusal(program), failure(program)
+        assert bool(refused) == bool(failed), refused or failed

@@ -71,6 +71,7 @@ class Case:
     sharding: Sharding | None = None  # of what runs on the same devices; with `apart`
     weights: tuple[int, ...] = ()  # of the devices' parts of what they share out; none: equal parts
     uneven: bool = False  # shares of any size, with `apart`
+    by_parts: bool = False  # parameters are updated as their gradients are summed
     gathers: bool = False  # gradients of matrices, as rows and factors, wherever that can be
     # by its tasks, joined by '+', what steps of a set run; None: what is left for them
     sets: Mapping[str, Sequence[Placement] | None] = field(default_factory=dict)
@@ -116,6 +117,8 @@ def prepare(case: Case, num_devices: int, folder: Path) -> RunRequest:
         plan = shared_out(plan, case.sharding)
     if case.weights:
         plan = weighted(plan, case.weights)
+    if case.by_parts:
+        plan = plan.model_copy(update={"updates_by_parts": True})
     write_plan(folder / "plan.yaml", plan)
     request = RunRequest(
         plan=folder / "plan.yaml",
@@ -153,12 +156,13 @@ def run_cases(
     *,
     fails: bool,
     backend: str | None = None,
+    fine_sums: bool = False,
 ) -> None:
     """Run all cases, in their order, in one set of processes under torchrun, each in its own folder below
     `folder`.
 
     `forker`: of the processes. `fails`: the last one ends the workers with an error. `backend`: in gloo's
-    place.
+    place. `fine_sums`: little is summed at a time.
     """
     for number, case in enumerate(cases):
         prepare(case, num_workers, folder / case.name)
@@ -171,6 +175,8 @@ def run_cases(
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     if backend is not None:
         environment["SPINDLE_BACKEND"] = backend
+    if fine_sums:
+        environment["SPINDLE_TEST_FINE_SUMS"] = "1"
     torchrun_log = folder / "torchrun.log"
     with torchrun_log.open("wb") as log:
         torchrun = ReadyPython(forker, command, env=environment, stdout=log, stderr=log)

@@ -6,6 +6,7 @@ The process that workers are forked from imports this, and so reads and analyses
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
@@ -18,6 +19,8 @@ import torch.distributed as dist
 from host_waits import no_host_waits
 from torch.distributed import distributed_c10d
 
+from spindle_cli.account import groups
+from spindle_cli.account.sums import update_parts
 from spindle_cli.errors import SpindleError
 from spindle_cli.files.artifact import write_json
 from spindle_cli.files.request import RunRequest, error_path
@@ -50,6 +53,7 @@ def step_without_host_waits(self: Training, step: int, *, is_first: bool) -> Non
         train_one_step(self, step, is_first=is_first)
 
 
+FINE_SUMS = "SPINDLE_TEST_FINE_SUMS"  # in the environment: little is summed at a time
 Key = tuple[str, str]  # of a source, and of how its graph is found
 train_one_step = Training.step
 take_back = GatherMemory.take_back
@@ -155,8 +159,16 @@ def leave_groups() -> None:
     gc.freeze()  # what is kept: it would be searched for each request again
 
 
+def sum_little_at_a_time() -> None:
+    """Toys have few bytes, which would be summed, and updated, in one go."""
+    groups._SUM_BYTES = (256,)
+    update_parts.PART_BYTES = 1
+
+
 def main(argv: list[str]) -> None:
     folder = Path(argv[1])
+    if FINE_SUMS in os.environ:
+        sum_little_at_a_time()
     Training.step = step_without_host_waits
     GatherMemory.take_back = take_back_poisoned
     trainer.not_searched_again = nullcontext  # would have all searched that is frozen below

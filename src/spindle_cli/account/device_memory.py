@@ -51,6 +51,7 @@ def device_memory(
       has of the task.
     * Gradient sums take buffers (`SUM_BUFFER_BYTES`) from when the backward pass is through with the first op
       that uses the parameters.
+    * What the update takes comes behind the sums; where parts are updated early, on top of them.
     * Where devices share out gradients, each has its range of them all the time, and where parameters, of
       these too. What is whole besides, while ops run backward (`holdings.py`), is shown as gradients; the
       memory that parameters are gathered into (`gather_buffers.py`), which is there all the time, as buffers.

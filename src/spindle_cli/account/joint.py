@@ -80,6 +80,7 @@ class MemberPlan:
     optimizer_state_sharded: bool
     clips_gradients: bool
     scales_losses: bool
+    updates_by_parts: bool
     sharding: ShardingOf
     shard_weights: ShardWeights
     joint: Joint | None
@@ -101,6 +102,7 @@ def plans_in_turn(plan: PlacedPlan) -> tuple[PlacedPlan, ...]:
             plan.optimizer_state_sharded,
             plan.clips_gradients,
             plan.scales_losses,
+            plan.updates_by_parts,
             plan.sharding,
             plan.shard_weights,
             joint,

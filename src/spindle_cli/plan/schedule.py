@@ -84,6 +84,7 @@ class PlacedSlices:
     optimizer_state_sharded: bool
     clips_gradients: bool
     scales_losses: bool
+    updates_by_parts: bool
     sharding: ShardingOf
     shard_weights: ShardWeights = ()
     joint: Joint | None = None
@@ -102,6 +103,7 @@ def placed_slices(problem: Problem, slices: tuple[Slice, ...]) -> PlacedSlices:
         profile.optimizer_state_sharded,
         profile.clips_gradients,
         profile.scales_losses,
+        profile.updates_by_parts,
         profile.sharding,
         profile.shard_weights,
     )

@@ -112,6 +112,7 @@ def assemble(
         gradient_bytes_per_param=train.gradient_bytes_per_param,
         clips_gradients=train.clip_norm is not None,
         scales_losses=train.scaling is not None,
+        updates_by_parts=train.updates_by_parts,
         accumulate=train.accumulate,
         loss_chunks=train.loss_chunks,
         local_sgd=train.local_sgd,

@@ -209,6 +209,8 @@ class TrainedArtifact(Artifact):
     clips_gradients: bool = False
     # losses are scaled: before the update all devices learn whether a gradient of any has overflowed
     scales_losses: bool = False
+    # parameters may be updated before the gradients of others are summed, as the train settings say
+    updates_by_parts: bool = False
     # batches of every task in one step, whose gradients are added up
     accumulate: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     # how losses with wide values are computed, as the train settings say: in chunks by size, or in so many

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from spindle_cli.account.rows import Layout
+from spindle_cli.account.sums.update_parts import update_parts
 from spindle_cli.account.types import ParameterGroup
 from spindle_cli.files.sharding import Sharding
 from spindle_cli.plan.types import Slice
@@ -41,7 +42,8 @@ class DeviceDraft:
     """A device's program in the making: `write` merges its passes with its posts.
 
     `lane`: its passes and posts by the clock. `groups`: those that it shares with others. `times`: of
-    each group's sum. `is_reached`: by slice, whether gradients come to it.
+    each group's sum. `is_reached`: by slice, whether gradients come to it. `own_bytes`: of gradients that it
+    sums with nobody.
     `completing`: the first op of each of its slices that completes a group with it.
     """
 
@@ -55,6 +57,7 @@ class DeviceDraft:
     groups: Sequence[ParameterGroup]
     times: Mapping[int, int]
     is_reached: Sequence[bool]
+    own_bytes: int = 0
     posts: list[Post] = field(default_factory=list)
     completing: dict[tuple[int, int], int] = field(default_factory=dict)  # (slice, group) -> op
 
@@ -116,6 +119,8 @@ class DeviceDraft:
             actions.extend(self._flags())
         if settings.judges:
             actions.append(Action(Kind.NORM, communicator=everyone))
+        if settings.updates_early:
+            actions.extend(self._updates())
         actions.append(Action(Kind.STEP))
         if settings.sharded:
             actions.extend(self._gathers())
@@ -178,6 +183,14 @@ class DeviceDraft:
             if run_back(self.clock, self.slices, piece, op - half) >= complete
         )
         return next(behind, first_op)
+
+    def _updates(self) -> list[Action]:
+        """Update what is complete, part by part; the last part is left to STEP, which has all else to wait
+        for.
+        """
+        trained = [group for group in self.groups if group.is_trained]
+        parts = update_parts(self.own_bytes, trained)
+        return [Action(Kind.UPDATE, group=max(part.groups, default=None)) for part in parts[:-1]]
 
     def _flags(self) -> list[Action]:
         """The flags of each communicator over which what is shared out is summed. Only the update takes them:

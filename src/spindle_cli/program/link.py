@@ -23,6 +23,7 @@ from spindle_cli.account.groups import ParameterUses, parameter_groups
 from spindle_cli.account.joint import groups_of_member, joint_groups
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.sums.gathered import gathered_matrices
+from spindle_cli.account.sums.update_parts import own_bytes
 from spindle_cli.account.sums.weighted import with_weights
 from spindle_cli.account.traffic import uses_of, with_matrices
 from spindle_cli.account.types import Edge, ParameterGroup, Pass
@@ -78,7 +79,7 @@ def link_sets(
 ) -> Programs:
     """The programs of a plan's steps; the arguments are those of `link`."""
     settings = settings or StepSettings(
-        plan.optimizer_state_sharded, plan.clips_gradients, plan.scales_losses
+        plan.optimizer_state_sharded, plan.clips_gradients, plan.scales_losses, plan.updates_by_parts
     )
     uses = uses_of(plan) if parameters is None else parameters
     sets = plan.set_plans
@@ -143,10 +144,11 @@ class _Moving:
         lanes = self._lanes(groups, directory)
         groups, times = _in_order(groups, self.clock, plan.slices, lanes)
         reached = reached_slices(len(plan.slices), groups, self.edges)
+        own = own_bytes(groups)
         drafts = {
             device: DeviceDraft(
                 device,
-                own,
+                computes,
                 plan.slices,
                 self.layouts,
                 self.clock,
@@ -155,8 +157,9 @@ class _Moving:
                 [group for group in groups if device in group.devices and len(group.devices) > 1],
                 times,
                 reached,
+                own.get(device, 0),
             )
-            for device, own in self.computes.items()
+            for device, computes in self.computes.items()
         }
         for timed in self.transfers:
             drafts[timed.transfer.source].add_transfer(timed)

@@ -8,6 +8,8 @@
     SUM 3 op 2 on 4                                 sum parameter group 3; complete with op 2's backward
     FLAGS on 4                                      which parameters any device has reached
     NORM on 0                                       sum the gradients' norm; has one overflowed?
+    UPDATE                                          step what is summed with nobody
+    UPDATE 3                                        and what is summed up to group 3
     STEP
     GATHER 3 on 4                                   hand on the new parameters of group 3
 
@@ -23,7 +25,7 @@ from dataclasses import replace
 from spindle_cli.plan.types import format_devices
 from spindle_cli.program.communicators import communicator_memory
 from spindle_cli.program.types import COMPUTES, TRANSFERS, Action, Kind, Program, Transfer
-from spindle_cli.units import format_bytes, format_seconds
+from spindle_cli.units import counted, format_bytes, format_seconds
 
 _TRANSFER = re.compile(
     r"(?P<kind>SEND|RECV|SEND_GRAD|RECV_GRAD) #(?P<key>\d+) (?P<source>\d+)->(?P<destination>\d+)"
@@ -32,7 +34,9 @@ _TRANSFER = re.compile(
 _COMPUTE = re.compile(r"(?P<kind>F|B) (?P<piece>\d+)")
 _SUM = re.compile(r"SUM (?P<group>\d+) op (?P<op>\d+)")
 _GATHER = re.compile(r"GATHER (?P<group>\d+)")
-_ALONE = re.compile(r"(?P<kind>LOSSES|FLAGS|NORM|STEP)")
+_UPDATE = re.compile(r"UPDATE (?P<group>\d+)")
+_ALONE = re.compile(r"(?P<kind>LOSSES|FLAGS|NORM|UPDATE|STEP)")
+_WITHOUT_POST = (Kind.UPDATE, Kind.STEP)
 _ON = re.compile(r"(?P<what>.*?)(?: on (?P<communicator>\d+))?(?: by (?P<shards>\d+(?:,\d+)*))?")
 _POSTED = (*TRANSFERS, Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.GATHER)
 
@@ -72,7 +76,7 @@ def parse_action(text: str) -> Action:
     if (
         action is None
         or (action.kind in _POSTED and number is None)
-        or (action.kind is Kind.STEP and number)
+        or (action.kind in _WITHOUT_POST and number)
         or (shards and action.kind not in COMPUTES)
     ):
         example = "'F 4' or 'SEND #12 2->5 slice 4>6 rows 0:8 4096 B on 1'"
@@ -87,6 +91,8 @@ def _parse_what(text: str) -> Action | None:
         return Action(Kind(match["kind"]), piece=int(match["piece"]))
     if match := _SUM.fullmatch(text):
         return Action(Kind.SUM, group=int(match["group"]), op=int(match["op"]))
+    if match := _UPDATE.fullmatch(text):
+        return Action(Kind.UPDATE, group=int(match["group"]))
     if match := _GATHER.fullmatch(text):
         return Action(Kind.GATHER, group=int(match["group"]))
     if match := _TRANSFER.fullmatch(text):
@@ -147,6 +153,8 @@ def _explain(program: Program, rank: int, action: Action) -> str:
         ends = (program.slices[transfer.producer].label, program.slices[transfer.consumer].label)
         what = "gradient of " if transfer.is_gradient else ""
         return f"{what}{ends[0]}, for {ends[1]}, {format_bytes(transfer.num_bytes)}"
+    if action.kind in (Kind.UPDATE, Kind.STEP):
+        return _explain_update(program, rank, action)
     if action.group is not None:
         return _explain_group(program, action)
     return _MEANINGS[action.kind]
@@ -156,8 +164,18 @@ _MEANINGS = {
     Kind.LOSSES: "the losses of all devices",
     Kind.FLAGS: "which parameters any of these devices has reached",
     Kind.NORM: "wait for all sums, then the norm of all gradients, and whether one has overflowed",
-    Kind.STEP: "wait for everything, then the optimizer",
 }
+
+
+def _explain_update(program: Program, rank: int, action: Action) -> str:
+    """What an UPDATE, or the STEP, waits for and steps."""
+    updates = [each for each in program.actions[rank] if each.kind is Kind.UPDATE]
+    if action.kind is Kind.STEP:
+        rest = " for the rest" if updates else ""
+        return f"wait for everything, then the optimizer{rest}"
+    part = program.updates[rank][updates.index(action)]
+    waits = f"wait for {counted(len(part.groups), 'sum')}, then " if part.groups else ""
+    return f"{waits}the optimizer for {part.share:.0%} of what the device updates"
 
 
 def _explain_group(program: Program, action: Action) -> str:

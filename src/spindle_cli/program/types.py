@@ -12,6 +12,7 @@ from functools import cached_property
 
 from spindle_cli.account.rows import Layout
 from spindle_cli.account.sums.collectives import collectives_of_step
+from spindle_cli.account.sums.update_parts import UpdatePart, parts_by_device
 from spindle_cli.account.types import Edge, ParameterGroup, Pass, Purpose, Together
 from spindle_cli.plan.types import Plan, Slice
 from spindle_cli.program.reached import reached_slices
@@ -19,7 +20,7 @@ from spindle_cli.program.reached import reached_slices
 
 class Kind(StrEnum):
     """What an action does. Messages and collectives are posted without waiting; compute waits for the
-    receives it needs, and STEP for everything.
+    receives it needs, UPDATE for the losses and its own sums, and STEP for everything.
     """
 
     RECV = "RECV"  # post the receive of an activation chunk
@@ -32,6 +33,7 @@ class Kind(StrEnum):
     SUM = "SUM"  # start the gradient sum of a parameter group
     FLAGS = "FLAGS"  # start telling which parameters of shared optimizer state any device has reached
     NORM = "NORM"  # wait for all sums, sum the gradients' norm over all devices; has one overflowed?
+    UPDATE = "UPDATE"  # wait for the sums up to a group's, step what is complete with them
     STEP = "STEP"  # wait for everything posted, step the optimizer
     GATHER = "GATHER"  # start handing on the parameters of a group, of which each device has stepped a range
 
@@ -40,7 +42,7 @@ TRANSFERS = (Kind.RECV, Kind.SEND, Kind.RECV_GRAD, Kind.SEND_GRAD)
 RECEIVES = (Kind.RECV, Kind.RECV_GRAD)
 COMPUTES = (Kind.FORWARD, Kind.BACKWARD)
 # What a step takes once, however many batches it adds up.
-ONCE_A_STEP = (Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.STEP, Kind.GATHER)
+ONCE_A_STEP = (Kind.LOSSES, Kind.SUM, Kind.FLAGS, Kind.NORM, Kind.UPDATE, Kind.STEP, Kind.GATHER)
 
 
 @dataclass(frozen=True)
@@ -67,16 +69,27 @@ class StepSettings:
             new values are gathered.
         clips: gradients are clipped by their norm.
         scales: losses are scaled, and all devices learn together whether a gradient has overflowed.
+        by_parts: the optimizers may step some parameters before the gradients of others are summed.
     """
 
     sharded: bool = False
     clips: bool = False
     scales: bool = False
+    by_parts: bool = False
 
     @property
     def judges(self) -> bool:
         """Whether devices find something out together about a step's gradients (NORM) before the update."""
         return self.clips or self.scales
+
+    @property
+    def updates_early(self) -> bool:
+        """Whether devices update parts of their parameters while the sums of others are under way (UPDATE).
+
+        Not where all gradients are judged first; nor where devices share optimizer state, as there the flags
+        behind all sums tell which parameters have gradients.
+        """
+        return self.by_parts and not self.judges and not self.sharded
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,9 @@ class Action:
     Attributes:
         piece: index into `Plan.slices` (F, B).
         transfer: that is posted (sends, receives).
-        group: that is summed (SUM) or whose parameters are handed on (GATHER).
+        group: that is summed (SUM) or whose parameters are handed on (GATHER); of an UPDATE, the last one
+            whose parameters are updated, with all that come before it in the order of sums and are not yet,
+            the first time with what the device sums with nobody; None: that alone.
         op: of the slice that runs backward just before, the op whose backward completes what this device
             adds to the sum (SUM). The sum may start there, before the slice is through; the order of a
             device's sums stays.
@@ -155,6 +170,15 @@ class Program:
     def reached(self) -> tuple[bool, ...]:
         """Of each slice, whether gradients come to it."""
         return reached_slices(len(self.slices), self.groups, self.edges)
+
+    @cached_property
+    def updates(self) -> dict[int, tuple[UpdatePart, ...]]:
+        """By device, what each of its UPDATEs steps, and last what is left to its STEP."""
+        ends = {
+            device: [action.group for action in actions if action.kind is Kind.UPDATE]
+            for device, actions in self.actions.items()
+        }
+        return parts_by_device(self.groups, ends)
 
     @cached_property
     def collectives(self) -> tuple[Together, ...]:

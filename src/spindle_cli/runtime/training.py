@@ -37,6 +37,7 @@ from spindle_cli.runtime.saving.stopping import StopRequest
 from spindle_cli.runtime.step.data import Feed
 from spindle_cli.runtime.step.executor import Executor
 from spindle_cli.runtime.step.losses import LossBoard, step_failure
+from spindle_cli.runtime.step.step_end import StepEnd
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.learning_rates import LearningRates
 from spindle_cli.runtime.update.masters import Masters
@@ -231,7 +232,7 @@ class Training:
         """Save a checkpoint of what is trained, unless there is one; collective.
 
         Raises:
-            RunFailedError: as `settle`.
+            RunFailedError: as `settle` and `save_in_order`.
             InputError: it cannot be written.
         """
         self.settle()
@@ -239,7 +240,17 @@ class Training:
         self.tell_checkpoints()
 
     def save_in_order(self) -> None:
-        """The checkpoint itself; raises InputError as `save`."""
+        """The checkpoint itself.
+
+        Raises:
+            RunFailedError: the last step was given up when it had updated some of the parameters.
+            InputError: it cannot be written.
+        """
+        if self.update.is_begun:
+            raise RunFailedError(
+                f"step {self.done + 1} has updated some parameters and not the others, so none can be saved",
+                hint="Go on from the last checkpoint with --resume.",
+            )
         save = partial(self.checkpoints.save, self.done)
         if self.outer_steps is None:
             save()
@@ -283,6 +294,7 @@ class Training:
         with self.stopwatch.timed(Activity.WAIT, cause="losses"):
             losses = self.board.take()
         if self.request.capture_dir is not None and (is_first or self._has_new_gradients(step)):
+            executor.finish()
             self.pool.gather_gradients()
             self._first_gradients.add(step, self.model.parameters, self.update.unscaled)
         rates = self.rates.now()
@@ -310,12 +322,9 @@ class Training:
         return tuple(name for name in names if name in due)
 
     def _update(self, executor: Executor, losses: Tensor) -> Verdict:
-        """Step the optimizer as `Update.step` does; what all ranks have found of the gradients."""
-        if self.masters is not None:
-            with self.stopwatch.timed(Activity.OPTIMIZER):
-                self.masters.take_gradients()
+        """Step the optimizer as `Update` does; what all ranks have found of the gradients."""
         with self.stopwatch.timed(Activity.OPTIMIZER):
-            verdict = executor.end_step(self._judge, partial(self.update.step, losses))
+            verdict = executor.end_step(StepEnd(self.update, losses, self.stopwatch))
             self.pool.reset()
         return verdict
 
@@ -370,10 +379,6 @@ class Training:
             f"stopped by SIGTERM after step {step}; a checkpoint is saved",
             hint="Go on with the same command and --resume.",
         )
-
-    def _judge(self) -> Verdict:
-        with self.stopwatch.timed(Activity.WAIT, cause="norm"):
-            return self.update.judge()
 
     def _capture(self, stage: CaptureStage, tensors: Mapping[str, Tensor]) -> None:
         if self.request.capture_dir is not None:

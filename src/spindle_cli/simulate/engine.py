@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 
-from spindle_cli.account.traffic import products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.program.types import COMPUTES, ONCE_A_STEP, RECEIVES, Action, Kind, Program, Transfer
 from spindle_cli.simulate.clock import Clock
@@ -30,6 +29,7 @@ from spindle_cli.simulate.types import (
 )
 
 _Compute = tuple[Kind, int]  # F or B, and the slice
+_Posted = tuple[Collective, int | None, tuple[int, ...]]  # with its group and its devices
 _COLLECTIVES = {
     Kind.LOSSES: Collective.LOSSES,
     Kind.SUM: Collective.SUM,
@@ -37,6 +37,10 @@ _COLLECTIVES = {
     Kind.NORM: Collective.NORM,
     Kind.GATHER: Collective.GATHER,
 }
+
+
+# What waits for collectives.
+_AT_END = (Kind.NORM, Kind.UPDATE, Kind.STEP)
 
 
 @dataclass(slots=True)
@@ -49,6 +53,7 @@ class _Device:
         missing: transfers that each compute of the batch still waits for.
         begun: sums that begin during the backward slice that runs.
         open: collectives of this step that are posted and not ended.
+        updated: so many of its parts are updated.
         paused_at: the slice whose forward pass waits for parameters, and from which op on.
     """
 
@@ -58,7 +63,8 @@ class _Device:
     place: int = 0
     missing: dict[_Compute, int] = field(default_factory=dict)
     begun: set[int] = field(default_factory=set)
-    open: int = 0
+    open: set[_Posted] = field(default_factory=set)
+    updated: int = 0
     waiting_since: float | None = None
     paused_at: tuple[int, int] | None = None
 
@@ -103,8 +109,7 @@ class Engine:
         self._awaited = AwaitedOps(program)
         self._ledger = Ledger(plan)
         self._durations = slice_durations(program)
-        products = products_s(program.groups, plan.cluster.num_devices)
-        self._step_s = [step + own for step, own in zip(step_durations(plan), products, strict=True)]
+        self._step_s = step_durations(plan)
         self._devices = [
             _Device(number, _batches(program.actions[number], plan.accumulate))
             for number in sorted(program.actions)
@@ -144,7 +149,7 @@ class Engine:
             ),
             collected=tuple(sorted(self._traffic.collected, key=lambda done: (done.start_s, done.devices))),
             waits=tuple(sorted(self._waits, key=lambda wait: (wait.start_s, wait.device))),
-            steps=tuple(sorted(self._steps, key=lambda step: step.device)),
+            steps=tuple(sorted(self._steps, key=lambda step: (step.device, step.start_s))),
             memory=self._ledger.steps(),
         )
 
@@ -158,8 +163,7 @@ class Engine:
             elif action.kind is Kind.SUM:
                 self._come_to_sum(device, action)
             elif action.kind in (Kind.LOSSES, Kind.FLAGS):
-                device.open += 1
-                self._post(device, action)
+                self._open(device, action)
             elif action.kind in COMPUTES:
                 assert action.piece is not None, "an F or B has a slice"
                 self._reach(device, (action.kind, action.piece))
@@ -173,44 +177,62 @@ class Engine:
         if action.group in device.begun:
             device.begun.remove(action.group)
         else:
-            device.open += 1
-            self._post(device, action)
+            self._open(device, action)
 
     def _next(self, device: _Device) -> None:
         device.place += 1
         if device.action is None and device.batch + 1 < len(device.batches):
             device.begin(device.batch + 1)
 
+    def _open(self, device: _Device, action: Action) -> None:
+        """Post what the device waits for at the step's end."""
+        device.open.add(self._posted(action))
+        self._post(device, action)
+
+    def _posted(self, action: Action) -> _Posted:
+        assert action.communicator is not None, "a collective has a communicator"
+        devices = self._program.communicators[action.communicator].ranks
+        return _COLLECTIVES[action.kind], action.group, devices
+
     def _post(self, device: _Device, action: Action) -> None:
         """Let a device take part in the collective that an action names."""
         assert action.communicator is not None, "a collective has a communicator"
-        devices = self._program.communicators[action.communicator].ranks
-        together = self._together[_COLLECTIVES[action.kind], action.group, devices]
-        self._traffic.join(device.number, together, action.communicator)
+        self._traffic.join(device.number, self._together[self._posted(action)], action.communicator)
 
     def _end_step(self, device: _Device, action: Action) -> bool:
-        """Come to the norm or the update, which wait for all that was posted; whether to go on at once."""
+        """Come to the norm or an update, which wait for what was posted; whether to go on at once."""
         self._ledger.finish_sums(device.number, self._clock.now_s)
-        if device.open:
+        if self._awaits(device, action):
             device.waiting_since = self._clock.now_s
             return False
         if action.kind is Kind.NORM:
-            device.open += 1
-            self._post(device, action)
+            self._open(device, action)
             return True
-        self._update(device)
+        self._update(device, action)
         return False
 
-    def _update(self, device: _Device) -> None:
+    def _awaits(self, device: _Device, action: Action) -> bool:
+        """Whether something is under way that the norm or an update waits for: all that was posted; but the
+        update of a part waits for the losses and for its own sums alone.
+        """
+        if action.kind is not Kind.UPDATE:
+            return bool(device.open)
+        own = self._program.updates[device.number][device.updated].groups
+        return any(kind is Collective.LOSSES or group in own for kind, group, _ in device.open)
+
+    def _update(self, device: _Device, action: Action) -> None:
         start_s = self._clock.now_s
+        part = self._program.updates[device.number][device.updated]
 
         def end() -> None:
             self._steps.append(OptimizerStep(device.number, start_s, self._clock.now_s))
-            self._ledger.end_update(device.number, self._clock.now_s)
+            if action.kind is Kind.STEP:
+                self._ledger.end_update(device.number, self._clock.now_s)
+            device.updated += 1
             self._next(device)
             self._advance(device)
 
-        self._clock.at(start_s + self._step_s[device.number], end)
+        self._clock.at(start_s + part.seconds(self._step_s[device.number]), end)
 
     def _reach(self, device: _Device, compute: _Compute) -> None:
         """A device gets to a compute: it starts if everything is there, else it waits."""
@@ -276,13 +298,13 @@ class Engine:
         """
         first, last = self._program.slices[piece].ops
         for action in device.batches[device.batch][device.place + 1 :]:
-            if action.kind in COMPUTES or action.kind is Kind.STEP:
+            if action.kind in COMPUTES or action.kind in (Kind.UPDATE, Kind.STEP):
                 return
             if action.kind is Kind.SUM:
                 assert action.group is not None and action.op is not None, "a SUM has a group and an op"
                 done = (last - action.op) / (last - first)
                 device.begun.add(action.group)
-                device.open += 1
+                device.open.add(self._posted(action))
                 self._clock.at(self._clock.now_s + done * length_s, partial(self._post, device, action))
 
     def _end(self, device: _Device, compute: _Compute, start_s: float) -> None:
@@ -318,10 +340,11 @@ class Engine:
             if is_gather:
                 self._resume(device, done, last_device)
                 continue
-            device.open -= 1
+            device.open.remove((together.kind, together.group, together.devices))
             action = device.action
-            at_end = action is not None and action.kind in (Kind.NORM, Kind.STEP)
-            if at_end and not device.open and device.waiting_since is not None:
+            if action is None or action.kind not in _AT_END or device.waiting_since is None:
+                continue
+            if not self._awaits(device, action):
                 self._end_wait(device, None, Cause.SUM, last_device, None, done.joined_s)
                 self._advance(device)
 

@@ -132,7 +132,7 @@ def _devices(simulation: Simulation) -> tuple[DeviceUse, ...]:
     ended_s = [0.0] * simulation.plan.cluster.num_devices
     optimizer_s = [0.0] * simulation.plan.cluster.num_devices
     for step in simulation.steps:
-        optimizer_s[step.device] = step.end_s - step.start_s
+        optimizer_s[step.device] += step.end_s - step.start_s
     for wait in simulation.waits:
         waiting_s[wait.device] += wait.length_s
     parts: tuple[Span | Wait | OptimizerStep, ...] = (*simulation.spans, *simulation.waits, *simulation.steps)

@@ -109,7 +109,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerStep:
-    """A device updates its parameters from start to end."""
+    """A device updates its parameters, or a part of them, from start to end."""
 
     device: int
     start_s: float
@@ -130,7 +130,7 @@ class Simulation:
 
     Attributes:
         step_s: until every device has updated its parameters and everything sent has arrived.
-        spans, passages, collected, waits: ordered by start, then device. `steps`: by device.
+        spans, passages, collected, waits: ordered by start, then device. `steps`: by device, then start.
         memory: of each device, ascending in time; the first entry is what it holds before the step.
     """
 

@@ -230,6 +230,16 @@ class TrainSettings(RampSettings):
         """
         return self.shard_optimizer and any(choice.treats_elements_alone for choice in self.choices)
 
+    @property
+    def updates_by_parts(self) -> bool:
+        """Whether some parameters may be stepped before the gradients of all are there: nothing is found out
+        about all gradients first, no optimizer state is shared, copies of islands are not averaged, and every
+        optimizer is known to step each parameter by itself.
+        """
+        judges = self.clip_norm is not None or self.scaling is not None
+        apart = not judges and not self.shard_optimizer and self.local_sgd is None
+        return apart and all(choice.steps_parameters_alone for choice in self.choices)
+
     def state_per_param(self, state: float) -> float:
         """Bytes that are kept for the update per byte of trained parameter, with masters and average.
 

@@ -130,12 +130,14 @@ class Iteration:
             largest = 0.0 if setting.buffers_are_small else largest
             self._sums_at_most = max(SUM_BUFFER_BYTES, self._width * largest)
 
-    def run(self, own: float, update: float) -> list[PassBytes]:
+    def run(self, own: float, update: float, *, by_parts: bool = False) -> list[PassBytes]:
         """Pass by pass, the optimizer's update last; `own`: gradients that are not shared, `update`: what the
-        update takes.
+        update takes. `by_parts`: some parameters are updated while sums, and what is on its way back, are
+        still there. Which ones is not looked at: no part takes more than the whole.
         """
         passes = self._mirrored() if self._passes is None else self._in_order(self._passes)
-        self._fullest.see(own, self._fields, self._retained + self._sums())
+        early = update if by_parts else 0.0
+        self._fullest.see(own, self._fields, self._retained + self._sums() + early)
         self._fullest.see(own, self._fields, update)
         left = Fullest()
         left.see(own if self._keeps_own else 0.0, 0.0, 0.0)

@@ -45,6 +45,8 @@ class OptimizerNumbers(Protocol):
     @property
     def gradient_bytes_per_param(self) -> float: ...
     @property
+    def updates_by_parts(self) -> bool: ...
+    @property
     def accumulate(self) -> int: ...
     @property
     def sharding(self) -> ShardingOf: ...
@@ -243,7 +245,8 @@ class Account:
         own = wide * sum(there.count * there.own_bytes for there in of_all)
         keeps_own = self.optimizer.accumulate > 1
         iteration = Iteration(self.setting, roles, passes, held, keeps_own=keeps_own)
-        by_pass = tuple(iteration.run(own, updated * self.optimizer.update_bytes_per_param))
+        update = updated * self.optimizer.update_bytes_per_param
+        by_pass = tuple(iteration.run(own, update, by_parts=self.optimizer.updates_by_parts))
         return Need(
             parameters=round(sum(there.count * there.lasting_bytes for there in of_all)),
             state=round(sum(there.count * there.state_bytes(usual, sharded=sharded) for there in of_all)),

@@ -15,11 +15,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heapreplace
 
+from spindle_cli.account.sums.update_parts import updates_early
 from spindle_cli.account.traffic import Traffic, products_s
 from spindle_cli.account.types import Collective, Together
 from spindle_cli.costs.links import Spread, per_node
 from spindle_cli.costs.parameters.unequal import parts_collective_s
 from spindle_cli.plan.placing.passes import BothPasses, Passes, Times
+from spindle_cli.plan.placing.updates import Kinds, SumEnd, updated_s
 from spindle_cli.plan.problem import Problem
 from spindle_cli.plan.types import Slice
 
@@ -62,20 +64,26 @@ def predict(
     Args:
         slices: in order of start.
         traffic: what they move.
-        steps_s: the optimizer's step on each device, to which the products of gathered factors are added.
+        steps_s: the optimizer's step on each device, to which the products of gathered factors are added;
+            where parts may be updated early, each takes its share.
     """
     batches = problem.profile.accumulate
-    products = products_s(traffic.groups, problem.num_devices)
-    steps_s = [step + own for step, own in zip(steps_s, products, strict=True)]
     passes, together = Passes(problem, slices, traffic), _Collectives(problem, slices, traffic)
     plain = passes.run({})
     plain_s = max(compute_s, *plain.backward.free_s)
     gathered = passes.run(together.gathered_s(plain, passes.forward_s)) if together.has_gathers else plain
     first_s = max(plain_s, *gathered.backward.free_s)
     last, last_s = (gathered, first_s) if batches == 1 else (plain, plain_s)
-    ready_s = together.ready_to_step_s(last)
+    told_s = together.told_s(last)
+    sums_s, ready_s = together.ready_to_step_s(last, told_s)
     with_sums_s = max(last_s, *ready_s)
-    with_step_s = max(with_sums_s, *(ready + step for ready, step in zip(ready_s, steps_s, strict=True)))
+    if updates_early(traffic.plan):
+        passed_s = [max(told_s, free_s) for free_s in last.backward.free_s]
+        with_step_s = max(with_sums_s, *updated_s(traffic.groups, passed_s, sums_s, steps_s, together.kinds))
+    else:
+        products = products_s(traffic.groups, problem.num_devices)
+        each = zip(ready_s, steps_s, products, strict=True)
+        with_step_s = max(with_sums_s, *(ready + (step + own) for ready, step, own in each))
     added_s = first_s - plain_s + with_sums_s - last_s
     moved_s = max(compute_s, min(plain_s, passes.without_processor_s())) if passes.is_stretched else plain_s
     accounted_s = plain_s + (added_s + with_step_s - with_sums_s) / batches
@@ -97,7 +105,7 @@ _OF_SOME = (Collective.SUM, Collective.FLAGS, Collective.GATHER)
 
 
 class _Collectives:
-    """The collectives of a step.
+    """The collectives of a step. `kinds`: of devices, by those in which they take part.
 
     Devices that take part in the same of them are of one kind, and free at the same time. A network card that
     several devices of a node share is a kind, too: what crosses nodes through it goes one after another.
@@ -132,16 +140,17 @@ class _Collectives:
             for device in devices:
                 taking_part[device].append(number)
         kinds = {part: kind for kind, part in enumerate(dict.fromkeys(map(tuple, taking_part)))}
-        self._kind_of = [kinds[tuple(part)] for part in taking_part]
+        kind_of = [kinds[tuple(part)] for part in taking_part]
         of_card = {card: len(kinds) + place for place, card in enumerate(self._shared_cards())}
         self._num_kinds = len(kinds) + len(of_card)
-        self._kinds_in = {
+        kinds_in = {
             devices: [
                 *(kind for part, kind in kinds.items() if number in part),
                 *sorted({of_card[card] for card in self._cards_of(devices) if card in of_card}),
             ]
             for devices, number in of_devices.items()
         }
+        self.kinds = Kinds(kind_of, kinds_in)
 
     def _shared_cards(self) -> list[tuple[int, int]]:
         """Network cards that several devices have."""
@@ -153,29 +162,41 @@ class _Collectives:
             return ()
         return (self._cluster.card_of[device] for device in devices)
 
-    def ready_to_step_s(self, last: BothPasses) -> list[float]:
-        """When each device may update its parameters, after the last batch's passes.
-
-        All wait for the sum of the losses, which starts when all have run forward; each for its sums, and
-        for the flags that follow them; where gradients are clipped or losses scaled, all for the sum that
-        tells their norm, and whether one has overflowed.
+    def told_s(self, last: BothPasses) -> float:
+        """When all know the losses, whose sum starts when all have run forward; `last`: the last batch's
+        passes.
         """
         (losses,) = self._of_kind[Collective.LOSSES]
-        told_s = last.forward_ended_s + self._seconds(losses)
-        summed_s = self._summed_s(last.backward)
+        return last.forward_ended_s + self._seconds(losses)
+
+    def ready_to_step_s(self, last: BothPasses, told_s: float) -> tuple[list[SumEnd], list[float]]:
+        """When each sum ends, in their order, and when each device may update all of its parameters, after
+        the last batch's passes.
+
+        All wait for the sum of the losses, until `told_s`; each for its sums, and for the flags that follow
+        them; where gradients are clipped or losses scaled, all for the sum that tells their norm, and whether
+        one has overflowed.
+        """
+        sums_s, summed_s = self._summed_s(last.backward)
         ready_s = [max(told_s, *both) for both in zip(summed_s, last.backward.free_s, strict=True)]
         for norm in self._of_kind[Collective.NORM]:
             ready_s = [max(ready_s) + self._seconds(norm)] * len(ready_s)
-        return ready_s
+        return sums_s, ready_s
 
-    def _summed_s(self, backward: Times) -> list[float]:
-        """When the last sum of each device ends; 0 where it takes part in none."""
+    def _summed_s(self, backward: Times) -> tuple[list[SumEnd], list[float]]:
+        """When each sum ends, in the order of the program, and the last one of each device; 0 where it takes
+        part in none.
+        """
         free_s = [0.0] * self._num_kinds
-        for _ in self._side_by_side(self._in_order(backward, self._of_kind[Collective.SUM]), free_s):
-            pass
+        in_order = self._in_order(backward, self._of_kind[Collective.SUM])
+        end_of = {each.group: end_s for each, end_s in self._side_by_side(in_order, free_s)}
+        sums_s: list[SumEnd] = []
+        for _, each in in_order:
+            assert each.group is not None, "a sum is of a group"
+            sums_s.append(SumEnd(self._groups[each.group], end_of[each.group]))
         for flags in self._of_kind[Collective.FLAGS]:
             self._take(flags, 0.0, free_s)
-        return [free_s[kind] for kind in self._kind_of]
+        return sums_s, [free_s[kind] for kind in self.kinds.of_device]
 
     def _side_by_side(
         self, in_order: Iterable[tuple[float, Together]], free_s: list[float]
@@ -313,10 +334,10 @@ class _Collectives:
     def _take(self, each: Together, ready_s: float, free_s: list[float]) -> float:
         """Let devices sum or gather as soon as all are free; when that ends."""
         end_s = self._start_s(each, ready_s, free_s) + self._seconds(each)
-        for kind in self._kinds_in[each.devices]:
+        for kind in self.kinds.taking_part[each.devices]:
             free_s[kind] = end_s
         return end_s
 
     def _start_s(self, each: Together, ready_s: float, free_s: Sequence[float]) -> float:
         """When all of some devices are free for a sum or gather."""
-        return max(ready_s, max(free_s[kind] for kind in self._kinds_in[each.devices]))
+        return max(ready_s, max(free_s[kind] for kind in self.kinds.taking_part[each.devices]))

@@ -72,6 +72,8 @@ def merge(named: Sequence[tuple[Path, Profile]]) -> Profile:
         "metaops": tuple(_merged(metaop, parts) for metaop in first.metaops),
         "optimizer_s_per_byte": max(profile.optimizer_s_per_byte for _, profile in named),
         "processor": _slowest([profile.processor for _, profile in named]),
+        # Older profiles do not say it.
+        "updates_by_parts": all(profile.updates_by_parts for _, profile in named),
         "numeric_check": next((p.numeric_check for _, p in named if p.numeric_check is not None), None),
     }
     return Profile.model_validate(first.model_copy(update=update).model_dump(mode="json", by_alias=True))

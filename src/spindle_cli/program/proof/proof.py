@@ -9,7 +9,8 @@ Shares with `link` the types and the layouts only: edges, rows and orders are wo
    nothing is left out                                                      (proof_communicators.py)
 5. rows: shares lie where the plan says, and each device gets every sample of every input, and of every
    gradient, once                                                           (proof_rows.py)
-6. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
+6. updates: what is updated before STEP may be, and is complete             (proof_updates.py)
+7. a run to the end: nothing waits for ever, whatever the library     (proof_moves.py, proof_run.py)
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from spindle_cli.program.proof.proof_moves import early_ops
 from spindle_cli.program.proof.proof_passes import check_passes
 from spindle_cli.program.proof.proof_rows import check_rows
 from spindle_cli.program.proof.proof_run import check_run
+from spindle_cli.program.proof.proof_updates import check_updates
 from spindle_cli.program.types import COMPUTES, Action, Kind, Program
 
 
@@ -37,6 +39,7 @@ def prove(program: Program) -> None:
     check_sources(program)
     check_communicators(program)
     check_rows(program)
+    check_updates(program)
     check_run(program)
 
 

@@ -89,7 +89,7 @@ def _takers(program: Program, device: int, action: Action) -> tuple[int, ...] | 
         return action.transfer.source, action.transfer.destination
     if action.piece is not None:
         return _partners(program, device, action.piece)
-    if action.group is not None:
+    if action.group is not None and action.kind is not Kind.UPDATE:
         return program.groups[action.group].devices
     if action.kind in (Kind.LOSSES, Kind.NORM):
         return tuple(sorted(program.actions))

@@ -88,6 +88,7 @@ class Moves:
         actions = self._program.actions[device]
         numbers: Counter[int] = Counter()  # collectives so far, by communicator
         posted: list[Operation] = []
+        before_updates: dict[int, Operation] = {}  # by group of the sum; that of the losses first
         inside = self._inside[device]
         started = {sum_step for sums in inside.values() for sum_step, _ in sums}
 
@@ -95,6 +96,8 @@ class Moves:
             move = _post(self._program, step, action, numbers)
             assert move.posts is not None, "it is a post"
             posted.append(move.posts)
+            if action.kind in (Kind.LOSSES, Kind.SUM):
+                before_updates[-1 if action.group is None else action.group] = move.posts
             return move
 
         for step, action in enumerate(actions):
@@ -108,6 +111,9 @@ class Moves:
                     yield from (post(other, actions[other]) for other, start in sums if start == op)
                 yield from self._inside_of(step, action, numbers)
                 continue
+            if action.kind is Kind.UPDATE:
+                last = -1 if action.group is None else action.group
+                yield Move(step, tuple(each for group, each in before_updates.items() if group <= last))
             if action.kind in (Kind.NORM, Kind.STEP):
                 yield Move(step, tuple(posted))
             if action.communicator is not None and step not in started:

@@ -2,8 +2,9 @@
 
 A post never waits. What a device posts waits in a queue, first in first out: an operation runs when it is the
 first of the queues of all its members, a send's receiver included. A pass waits for the transfers that it
-takes, and for the sums inside of it, of tensor parallelism or of batch norms; NORM and STEP for all that the
-device has posted. At the end nothing may be left in a queue, so that the next iteration finds them empty.
+takes, and for the sums inside of it, of tensor parallelism or of batch norms; UPDATE for the losses and the
+sums of what it steps; NORM and STEP for all that the device has posted. At the end nothing may be left in a
+queue, so that the next iteration finds them empty.
 
 A device has one queue for all its communicators. NCCL has one for each, but what is started in different
 orders on two devices may need the room that the other one holds; gloo has none. A program that comes to its

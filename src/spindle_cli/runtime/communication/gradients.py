@@ -76,7 +76,7 @@ class GradientPool:
         self.gather_memory = lay_out(groups, self._buckets)
         shared = {name for group in groups if group.index in self._buckets for name, _ in group.blocks}
         alone = {name: parameter for name, parameter in trained.items() if name not in shared}
-        self._own = tuple(alone.values())
+        self._own, self._own_names = tuple(alone.values()), tuple(alone)
         self.owned_ranges: tuple[OwnedRange, ...] = (
             *(piece for bucket in self._all() for piece in bucket.owned_ranges),
             *(OwnedRange(name, None, parameter) for name, parameter in alone.items()),
@@ -120,6 +120,33 @@ class GradientPool:
             return
         self._waiting.append(self._flags[communicator])
         self._start_waiting()
+
+    def finish_sums(self, groups: Iterable[int]) -> None:
+        """Wait for the sums of some groups alone: their owned ranges' `.grad` is the whole iteration's
+        gradient from here on.
+        """
+        for group in groups:
+            for bucket in self._part.buckets[group]:
+                assert isinstance(bucket, SummedBucket), "what passes sum is stepped with all else"
+                assert bucket not in self._waiting, "sums that take no buffer wait for no turn"
+                if bucket in self._under_way:
+                    self._under_way.remove(bucket)
+                    bucket.finish_sum()
+
+    def names_of(self, part: int, groups: Iterable[int]) -> frozenset[str]:
+        """The parameters that this rank steps of some groups of a program."""
+        buckets = (bucket for group in groups for bucket in self._parts[part].buckets[group])
+        return frozenset(
+            owned.name
+            for bucket in buckets
+            if not isinstance(bucket, FrozenBucket)
+            for owned in bucket.owned_ranges
+        )
+
+    @property
+    def own_names(self) -> frozenset[str]:
+        """The parameters that this rank alone has."""
+        return frozenset(self._own_names)
 
     def finish(self) -> None:
         """Wait for all sums: from here on the owned ranges' `.grad` is the whole iteration's gradient."""

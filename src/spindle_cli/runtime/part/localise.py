@@ -235,6 +235,7 @@ def _proven_programs(
         sharded=train.shards_optimizer_state,
         clips=train.clip_norm is not None,
         scales=train.scaling is not None,
+        by_parts=plan.updates_by_parts and train.updates_by_parts,
     )
     gathered = gathered_names(plan, graph, table, train.accumulate)
     uses = parameters_of_ops(graph, table, splits.split_names(plan), shared_out, gathered)

@@ -29,6 +29,7 @@ from spindle_cli.runtime.step.host_copies import HostMemory
 from spindle_cli.runtime.step.losses import LossBoard
 from spindle_cli.runtime.step.offload import SliceCopies
 from spindle_cli.runtime.step.sharded import BackwardWalk, ForwardWalk, uses_in
+from spindle_cli.runtime.step.step_end import StepEnd, rank_parts
 from spindle_cli.runtime.update.loss_scale import LossScale
 from spindle_cli.runtime.update.verdict import Verdict
 from spindle_cli.workload.file import TrainSettings
@@ -53,8 +54,8 @@ class TaskParts(Protocol):
 
 AtLengths = Callable[[str, Mapping[str, tuple[int, ...]]], TaskParts]  # of one sample, by field
 
-# From the first of these on a step's gradients are complete.
-_ENDS_STEP = (Kind.NORM, Kind.STEP, Kind.GATHER)
+# Before the first of these all passes of a step are run, and all sums started.
+_ENDS_STEP = (Kind.NORM, Kind.UPDATE, Kind.STEP, Kind.GATHER)
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class Executor:
         actions = program.actions[rank]
         self._steps = _joined(action for action in actions if action.kind not in _ENDS_STEP)
         self._ending = tuple(action for action in actions if action.kind in _ENDS_STEP)
+        self._parts = rank_parts(program.updates[rank], pool, part)
         self._labels = [piece.label for piece in program.slices]
         self.labels = (*map(self._describe, self._steps), "the gradient sums, or the update")
         self._diary: Chapter | None = None
@@ -140,7 +142,7 @@ class Executor:
         """One iteration on this rank's part of the batches, which adds to the step's gradients and losses.
 
         With `ends_step` these are summed over the ranks: afterwards the pool's owned ranges have the whole
-        step's gradient.
+        step's gradient, or where parts of them are updated early, have it behind `finish`.
 
         Args:
             batch: what this rank reads.
@@ -163,35 +165,47 @@ class Executor:
                     self._run_action(step, batch)
             self._chapter.ends(number, position)
         self._chapter.begins(number, len(self._steps))
-        with self._stopwatch.timed(Activity.WAIT, cause="sum"):
-            self._exchange.finish()
-            if ends_step:
-                self._pool.finish()
+        if not (ends_step and self._updates_early):
+            self.finish()
         if not ends_step:
             self._chapter.ends(number, len(self._steps))
+
+    def finish(self) -> None:
+        """Wait for what is sent, and in a step's last batch for all sums; does nothing the second time."""
+        with self._stopwatch.timed(Activity.WAIT, cause="sum"):
+            self._exchange.finish()
+            if self._ends_step:
+                self._pool.finish()
         self._input_gradients.clear()
 
-    def end_step(self, judge: Callable[[], Verdict], step: Callable[[Verdict], None]) -> Verdict:
-        """Update the parameters, when the gradients of a step are complete.
-
-        Args:
-            judge: finds out with all ranks what there is to know of the gradients; where the program says so.
-            step: steps the optimizer.
-
-        Returns:
-            What was found out.
+    def end_step(self, update: StepEnd) -> Verdict:
+        """Update the parameters, each part when its gradients are complete, and the last one behind all sums;
+        what was found out of the gradients.
         """
         verdict = Verdict()
+        parts = iter(self._parts)
         for action in self._ending:
-            if action.kind is Kind.NORM:
-                verdict = judge()
-            elif action.kind is Kind.STEP:
-                step(verdict)
-            else:
-                assert action.group is not None
-                self._pool.start_gather(action.group)
+            match action.kind:
+                case Kind.NORM:
+                    verdict = update.judge()
+                case Kind.UPDATE:
+                    part = next(parts)
+                    with self._stopwatch.timed(Activity.WAIT, cause="sum"):
+                        self._pool.finish_sums(part.groups)
+                    update.step_part(part)
+                case Kind.STEP:
+                    if self._updates_early:
+                        self.finish()
+                    update.step(verdict, next(parts))
+                case _:
+                    assert action.group is not None
+                    self._pool.start_gather(action.group)
         self._chapter.ends(self._batch_number, len(self._steps))
         return verdict
+
+    @property
+    def _updates_early(self) -> bool:
+        return len(self._parts) > 1
 
     @property
     def _chapter(self) -> Chapter:

@@ -6,7 +6,7 @@ the parameters are the masters rounded. Only an owned range's owner has its mast
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -32,11 +32,13 @@ class Masters:
         """Start again from the parameters as they are."""
         _copy_all(self._values(self.owned_ranges), self._values(self._held))
 
-    def take_gradients(self) -> None:
-        """Give each master the gradient that its owned range has, or none."""
+    def take_gradients(self, names: Collection[str] | None = None) -> None:
+        """Give each master the gradient that its owned range has, or none; `names`: of those to do it with,
+        all if None.
+        """
         copies: list[Tensor] = []
         gradients: list[Tensor] = []
-        for owned, master in zip(self._held, self.owned_ranges, strict=True):
+        for owned, master in self._pairs(names):
             gradient = owned.tensor.grad
             if gradient is None or gradient.dtype == torch.float32:
                 master.tensor.grad = gradient
@@ -46,11 +48,17 @@ class Masters:
                 gradients.append(gradient)
         _copy_all(copies, gradients)
 
-    def hand_back(self) -> None:
-        """Round the masters into the parameters, and forget their gradients."""
-        _copy_all(self._values(self._held), self._values(self.owned_ranges))
-        for master in self.owned_ranges:
+    def hand_back(self, names: Collection[str] | None = None) -> None:
+        """Round the masters into the parameters, and forget their gradients; `names`: as above."""
+        pairs = self._pairs(names)
+        _copy_all(self._values([held for held, _ in pairs]), self._values([master for _, master in pairs]))
+        for _, master in pairs:
             master.tensor.grad = None
+
+    def _pairs(self, names: Collection[str] | None) -> list[tuple[OwnedRange, OwnedRange]]:
+        """Owned ranges with their masters."""
+        both = zip(self._held, self.owned_ranges, strict=True)
+        return [pair for pair in both if names is None or pair[0].name in names]
 
     @staticmethod
     def _values(owned_ranges: Sequence[OwnedRange]) -> list[Tensor]:

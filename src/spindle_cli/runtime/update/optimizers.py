@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spindle_cli.runtime.update.average import WeightAverage
 from spindle_cli.runtime.update.owned_ranges import OwnedRange
@@ -26,6 +26,27 @@ class GroupOptimizer:
     owned_ranges: tuple[OwnedRange, ...]
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler | None
+    _known: dict[frozenset[str], list[nn.Parameter]] = field(default_factory=dict, compare=False)  # by names
+
+    def step(self, names: frozenset[str] | None = None) -> None:
+        """Step what has gradients; with `names`, of these parameters alone, if there are any of them.
+
+        torch's own optimizers keep everything of a parameter with it, so that several such steps over
+        different ones are what one over all is.
+        """
+        if names is None:
+            self.optimizer.step()
+            return
+        if names not in self._known:
+            self._known[names] = [owned.tensor for owned in self.owned_ranges if owned.name in names]
+        numbers, own = self.numbers, self._known[names]
+        if not own:
+            return
+        whole, numbers["params"] = numbers["params"], own
+        try:
+            self.optimizer.step()
+        finally:
+            numbers["params"] = whole
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -63,19 +84,25 @@ class Optimizers:
         average = None if train.ema is None else WeightAverage(train.ema, owned_ranges)
         return cls(tuple(made), average)
 
-    def step(self, skips: Tensor | None = None) -> None:
+    def step_part(self, names: frozenset[str]) -> None:
+        """Update those of these parameters that have gradients; `step` comes behind it."""
+        for group in self.groups:
+            group.step(names)
+
+    def step(self, skips: Tensor | None = None, names: frozenset[str] | None = None) -> None:
         """Update the parameters that have gradients and the average of all, then move every learning rate to
         the next step.
 
         Args:
+            names: of the parameters that are not updated yet; None: of all.
             skips: a scalar on the device, where losses are scaled: where it is 1 the optimizers leave
                 everything as it is. Those that do not look at it themselves let the host wait for it, as
                 `torch.amp.GradScaler` does.
         """
         stepped = [group.optimizer for group in self.groups]
         if skips is None or all(map(skips_by_itself, stepped)) or not is_left_out(skips):
-            for optimizer in stepped:
-                optimizer.step()
+            for group in self.groups:
+                group.step(names)
         if self.average is not None:
             self.average.update()
         for group in self.groups:

@@ -16,7 +16,9 @@ from spindle_cli.runtime.update.verdict import Jury, Verdict
 
 
 class Update:
-    """One rank's. `scale`: of the losses; None: they have none."""
+    """One rank's. `scale`: of the losses; None: they have none. `is_begun`: some parameters are those of the
+    next step already, and others are not.
+    """
 
     def __init__(
         self,
@@ -30,22 +32,44 @@ class Update:
         """`owned_ranges`: what `optimizers` step. `device`: of the collectives of all ranks."""
         self._optimizers = optimizers
         self._masters = masters
+        self.is_begun = False
         self.scale = scale
+        self._judges = clip_norm is not None or scale is not None
         self._jury = Jury(owned_ranges, clip_norm, scale, device)
         self._guard = UpdateGuard((group.optimizer for group in optimizers.groups), device)
 
     def judge(self) -> Verdict:
-        """As `Jury.judge`; collective."""
+        """As `Jury.judge`; collective, behind `take_gradients`."""
         return self._jury.judge()
 
-    def step(self, losses: Tensor, verdict: Verdict) -> None:
+    def take_gradients(self, names: frozenset[str] | None = None) -> None:
+        """Give masters, where there are any, their gradients; `names`: of these parameters, all if None."""
+        if self._masters is not None:
+            self._masters.take_gradients(names)
+
+    def step_part(self, losses: Tensor, names: frozenset[str]) -> None:
+        """Step the optimizers for these parameters, of which all ranks' gradients are there, unless a loss is
+        not finite. `step` comes behind it, and does what a step does once.
+        """
+        if not self.is_begun:
+            self._guard.judge(losses)
+        self.is_begun = True
+        self.take_gradients(names)
+        self._optimizers.step_part(names)
+        if self._masters is not None:
+            self._masters.hand_back(names)
+
+    def step(self, losses: Tensor, verdict: Verdict, names: frozenset[str] | None = None) -> None:
         """Step the optimizers, unless a loss, or the norm of the gradients, is not finite, or a gradient has
-        overflowed.
+        overflowed. `names`: of the parameters that are not stepped yet; None: of all.
         """
         skips = self._guard.judge(losses, verdict.norm, overflowed=verdict.overflowed)
-        self._optimizers.step(None if self.scale is None else skips)
+        if not self._judges:
+            self.take_gradients(names)
+        self._optimizers.step(None if self.scale is None else skips, names)
         if self._masters is not None:
-            self._masters.hand_back()
+            self._masters.hand_back(names)
+        self.is_begun = False
         if self.scale is not None:
             assert verdict.overflowed is not None, "gradients are judged where losses are scaled"
             self.scale.update(verdict.overflowed)

@@ -75,6 +75,15 @@ class OptimizerChoice(Model):
         return self.contract == "element-wise" if self.is_imported else self.optimizer in STATE_PER_PARAM
 
     @property
+    def steps_parameters_alone(self) -> bool:
+        """Whether it is known to step each parameter by itself, so that it may step some at a time.
+
+        Of torch's own those are that do so even with elements. A class of the user's may count its steps, or
+        do something else once in each.
+        """
+        return not self.is_imported and self.optimizer in STATE_PER_PARAM
+
+    @property
     def state_per_param(self) -> float:
         """Bytes of its state per byte of what it steps; a guess for a class that is not torch's."""
         state = STATE_PER_PARAM.get(self.optimizer, _WHOLE_STATE_PER_PARAM.get(self.optimizer, _USUAL_STATE))

@@ -1,0 +1,69 @@
+"""The end of a rank's step: which parameters each of its updates steps, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from spindle_cli.account.sums.update_parts import UpdatePart
+from spindle_cli.runtime.communication.gradients import GradientPool
+from spindle_cli.runtime.measuring.timing import Activity, Stopwatch
+from spindle_cli.runtime.update.update import Update
+from spindle_cli.runtime.update.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class RankPart:
+    """What a rank updates at a time. `groups`: of its program, whose sums it waits for. `names`: of the
+    parameters; None: of all that there are.
+    """
+
+    groups: tuple[int, ...]
+    names: frozenset[str] | None
+
+
+def rank_parts(parts: Sequence[UpdatePart], pool: GradientPool, part: int) -> tuple[RankPart, ...]:
+    """Of each UPDATE of a program, and of its STEP, which takes all that no UPDATE has: also what this step
+    leaves out, and so has no gradient.
+
+    Args:
+        part: of the pool, the program's groups.
+    """
+    if len(parts) == 1:
+        return (RankPart(parts[0].groups, None),)
+    found: list[RankPart] = []
+    left = frozenset(owned.name for owned in pool.owned_ranges)
+    for number, each in enumerate(parts[:-1]):
+        names = pool.names_of(part, each.groups)
+        names = names | pool.own_names if number == 0 else names
+        found.append(RankPart(each.groups, names))
+        left -= names
+    return (*found, RankPart(parts[-1].groups, left))
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """The update of one step, as a program asks for it. `losses`: of all tasks, which say whether there is
+    one.
+    """
+
+    update: Update
+    losses: Tensor
+    stopwatch: Stopwatch
+
+    def judge(self) -> Verdict:
+        """What all ranks find out of the gradients; collective."""
+        self.update.take_gradients()
+        with self.stopwatch.timed(Activity.WAIT, cause="norm"):
+            return self.update.judge()
+
+    def step_part(self, part: RankPart) -> None:
+        """Step some parameters, ahead of `step`."""
+        assert part.names is not None, "the last part alone may be all"
+        self.update.step_part(self.losses, part.names)
+
+    def step(self, verdict: Verdict, left: RankPart) -> None:
+        """Step those that are not stepped yet, and do what a step does once."""
+        self.update.step(self.losses, verdict, left.names)
