@@ -192,6 +192,7 @@ def _plans(rows: Sequence[Row]) -> str:
         "in sequence": lambda row: f"{row.in_sequence_share:.1%}",
         "gradient sums": lambda row: f"{row.gradient_sum_s / row.iteration_s:.1%}",
         "simulated": lambda row: "-" if row.off_simulation is None else f"{row.off_simulation:+.1%}",
+        "best other, simulated": lambda row: _best_other_simulated(row, rows),
         "memory, GiB": lambda row: f"{row.peak_memory_bytes / GIB:.1f}",
         "planned in, s": lambda row: f"{row.planning_s:.2f}",
     }
@@ -201,6 +202,18 @@ def _plans(rows: Sequence[Row]) -> str:
         if row.strategy == "spindle"
     ]
     return table(["workload, devices", *columns], lines)
+
+
+def _best_other_simulated(own: Row, rows: Sequence[Row]) -> str:
+    """The simulated iteration of the best plan of another strategy, over that of `spindle`."""
+    others = [
+        row.simulated_s
+        for row in rows
+        if (row.workload, row.num_devices) == (own.workload, own.num_devices)
+        and row.strategy != own.strategy
+        and row.simulated_s is not None
+    ]
+    return "-" if not others or own.simulated_s is None else f"{min(others) / own.simulated_s:.2f} x"
 
 
 def _work(rows: Sequence[Row]) -> str:

@@ -62,9 +62,9 @@ def test_times_may_be_off_by_a_millionth_and_no_more(
 
 
 @pytest.mark.parametrize("sign", [-1, 1])
-def test_stated_memory_may_be_off_by_a_millionth_and_a_byte(sign: int) -> None:
+def test_stated_memory_may_be_off_by_a_millionth_and_a_few_bytes(sign: int) -> None:
     whole = two_towers()[1].predicted.peak_memory_bytes[2]
-    off = int(1e-6 * whole) + 1
+    off = int(1e-6 * whole) + 64
     assert rules(edited(("predicted.peak_memory_bytes.2", whole + sign * off))) == []
     (found,) = check_plan(edited(("predicted.peak_memory_bytes.2", whole + sign * (off + 1))))
     assert (found.rule, found.devices) == ("peak-memory", (2,))
