@@ -1,11 +1,13 @@
 """The planner's benchmark on clusters of several types of device.
 
     python scripts/bench_mixed_plan.py [--random] [--only WORKLOAD ...] [--clusters CLUSTER ...] [--by BY ...]
+    python scripts/bench_mixed_plan.py --why
 
 Plans the paper's workloads, their curves estimated for every type, or with `--random` random ones, by
 `spindle` and what it is compared with, simulates its plans of the paper's, and writes
 docs/mixed-devices.json and the tables of docs/mixed-devices.md, after each plan. Rows that are not planned
 again are kept. With `--only` and `--clusters` those of these workloads and clusters are planned again.
+`--why` says of the worst plan of each class where its compute above the bound comes from, and writes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 
 from bench_tables import SMALL, put_between_markers
 from mixed_clusters import cluster_named, devices_of
-from mixed_gaps import idle_s
+from mixed_gaps import gap_of
 from mixed_tables import Row, sections, worst_of_each
 from paper_profiles import FOLDER, NOBODY, ROOT, WORKLOADS
 from random_mixed_profiles import random_mixed_profile
@@ -63,8 +65,12 @@ def main() -> None:
     known = tuple(dict.fromkeys((*CLUSTERS, *RANDOM_CLUSTERS)))
     parser.add_argument("--clusters", nargs="+", choices=known, default=known, metavar="CLUSTER")
     parser.add_argument("--by", nargs="+", choices=ON_SEVERAL_TYPES, metavar="STRATEGY")
+    parser.add_argument("--why", action="store_true")
     arguments = parser.parse_args()
     rows = {(row.workload, row.cluster, row.strategy): row for row in _written()}
+    if arguments.why:
+        print("\n".join(reasons(list(rows.values()))))
+        return
     names = arguments.only or (RANDOM if arguments.random else WORKLOADS)
     for workload, name in pairs(names, arguments.clusters):
         for row in rows_of(workload, name, arguments.by or strategies_on(name)):
@@ -72,7 +78,6 @@ def main() -> None:
             print(row, flush=True)
             # Row by row: what stops the last one loses none of the others.
             _write([rows[key] for key in sorted(rows, key=_place)])
-    print("\n".join(worst_of_each(list(rows.values()))))
 
 
 def pairs(workloads: Sequence[str], clusters: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -97,7 +102,7 @@ def strategies_on(name: str) -> Sequence[StrategyName]:
 
 def rows_of(workload: str, name: str, strategies: Sequence[StrategyName]) -> Iterator[Row]:
     """A workload on a cluster by some strategies."""
-    cluster = cluster_named(name, SMALL_GIB if workload.endswith(SMALL) else None)
+    cluster = _cluster(workload, name)
     profile = _profile(workload, name, cluster)
     for strategy in strategies:
         begun_s = time.process_time()
@@ -119,9 +124,21 @@ def rows_of(workload: str, name: str, strategies: Sequence[StrategyName]) -> Ite
             # Some MetaOps of random workloads take from others of another batch, which no program runs.
             simulated_s=simulate(plan).iteration_s if is_ours and workload in WORKLOADS else None,
             planning_s=planning_s,
-            idle_s=idle_s(plan, profile) if is_ours else None,
             notes=plan.notes,
         )
+
+
+def reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """Of the worst plan of each class, planned again, where its gap comes from."""
+    for kind, row in worst_of_each(rows):
+        cluster = _cluster(row.workload, row.cluster)
+        profile = _profile(row.workload, row.cluster, cluster)
+        gap = gap_of(make_plan(profile, cluster), profile)
+        yield f"{kind}: {row.workload} on {row.cluster}, {row.gap:.1%}: {gap}; {' '.join(row.notes)}"
+
+
+def _cluster(workload: str, name: str) -> Cluster:
+    return cluster_named(name, SMALL_GIB if workload.endswith(SMALL) else None)
 
 
 def _profile(workload: str, name: str, cluster: Cluster) -> Profile:

@@ -22,7 +22,6 @@ class Row:
 
     Attributes:
         simulated_s: of `spindle` alone, and not of random workloads.
-        idle_s: of `compute_s`, what idle devices are worth by the bound's prices; of `spindle` alone.
         planning_s: processor seconds of planning.
     """
 
@@ -34,7 +33,6 @@ class Row:
     lower_bound_s: float = 0.0
     simulated_s: float | None = None
     planning_s: float = 0.0
-    idle_s: float | None = None
     notes: tuple[str, ...] = field(default=())
 
     @property
@@ -127,23 +125,12 @@ def targets_table(rows: Sequence[Row]) -> str:
     )
 
 
-def worst_of_each(rows: Sequence[Row]) -> Iterator[str]:
-    """Of each class the plan that is furthest above the bound, and where that comes from."""
+def worst_of_each(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+    """Of each class that has plans the one that is furthest above the bound."""
     for target in TARGETS:
         plans = [row for row in target.plans(rows) if row.iteration_s is not None]
         if plans:
-            yield f"{target.name}: {why(max(plans, key=lambda row: row.gap))}"
-
-
-def why(row: Row) -> str:
-    """Where a plan's compute above the bound comes from: devices that idle, by the bound's prices; else
-    allocations that are dearer than the cheapest, or what memory asks for.
-    """
-    told = f"{row.workload}, {row.cluster}: {row.gap:.1%} above the bound"
-    if row.idle_s is not None:
-        idle = row.idle_s / row.lower_bound_s
-        told += f", idle devices {idle:.1%}, dearer allocations {row.gap - idle:.1%}"
-    return " ".join([told, *(note for note in row.notes if note.startswith("Memory asks for"))])
+            yield target.name, max(plans, key=lambda row: row.gap)
 
 
 def _plans(rows: Sequence[Row]) -> str:
