@@ -1,10 +1,13 @@
 """The planner's benchmark on clusters of several types of device.
 
-    python scripts/bench_mixed_plan.py [--only WORKLOAD ...] [--clusters CLUSTER ...]
+    python scripts/bench_mixed_plan.py [--random] [--only WORKLOAD ...] [--clusters CLUSTER ...] [--by BY ...]
+    python scripts/bench_mixed_plan.py --why
 
-Plans the paper's workloads, their curves estimated for every type, by `spindle` and what it is compared with,
-simulates its plans, and writes docs/mixed-devices.json and the table of docs/mixed-devices.md. Rows that are
-not planned again are kept.
+Plans the paper's workloads, their curves estimated for every type, or with `--random` random ones, by
+`spindle` and what it is compared with, simulates its plans of the paper's, and writes
+docs/mixed-devices.json and the tables of docs/mixed-devices.md, after each plan. Rows that are not planned
+again are kept. With `--only` and `--clusters` those of these workloads and clusters are planned again.
+`--why` says of the worst plan of each class where its compute above the bound comes from, and writes nothing.
 """
 
 from __future__ import annotations
@@ -12,16 +15,21 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from statistics import mean
 
-from bench_tables import put_between_markers, table
+from bench_tables import SMALL, put_between_markers
+from mixed_clusters import cluster_named, devices_of
+from mixed_gaps import gap_of
+from mixed_tables import Row, sections, worst_of_each
 from paper_profiles import FOLDER, NOBODY, ROOT, WORKLOADS
+from random_mixed_profiles import random_mixed_profile
+from random_profiles import SHAPES
 
 from spindle_cli.errors import NoPlanError
 from spindle_cli.files.cluster import Cluster
+from spindle_cli.files.writing import write_text
 from spindle_cli.plan.make import make_plan
 from spindle_cli.plan.types import ON_SEVERAL_TYPES, StrategyName
 from spindle_cli.profile.machine.devices import Precision
@@ -29,65 +37,116 @@ from spindle_cli.profile.profiling import estimate_profile
 from spindle_cli.profile.types import Profile
 from spindle_cli.simulate.run import simulate
 
-CLUSTERS = ("h100-16-a100-32", "h800-16-h20-32", "a100-16-v100-16")
+THREE_TYPES, MANY = "h800-16-a800-16-h20-32", "h800-256-a800-256-h20-256"
+CLUSTERS = ("h100-16-a100-32", "h800-16-h20-32", "a100-16-v100-16", THREE_TYPES)
+# One of each kind, on three types: estimating takes a minute each.
+ON_THREE_TYPES = ("clip-10", "ofasys-4")
 # V100s have no bfloat16: there all types are estimated in float16.
 WITHOUT_BFLOAT16 = ("v100", "p100")
+DRAWN = {f"{shape}-{seed}": (shape, seed) for seed in range(3) for shape in SHAPES}
+RANDOM = tuple(name + suffix for suffix in ("", SMALL) for name in DRAWN)
+RANDOM_CLUSTERS = ("h800-8-h20-8", "h800-16-h20-16", "h800-32-h20-32", THREE_TYPES, MANY)
+# Where random workloads are planned on devices with less memory, too.
+SMALL_GIB, SMALL_ON = 40, RANDOM_CLUSTERS[1:4]
+# For more devices workloads are larger, and one of each shape is planned by `spindle` alone: minutes each.
+MOST_DEVICES, SEEDS_BEYOND = 64, range(1)
 DATA, PAGE = ROOT / "docs" / "mixed-devices.json", ROOT / "docs" / "mixed-devices.md"
 
-
-@dataclass(frozen=True)
-class Row:
-    """One plan; seconds. `simulated_s`: of `spindle` alone. `iteration_s`: None where no plan fits."""
-
-    workload: str
-    cluster: str
-    strategy: StrategyName
-    iteration_s: float | None
-    compute_s: float = 0.0
-    lower_bound_s: float = 0.0
-    simulated_s: float | None = None
-    planning_s: float = 0.0
+Key = tuple[str, str, StrategyName]
 
 
 def main() -> None:
-    """Plan and write the table."""
+    """Plan and write the tables."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS, metavar="WORKLOAD")
-    parser.add_argument("--clusters", nargs="+", choices=CLUSTERS, default=CLUSTERS, metavar="CLUSTER")
+    parser.add_argument("--random", action="store_true")
+    parser.add_argument("--only", nargs="+", choices=(*WORKLOADS, *RANDOM), metavar="WORKLOAD")
+    known = tuple(dict.fromkeys((*CLUSTERS, *RANDOM_CLUSTERS)))
+    parser.add_argument("--clusters", nargs="+", choices=known, default=known, metavar="CLUSTER")
+    parser.add_argument("--by", nargs="+", choices=ON_SEVERAL_TYPES, metavar="STRATEGY")
+    parser.add_argument("--why", action="store_true")
     arguments = parser.parse_args()
-    kept = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else []
-    rows = {(row["workload"], row["cluster"], row["strategy"]): Row(**row) for row in kept}
-    for workload in arguments.only:
-        for name in arguments.clusters:
-            for row in rows_of(workload, name):
-                rows[row.workload, row.cluster, row.strategy] = row
-                print(row, flush=True)
-    order = sorted(rows, key=lambda key: (WORKLOADS.index(key[0]), CLUSTERS.index(key[1])))
-    text = json.dumps([asdict(rows[key]) for key in order], indent=1) + "\n"
-    DATA.write_text(text, encoding="utf-8")
-    put_between_markers(PAGE, _table([rows[key] for key in order]))
+    rows = {(row.workload, row.cluster, row.strategy): row for row in _written()}
+    if arguments.why:
+        print("\n".join(reasons(list(rows.values()))))
+        return
+    names = arguments.only or (RANDOM if arguments.random else WORKLOADS)
+    for workload, name in pairs(names, arguments.clusters):
+        for row in rows_of(workload, name, arguments.by or strategies_on(name)):
+            rows[row.workload, row.cluster, row.strategy] = row
+            print(row, flush=True)
+            # Row by row: what stops the last one loses none of the others.
+            _write([rows[key] for key in sorted(rows, key=_place)])
 
 
-def rows_of(workload: str, name: str) -> list[Row]:
-    """A workload on a cluster by every strategy."""
-    cluster = Cluster.read(ROOT / "configs" / "clusters" / f"{name}.yaml")
-    profile = Profile.read(_profile_path(workload, name, cluster))
-    found = []
-    for strategy in ON_SEVERAL_TYPES:
+def pairs(workloads: Sequence[str], clusters: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Which of these workloads are planned for which of these clusters."""
+    for workload in workloads:
+        for name in clusters:
+            if workload in WORKLOADS:
+                is_planned = name in CLUSTERS and (name != THREE_TYPES or workload in ON_THREE_TYPES)
+            elif workload.endswith(SMALL):
+                is_planned = name in SMALL_ON
+            else:
+                is_few = name != MANY or DRAWN[workload][1] in SEEDS_BEYOND
+                is_planned = name in RANDOM_CLUSTERS and is_few
+            if is_planned:
+                yield workload, name
+
+
+def strategies_on(name: str) -> Sequence[StrategyName]:
+    """By what workloads are planned on a cluster."""
+    return ON_SEVERAL_TYPES if sum(devices_of(name).values()) <= MOST_DEVICES else ON_SEVERAL_TYPES[:1]
+
+
+def rows_of(workload: str, name: str, strategies: Sequence[StrategyName]) -> Iterator[Row]:
+    """A workload on a cluster by some strategies."""
+    cluster = _cluster(workload, name)
+    profile = _profile(workload, name, cluster)
+    for strategy in strategies:
         begun_s = time.process_time()
         try:
             plan = make_plan(profile, cluster, strategy)
-        except NoPlanError:  # a row without times
-            found.append(Row(workload, name, strategy, None))
+        except NoPlanError as error:  # a row without times
+            planning_s = time.process_time() - begun_s
+            yield Row(workload, name, strategy, None, planning_s=planning_s, notes=(error.message,))
             continue
         planning_s = time.process_time() - begun_s
-        predicted = plan.predicted
-        simulated_s = simulate(plan).iteration_s if strategy == "spindle" else None
-        times = predicted.iteration_s, predicted.compute_s, predicted.lower_bound_s
-        found.append(Row(workload, name, strategy, *times, simulated_s, planning_s))
-    return found
+        predicted, is_ours = plan.predicted, strategy == "spindle"
+        yield Row(
+            workload,
+            name,
+            strategy,
+            iteration_s=predicted.iteration_s,
+            compute_s=predicted.compute_s,
+            lower_bound_s=predicted.lower_bound_s,
+            # Some MetaOps of random workloads take from others of another batch, which no program runs.
+            simulated_s=simulate(plan).iteration_s if is_ours and workload in WORKLOADS else None,
+            planning_s=planning_s,
+            notes=plan.notes,
+        )
+
+
+def reasons(rows: Sequence[Row]) -> Iterator[str]:
+    """Of the worst plan of each class, planned again, where its gap comes from."""
+    for kind, row in worst_of_each(rows):
+        cluster = _cluster(row.workload, row.cluster)
+        profile = _profile(row.workload, row.cluster, cluster)
+        gap = gap_of(make_plan(profile, cluster), profile)
+        yield f"{kind}: {row.workload} on {row.cluster}, {row.gap:.1%}: {gap}; {' '.join(row.notes)}"
+
+
+def _cluster(workload: str, name: str) -> Cluster:
+    return cluster_named(name, SMALL_GIB if workload.endswith(SMALL) else None)
+
+
+def _profile(workload: str, name: str, cluster: Cluster) -> Profile:
+    if workload in WORKLOADS:
+        return Profile.read(_profile_path(workload, name, cluster))
+    shape, seed = DRAWN[workload.removesuffix(SMALL)]
+    scale = max(1, cluster.num_devices // MOST_DEVICES)
+    return random_mixed_profile(seed, shape, cluster, scale=scale)
 
 
 def _profile_path(workload: str, name: str, cluster: Cluster) -> Path:
@@ -102,31 +161,21 @@ def _profile_path(workload: str, name: str, cluster: Cluster) -> Path:
     return path
 
 
-def _table(rows: Sequence[Row]) -> str:
-    lines = []
-    for workload, name in dict.fromkeys((row.workload, row.cluster) for row in rows):
-        own = {row.strategy: row for row in rows if (row.workload, row.cluster) == (workload, name)}
-        ours = own["spindle"]
-        iterations = [_ms(own[strategy]) for strategy in ON_SEVERAL_TYPES if strategy in own]
-        if ours.iteration_s is None or ours.simulated_s is None:
-            lines.append([f"{workload}, {name}", *iterations, "-", "-", "-"])
-            continue
-        off = ours.simulated_s / ours.iteration_s - 1
-        lines.append(
-            [f"{workload}, {name}", *iterations, f"{_gap(ours):.1%}", f"{off:+.1%}", f"{ours.planning_s:.1f}"]
-        )
-    gaps = [_gap(row) for row in rows if row.strategy == "spindle" and row.iteration_s is not None]
-    head = ["workload, cluster", *ON_SEVERAL_TYPES, "above the bound", "simulated", "planned in, s"]
-    summary = f"Compute above the bound: {mean(gaps):.1%} in the mean, {max(gaps):.1%} at worst."
-    return f"{table(head, lines)}\n\n{summary}"
+def _written() -> list[Row]:
+    """The rows that were written before."""
+    kept = json.loads(DATA.read_text(encoding="utf-8")) if DATA.exists() else []
+    return [Row(**{**row, "notes": tuple(row.get("notes", ()))}) for row in kept]
 
 
-def _gap(row: Row) -> float:
-    return row.compute_s / row.lower_bound_s - 1
+def _place(key: Key) -> tuple[int, int]:
+    """In the order of workloads, then of clusters."""
+    clusters = (*CLUSTERS, *RANDOM_CLUSTERS)
+    return (*WORKLOADS, *RANDOM).index(key[0]), clusters.index(key[1])
 
 
-def _ms(row: Row) -> str:
-    return "no plan" if row.iteration_s is None else f"{row.iteration_s * 1e3:.0f}"
+def _write(rows: Sequence[Row]) -> None:
+    write_text(DATA, json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    put_between_markers(PAGE, "\n\n".join(sections(rows)))
 
 
 if __name__ == "__main__":
