@@ -12,6 +12,7 @@ from spindle_cli.costs.same import Same
 from spindle_cli.costs.share_times import share_on_type, share_seconds, shares_on_type
 from spindle_cli.plan.best.micro_batches import in_micro_batches
 from spindle_cli.plan.mixed.bound import mixed_bound
+from spindle_cli.plan.mixed.cutting import allocations as allocations_module
 from spindle_cli.plan.mixed.cutting.allocations import allocations
 from spindle_cli.plan.mixed.cutting.cuts import cutter_of
 from spindle_cli.plan.mixed.cutting.shares import share_times
@@ -132,3 +133,24 @@ def test_tables_say_what_every_allocation_says_by_itself() -> None:
             chosen = choices.cheapest_within(wanted_s)
             assert (chosen is None) == (not fast)
             assert chosen is None or worth[chosen] == pytest.approx(min(worth.values()))
+
+
+@pytest.mark.parametrize(
+    ("most", "of_third"),
+    [
+        # 10 x 10 x 14 combinations of the fine list, with none and all; 8 x 8 x 10 of the middle one.
+        (1400, [0, 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20]),
+        (1399, [0, 1, 2, 3, 4, 6, 8, 12, 16, 20]),
+        (640, [0, 1, 2, 3, 4, 6, 8, 12, 16, 20]),
+        (639, [0, 1, 2, 4, 8, 16, 20]),
+        (1, [0, 1, 2, 4, 8, 16, 20]),
+    ],
+)
+def test_so_fine_a_list_of_numbers_of_devices_is_tried_as_has_no_more_combinations(
+    monkeypatch: pytest.MonkeyPatch, most: int, of_third: list[int]
+) -> None:
+    monkeypatch.setattr(allocations_module, "MOST_COMBINATIONS", most)
+    cluster = cluster_of_types({"cpu-a": 10, "cpu-b": 10, "cpu-c": 20})
+    net = metaop_on_types("t/net", 1, {"cpu-a": 1.0, "cpu-b": 2.0, "cpu-c": 3.0}, batch_size=40)
+    third = {point.counts[2] for point in allocations(net, cluster) if point.counts is not None}
+    assert sorted(third) == of_third

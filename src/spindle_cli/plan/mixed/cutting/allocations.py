@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from math import prod
 
 import numpy as np
 
@@ -16,11 +17,12 @@ from spindle_cli.plan.mixed.cutting.shares import ShareTimes, share_times
 from spindle_cli.plan.problem import SHORTEST_S, Point
 from spindle_cli.profile.types import MetaOpProfile
 
-# Numbers of shares of each type that are tried, up to all that there is room for: fine for one or two types,
-# coarse for more.
+# Numbers of shares of each type that are tried, up to all that there is room for: of the first of these lists
+# that has no more combinations than are cut in reasonable time, or of the last.
 FINE = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 96, 128, 192, 256, 512, 1024)
+MEDIUM = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
 COARSE = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-MOST_FINE_TYPES = 2
+MOST_COMBINATIONS = 1000
 # Of so many MetaOps and clusters allocations are kept.
 _MOST_KEPT = 1024
 
@@ -99,9 +101,15 @@ def on_all_devices(metaops: Sequence[MetaOpProfile], cluster: Cluster) -> list[d
 
 def _counts(batch_size: int, groups: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Numbers of shares of each type that are tried, with so many groups of devices of each."""
-    sizes = FINE if len(groups) <= MOST_FINE_TYPES else COARSE
-    each = [sorted({0, most, *(size for size in sizes if size < most)}) for most in groups]
-    return (counts for counts in product(*each) if 0 < sum(counts) <= batch_size)
+    lists = (_sizes_up_to(groups, sizes) for sizes in (FINE, MEDIUM, COARSE))
+    each = next((each for each in lists if prod(map(len, each)) <= MOST_COMBINATIONS), None)
+    counts = product(*(each or _sizes_up_to(groups, COARSE)))
+    return (each for each in counts if 0 < sum(each) <= batch_size)
+
+
+def _sizes_up_to(groups: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
+    """Of each type those that there is room for, none, and all."""
+    return [sorted({0, most, *(size for size in sizes if size < most)}) for most in groups]
 
 
 def groups_of_type(cluster: Cluster, kind: str, tp: int) -> int:
